@@ -1,4 +1,4 @@
-"""What a fork waits for, and the objects that start afresh in the child."""
+"""Support for `fork`: what it waits for, and the objects that start afresh in the child."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _registered: weakref.WeakSet[Any] | None = None
 
 
 def register_after_fork(owner: T) -> T:
-    """Have `owner.after_fork()` called in forked children, for as long as `owner` lives."""
+    """Call `owner.after_fork()` in forked children, for as long as `owner` lives."""
     global _registered
     if _registered is None:
         _registered = weakref.WeakSet()
@@ -41,7 +41,7 @@ def register_after_fork(owner: T) -> T:
 
 
 def reset_process_state() -> None:
-    """Have everything drop its connections, its counts, and its locks, as in a forked child."""
+    """Reset connections, counts and locks, as in a forked child."""
     for owner in list(_registered or ()):
         owner.after_fork()
 
@@ -106,8 +106,8 @@ class ForkWait:
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """Have forks by other threads wait for the current one while it connects. Tasks may wait
-        within it, too.
+        """Delay forks by other threads while the current one connects. Tasks may wait within it,
+        too.
         """
         token = object()
         self._connecting[token] = get_native_id(), monotonic()
@@ -169,7 +169,7 @@ class ForkWait:
 
 
 FORK_WAIT = ForkWait()
-"""Those of this process."""
+"""The one of this process."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=FORK_WAIT.wait, after_in_child=FORK_WAIT.after_fork)

@@ -1,6 +1,4 @@
-"""How calls of a limiter are admitted that may have to wait: `acquire`, entries and limited
-functions.
-"""
+"""Calls of a limiter that may have to wait: `acquire`, entries and limited functions."""
 
 from __future__ import annotations
 
@@ -74,7 +72,7 @@ _Wait: TypeAlias = "Callable[[QueueSlot], Operation[Decision]]"
 
 
 class _BaseAdmission(Generic[D, S]):
-    """What threads and tasks share."""
+    """Base class of both admissions."""
 
     def __init__(
         self,

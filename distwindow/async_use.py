@@ -12,7 +12,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Unawaited(Coroutine[Any, Any, R]):
-    """What a call returns whose answer is awaited, and then used in a condition.
+    """An answer that is awaited, and then used in a condition.
 
     Without `await` a coroutine would be true, and `if limiter.try_acquire(key):` would admit all
     calls. This has no truth value. Otherwise it is as a coroutine: `asyncio.create_task`, `gather`
@@ -68,7 +68,7 @@ class EnteredBlock:
     """Is entered by `with`, and only then asks. As a condition it would be true, and admit all."""
 
     _written: str
-    """What to write in place of the condition."""
+    """The code to write in place of the condition."""
 
     def __bool__(self) -> NoReturn:
         raise TypeError(
@@ -78,8 +78,8 @@ class EnteredBlock:
 
 
 def only_async_with(cls: type[T]) -> type[T]:
-    """Have a class raise a `TypeError` that says what to write where it is entered by `with`. Type
-    checkers see nothing of this, and report such a `with`.
+    """Refuse to enter a class by `with`: raise a `TypeError` that says what to write. Type checkers
+    see nothing of this, and report such a `with`.
     """
     cls.__enter__ = _enter  # type: ignore[attr-defined]  # see above
     cls.__exit__ = _exit  # type: ignore[attr-defined]  # `with` looks for both first

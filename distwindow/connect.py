@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 StrategyWithViews = LocalStrategy[Any] | InProcess
-"""Those that send what entries count for minute views, too: all there are."""
+"""The strategies that send what entries count for minute views, too: all there are."""
 
 
 def make_strategy(

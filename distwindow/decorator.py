@@ -1,4 +1,4 @@
-"""What the decorators `limit` and `protect` share, their key, and the functions that `limit` makes.
+"""Decorators `limit` and `protect`: their key, and the functions that `limit` makes.
 
 A mistake in a decorator would be silent: a key that is the same for everybody limits all together,
 and a function in the place of the key is never called. So everything that cannot be intended is an

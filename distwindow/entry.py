@@ -52,7 +52,7 @@ _new_tuple = tuple.__new__
 
 
 class EntrySettings(NamedTuple):
-    """What all entries of a limiter have in common."""
+    """Settings of all entries of a limiter."""
 
     views: EntryViews | None
     """Where minute views are counted; None for a store without them."""

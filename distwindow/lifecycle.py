@@ -1,6 +1,4 @@
-"""How limiters, concurrency limits and breakers open and close their store, and are known to the
-worker.
-"""
+"""Opening, flushing and closing of limiters, concurrency limits and breakers."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ class EnteredOnce:
     """Is a context manager for its own life, once, as `httpx.Client` is."""
 
     _instead: str
-    """What limits a block, and what reads as if `with` of this object did."""
+    """The code that limits a block, where `with` of this object only reads as if it did."""
     _is_entered = False
     _has_ended = False
     """True from `close` on."""
@@ -143,8 +141,8 @@ class BlockingLifecycle(BlockingClosable):
         job_type: type[FlushJob] = FlushJob,
         in_background: bool = True,
     ) -> None:
-        """Have the worker flush `source`; without `in_background`, only `flush` and `close` do.
-        `name` is that of log lines.
+        """Add `source` to what the worker flushes; without `in_background`, only `flush` and
+        `close` do. `name` is that of log lines.
         """
         if in_background:
             self._flush_job = THREAD_WORKER.add_limiter(
@@ -175,8 +173,8 @@ class BlockingLifecycle(BlockingClosable):
             job.record_close(failure)
 
     def _end_calls(self) -> None:
-        """Have nothing counted any more if the store is closed afterwards. It comes first, because
-        no flush would send what is counted later.
+        """Stop counting, if the store is closed afterwards. It comes first, because no flush would
+        send what is counted later.
         """
         raise NotImplementedError  # each kind has calls of its own
 

@@ -53,7 +53,7 @@ OnStoreError = Literal["raise"]
 
 
 class BaseLimiter:
-    """What `Limiter` and `AsyncLimiter` share. They document the arguments."""
+    """Base class of `Limiter` and `AsyncLimiter`, which document the arguments."""
 
     _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
 
@@ -446,7 +446,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
 
     @property
     def unknown_total(self) -> int:
-        """How many calls of this limiter have had an unknown outcome: each may have been charged,
+        """The number of calls of this limiter with an unknown outcome: each may have been charged,
         once.
         """
         return self._store.unknown_total

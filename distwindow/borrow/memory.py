@@ -1,4 +1,4 @@
-"""How `MemoryStore` decides a priority call: the specification of `lua/borrow.lua`."""
+"""Priority calls on `MemoryStore`: the specification of `lua/borrow.lua`."""
 
 from __future__ import annotations
 

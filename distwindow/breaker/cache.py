@@ -1,5 +1,5 @@
-"""What breakers of both kinds have in common in this process: their states by key, and when the
-worker flushes and refreshes them.
+"""Cache of the breakers of both kinds in this process: their states by key, and when the worker
+flushes and refreshes them.
 
     breaker    event                                          becomes
     idle       a call, or the end of one                      active
@@ -41,7 +41,7 @@ AWAY_S = 1.0
 
 
 class CachedBreaker(ABC):
-    """What is known of one breaker. Changed under the lock of its `BreakerCache`."""
+    """The known state of one breaker. Changed under the lock of its `BreakerCache`."""
 
     __slots__ = (
         "away_until", "is_active", "is_wanted", "key", "known_at", "name", "offset_ms", "renew_at",
@@ -164,7 +164,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
 
     @abstractmethod
     def record(self, admission: A, failed: bool | None) -> bool:
-        """Take in how a call ended: it failed or not; None if that says nothing of the service.
+        """Record how a call ended: it failed or not; None if that says nothing of the service.
         Return True if it is to be sent at once.
         """
 
@@ -258,7 +258,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         return now_ms - now_ms % self._bucket_ms
 
     def activate(self, state: S, now: float) -> None:
-        """Have the worker follow `state`, from the next tick on."""
+        """Add `state` to those that the worker follows, from the next tick on."""
         if not state.is_active:
             with self._lock:
                 if self.current(state) is state:
@@ -304,7 +304,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         )
 
     def pause_calls(self, hold: Callable[[], object]) -> None:
-        """Have every call run `hold` before it is decided."""
+        """Run `hold` in every call before it is decided."""
         self._hold = hold
 
     def unacknowledged_counts(self) -> int:

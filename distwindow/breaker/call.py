@@ -18,7 +18,7 @@ A = TypeVar("A")  # a call that was let through
 
 
 class _BaseBreakerCall(EnteredBlock, Generic[A]):
-    """What was admitted, and whether the caller has said how it ended."""
+    """A call that was admitted, and whether the caller has said how it ended."""
 
     def __init__(self, failure_types: FailureTypes, restarted: Callable[[A], A]) -> None:
         self._failure_types = failure_types

@@ -45,7 +45,7 @@ from .states import BreakerAdmission, BreakerKeyState, BreakerStates, OnBreakerS
 
 
 class BaseBreaker:
-    """What all breakers share. They document the arguments."""
+    """Base class of all breakers, which document the arguments."""
 
     _instead = "@breaker.protect(key), or enter breaker.call(key)"
 
@@ -132,7 +132,7 @@ class Listeners:
         self._listeners.append(listener)
 
     def notify(self, change: BreakerChange) -> None:
-        """Have each listener called with this change. An error of a listener is logged."""
+        """Call each listener with this change. An error of a listener is logged."""
         self._waiting.append(change)
         # Again after the lock was released: a thread that found it held has only added a change.
         while self._waiting and self._delivering.acquire(blocking=False):

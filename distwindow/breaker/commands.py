@@ -240,7 +240,7 @@ ADAPTIVE = -1
 
 
 class StoredBreaker(NamedTuple):
-    """What a breaker's hash says at some time."""
+    """The content of a breaker's hash at some time."""
 
     state: int
     """An index into `core.breaker_state.STATES`, or `ADAPTIVE`."""

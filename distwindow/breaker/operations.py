@@ -1,4 +1,4 @@
-"""What circuit breakers do with a store: let a call through, and take in how it ended."""
+"""Operations of circuit breakers on a store: let a call through, and record how it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OutgoingRequest(Protocol):
 
 
 class Breakers(Protocol[S_contra, A_co, R]):
-    """What these operations need of the breakers (`breaker/states.py`)."""
+    """The breakers as these operations use them (`breaker/states.py`)."""
 
     in_process: bool
 

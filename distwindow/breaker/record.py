@@ -112,8 +112,8 @@ class BreakerRecord:
         return False
 
     def renew_probe(self, rule: BreakerRule, probe_id: str, now: int) -> bool:
-        """Take in that the process of a probe lives: it has its whole time again, also where that
-        had run out, and the probe is not replaced. Return False for one that is not under way.
+        """Renew a probe, as its process lives: it has its whole time again, also where that had run
+        out, and the probe is not replaced. Return False for one that is not under way.
         """
         if self.state != HALF_OPEN or probe_id not in self.probes:
             return False
@@ -122,8 +122,8 @@ class BreakerRecord:
         return True
 
     def end_probe(self, rule: BreakerRule, probe_id: str, outcome: str, now: int) -> bool:
-        """Take in that a probe ended: `succeed`, `fail`, or `free` if it says nothing about the
-        service. Return False for a probe that is not under way, which changes nothing.
+        """End a probe: `succeed`, `fail`, or `free` if it says nothing about the service. Return
+        False for a probe that is not under way, which changes nothing.
         """
         if self.state != HALF_OPEN or probe_id not in self.probes:
             return False
@@ -266,7 +266,7 @@ class AdaptiveRecord:
             self.buckets[number % span] = (number, success, failure, drop)
 
     def note_pass(self, passed_ms: int, force_ms: int, now: int) -> tuple[bool, int]:
-        """Take in when a call last passed. With `force_ms` above 0, claim a pass: it is granted if
+        """Record when a call last passed. With `force_ms` above 0, claim a pass: it is granted if
         there was one, and the last is longer than that ago. Return whether, and the last pass.
         """
         # A time ahead of now is from before the clock was set back.

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from ..errors import ConfigurationError
 
 Measure = Literal["ratio", "count"]
-"""What the threshold is compared with: bad calls divided by all calls, or bad calls."""
+"""The measure that the threshold bounds: bad calls divided by all calls, or bad calls."""
 
 MAX_BREAKER_BUCKETS = 60
 """The most buckets of a rule: each call of the script reads all of them."""
@@ -22,7 +22,7 @@ MAX_PROBES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerRule:
-    """What all rules have in common. Use `ErrorRatio`, `SlowRatio` or `ErrorCount`.
+    """Base class of all rules. Use `ErrorRatio`, `SlowRatio` or `ErrorCount`.
 
     A rule looks at the calls that ended in the last `window` seconds, counted in `buckets` buckets.
     It opens the breaker for `open_for` seconds when at least `min_calls` ended and the bad ones
@@ -59,7 +59,7 @@ class BreakerRule:
 
     @property
     def threshold(self) -> float:
-        """What the ratio or the number of bad calls has to reach."""
+        """The ratio or number of bad calls at which the breaker opens."""
         raise NotImplementedError  # each rule has one of its own
 
     def is_bad(self, failed: bool, rt_s: float) -> bool:

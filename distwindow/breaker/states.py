@@ -1,6 +1,4 @@
-"""What this process knows of circuit breakers and has counted for them, and what it decides by
-that.
-"""
+"""States of circuit breakers in this process: what it knows, has counted, and decides by that."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ class AdaptiveKeyState(CachedBreaker):
     def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
         super().__init__(key, name, offset_ms)
         self.window: tuple[AdaptiveCounts, ...] = ()
-        """What the fleet has counted, as the store last said."""
+        """The counts of the fleet, as the store last said."""
         self.pending: dict[int, list[int]] = {}
         """Successes, failures and drops of this process since, by start of the bucket (ms)."""
         self.in_flight: InFlightAdaptiveCounts | None = None
@@ -569,7 +567,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         return self._begin_probe(state, Probe((self._store, state.name), "", math.inf))
 
     def _begin_probe(self, state: BreakerKeyState, probe: Probe) -> BreakerAdmission:
-        """Let a call through as `probe`, which is renewed from now on."""
+        """Begin `probe` for a call; it is renewed from now on."""
         now = self.monotonic()
         with self._lock:
             state.add_probe(probe)
@@ -763,7 +761,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
     def _apply(
         self, state: BreakerKeyState, reply: BreakerReply | Exception, sent_at: float
     ) -> None:
-        """Take in the state of a reply, and tell of it if another was known."""
+        """Apply the state of a reply, and notify the listeners if another was known."""
         now = self.monotonic()
         if not isinstance(reply, BreakerReply):
             self.on_failure(state, reply, now)

@@ -48,7 +48,7 @@ class FoundBreaker(NamedTuple):
 
     @property
     def since_s(self) -> float | None:
-        """How long it has been in this state, s; None if it never changed."""
+        """Seconds that it has been in this state; None if it never changed."""
         return max(0, self.now_ms - self.stored.epoch) / 1000 if self.stored.epoch else None
 
 

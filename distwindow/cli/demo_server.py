@@ -172,8 +172,8 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Make the calling process, in which the server is about to be executed, end with the demo,
-    even where SIGKILL ends the demo.
+    """End the calling process, in which the server is about to be executed, with the demo, even
+    where SIGKILL ends the demo.
     """
     import ctypes
 

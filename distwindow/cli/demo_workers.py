@@ -33,7 +33,7 @@ _START, _STOP = "start", "stop"
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What every worker calls, and how often."""
+    """The calls that every worker makes, and how often."""
 
     url: str
     limits: tuple[str, ...]

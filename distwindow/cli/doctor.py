@@ -412,7 +412,9 @@ def probe_concurrency(url: str, prefix: str) -> Iterator[Finding]:
 
 
 def _rotate_buckets(url: str, prefix: str) -> None:
-    """Make buckets begin, end and expire, because each branch of the scripts has its own rights."""
+    """Rotate buckets until some have expired, because each branch of the scripts has its own
+    rights.
+    """
     clock = _AdvanceableClock()
     with Limiter(
         url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S, clock="client", time=clock

@@ -33,7 +33,7 @@ _TEMPORARY_ERRORS = (
     redis.exceptions.ClusterDownError,
     redis.exceptions.TryAgainError,
 )
-"""What redis-py raises while a server is down, restarts, loads its data, or fails over."""
+"""Errors that redis-py raises while a server is down, restarts, loads its data, or fails over."""
 
 
 def report_errors(command: Command) -> Command:

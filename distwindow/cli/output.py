@@ -31,7 +31,7 @@ class _CheckedFile(io.FileIO):
 
 
 def prepare_output() -> None:
-    """Make stdout raise `OutputError`, and make stdout and stderr escape characters that they
+    """Prepare stdout to raise `OutputError`, and stdout and stderr to escape characters that they
     cannot encode: a key may contain any character.
     """
     if sys.stdout is None:  # Python's value where the descriptor is closed: `distwindow >&-`

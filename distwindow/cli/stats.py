@@ -179,7 +179,7 @@ def slots_object(slots: SlotUsage) -> dict[str, Any]:
 # after them are passed on in the order in which SCAN finds them.
 
 MOST_RANKED = 10_000
-"""How many are ranked where no number is asked for."""
+"""The number of keys that are ranked where no number is asked for."""
 _RANKED_WITHIN_S = 0.5
 """How long the scan of a large store may take before its first rows are shown."""
 _PAGE_EVERY_S = 1.0
@@ -192,7 +192,9 @@ Shown = Literal["all", "slots", "breakers"]
 
 
 class Order(str, Enum):
-    """What keys are sorted by. (An Enum, because typer before 0.19 does not support Literal.)"""
+    """Orders by which keys are sorted. (An Enum, because typer before 0.19 does not support
+    Literal.)
+    """
 
     BLOCKED = "blocked"
     PASSED = "passed"
@@ -266,7 +268,7 @@ def in_pages(
 
 @dataclass
 class ScanCounts:
-    """What a scan has met so far."""
+    """Counts of what a scan has met so far."""
 
     names: int = 0
     limits: int = 0
@@ -298,11 +300,13 @@ class _Candidate(NamedTuple):
 
 
 _Column = tuple[int, int, bool]
-"""What distinguishes the hashes of a key: bucket length, span, and whether it is the shaping."""
+"""The properties that distinguish the hashes of a key: bucket length, span, and whether it is the
+shaping.
+"""
 
 
 class Found:
-    """What one scan finds. `pages` makes the scan; all else is complete at its end."""
+    """The findings of one scan. `pages` makes the scan; all else is complete at its end."""
 
     def __init__(
         self,
@@ -794,13 +798,13 @@ def check_no_watch(*, watch: bool) -> None:
 
 _TERMINAL_TOP = 50
 _FOOTER = "00:00:00    (Ctrl-C ends)"
-"""What `--watch` puts around the last line."""
+"""The codes that `--watch` puts around the last line."""
 _NOTHING: dict[Shown, tuple[str, str]] = {
     "all": ("no limits", "no call was counted within their windows"),
     "slots": ("no slots are held", "no call is under way"),
     "breakers": ("no circuit breakers", "no call has ended within their windows"),
 }
-"""What is said where nothing is found, and why that may be."""
+"""The text where nothing is found, and why that may be."""
 _OBJECTS: dict[Shown, Callable[[Any], dict[str, Any]]] = {
     "all": limits_object,
     "slots": slots_object,

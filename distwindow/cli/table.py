@@ -27,7 +27,7 @@ class Column:
     omit_order: int = 0
     """In a terminal that is too narrow, columns are omitted, the highest number first; 0: never."""
     name: str = ""
-    """What an omitted column is called in the note below the table, where it has no title."""
+    """The name of an omitted column in the note below the table, where it has no title."""
 
 
 Cell = tuple[str, str]

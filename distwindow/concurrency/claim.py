@@ -89,7 +89,7 @@ class SlotClaim:
         """Why the slot was lost; empty if it was not."""
         self.ended = False
         self.frees = 0
-        """How often it was freed without a final reply."""
+        """The number of times that it was freed without a final reply."""
         self.next_due_at = math.inf
         """When the worker has to renew or to free it."""
         self.owner: Callable[[], object] | None = None

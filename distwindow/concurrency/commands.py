@@ -52,7 +52,7 @@ def is_slots_line_name(prefix: str, name: bytes) -> bool:
 
 
 class HolderName(NamedTuple):
-    """What a holder is called in the store. Its id is one that no other holder has."""
+    """The name of a holder in the store. Its id is one that no other holder has."""
 
     limit: int
     ttl_ms: int
@@ -82,7 +82,7 @@ class HoldReply(NamedTuple):
     granted: bool
     """True if the holder has a slot now."""
     held: int
-    """How many holders have one."""
+    """The number of holders."""
     ends_ms: int
     """Time until the holder's own deadline; if refused, until the first deadline of the others."""
     now_ms: int
@@ -105,7 +105,7 @@ class FreeReply(NamedTuple):
     """The reply of `free`."""
 
     freed: int
-    """How many of the holders had a slot."""
+    """The number of the holders that had a slot."""
     now_ms: int
 
 
@@ -199,7 +199,7 @@ class Free(SlotCommand[FreeReply]):
 
 @dataclass(slots=True, eq=False)
 class Holders(SlotCommand[HoldersReply]):
-    """Who has a slot; nothing is written."""
+    """List the holders; nothing is written."""
 
     script: ClassVar[str] = "holders"
 

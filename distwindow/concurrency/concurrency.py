@@ -37,7 +37,7 @@ _MIN_TTL_S, _MAX_TTL_S = 0.05, 86_400.0
 
 
 class BaseConcurrency:
-    """What `Concurrency` and `AsyncConcurrency` share. They document the arguments."""
+    """Base class of `Concurrency` and `AsyncConcurrency`, which document the arguments."""
 
     _instead = "`with slots.hold(key):`"
 
@@ -88,7 +88,7 @@ class BaseConcurrency:
 
     @property
     def limit(self) -> int:
-        """How many slots of a key may be held at once."""
+        """The number of slots of a key that may be held at once."""
         return self._limit
 
     @property
@@ -103,7 +103,7 @@ class BaseConcurrency:
 
     @property
     def _job_name(self) -> str:
-        """Who this is, for log lines; without passwords."""
+        """The name for log lines; without passwords."""
         return f"concurrency limit {self._prefix!r} at {self._store_name}"
 
     def _owner(self) -> str:
@@ -115,7 +115,7 @@ class BaseConcurrency:
 
 
 class BaseSlotDriver:
-    """What slots and their blocks need, and what needs no store."""
+    """Base class of the drivers: what needs no store."""
 
     def __init__(self, owner: BaseConcurrency, clock: Clock) -> None:
         self._held = owner._held
@@ -128,15 +128,15 @@ class BaseSlotDriver:
         return self._held.check_lost(claim, self._monotonic())
 
     def leave_line(self, claim: SlotClaim, waiter: Waiter) -> None:
-        """Have the worker take the places in the line from this process, if the caller of `claim`
-        has given up, and nobody else waits here.
+        """Give back the places in the line, by the worker, if the caller of `claim` has given up,
+        and nobody else waits here.
         """
         has_place = waiter.may_wait and claim.may_have_place and not claim.is_renewed
         if has_place and not self._wait_queues.count(claim.name):
             self._held.leave_line(claim.name, self._monotonic())
 
     def abandon(self, claim: SlotClaim) -> None:
-        """Have the worker free what `claim` may hold. Waits for nothing."""
+        """Free what `claim` may hold, by the worker. Waits for nothing."""
         self._held.end(claim, self._monotonic())
 
     def end(self, claim: SlotClaim) -> None:
@@ -146,7 +146,7 @@ class BaseSlotDriver:
         self._held.end(claim, self._monotonic() + 2 * self._operations.request_timeout)
 
     def leave_to_worker(self, claim: SlotClaim) -> None:
-        """Have the worker free what the caller could not free, or not for good."""
+        """Leave to the worker what the caller could not free, or not for good."""
         if not claim.is_gone:
             self._held.end(claim, claim.free_again_at(self._monotonic(), 0.0))
 

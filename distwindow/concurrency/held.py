@@ -129,7 +129,7 @@ class HeldSlots(FlushSource):
         self._claims[claim.holder] = claim
 
     def on_granted(self, claim: SlotClaim) -> None:
-        """Have the slot renewed from now on."""
+        """Renew the slot from now on."""
         self._set_due(claim, claim.extended_at + claim.ttl_s / 3)
 
     def end(self, claim: SlotClaim, free_at: float) -> None:
@@ -147,7 +147,7 @@ class HeldSlots(FlushSource):
         self._claims.pop(claim.holder, None)
 
     def leave_line(self, name: bytes, now: float) -> None:
-        """Have the worker tell the store that nobody waits here for a slot of this name. It is told
+        """Tell the store, by the worker, that nobody waits here for a slot of this name. It is told
         once: if that fails, or comes before the last question of a waiter, the places of this
         process end by themselves (`PLACE_MS`).
         """

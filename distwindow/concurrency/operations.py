@@ -52,8 +52,8 @@ _RETRY_S = 0.01
 
 
 class SlotOperations:
-    """What a `Concurrency` does with its store. `timeout` (seconds) is the time that the store has
-    to answer: a request that gets no reply within half of it is sent again.
+    """Operations of a `Concurrency` on its store. `timeout` (seconds) is the time that the store
+    has to answer: a request that gets no reply within half of it is sent again.
     """
 
     def __init__(

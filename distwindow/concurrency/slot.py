@@ -33,13 +33,13 @@ W_co = TypeVar("W_co", covariant=True)  # what waiting returns: nothing, or some
 
 
 class SlotDriver(Protocol[W_co]):
-    """What slots need of their `Concurrency`."""
+    """A `Concurrency` as its slots use it."""
 
     def is_lost(self, claim: SlotClaim) -> bool:
         """True if the slot of `claim` was lost."""
 
     def abandon(self, claim: SlotClaim) -> None:
-        """Have the worker free what `claim` may hold."""
+        """Free what `claim` may hold, by the worker."""
 
     def wait(self, claim: SlotClaim, timeout: float | None) -> W_co:
         """Wait until `claim` is granted."""
@@ -49,7 +49,7 @@ class SlotDriver(Protocol[W_co]):
 
 
 class _BaseSlot:
-    """What callers may ask a slot."""
+    """Base class of both slots."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class _BaseSlot:
 
     @property
     def key(self) -> AnyKey:
-        """What the slot is one of."""
+        """The key of the slot."""
         return self._claim.key
 
     @property

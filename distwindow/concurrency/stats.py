@@ -1,4 +1,4 @@
-"""Who holds the slots of a concurrency limit, as callers get it."""
+"""Statistics of a concurrency limit: who holds its slots."""
 
 from __future__ import annotations
 

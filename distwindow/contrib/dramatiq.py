@@ -68,7 +68,7 @@ class RateLimits(Middleware):
             self._tasks[actor.actor_name] = task
 
     def before_process_message(self, broker: Any, message: Any) -> None:
-        """Let the message be processed, or send it back and skip it."""
+        """Pass the message on to be processed, or send it back and skip it."""
         task = self._tasks.get(message.actor_name)
         if task is None or message.failed:
             return

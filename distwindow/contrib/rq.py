@@ -140,7 +140,7 @@ class RateLimits:
 
 
 class LimitedJobs:
-    """What makes an RQ worker keep the limits: `class MyWorker(LimitedJobs, rq.Worker)`."""
+    """Mixin by which an RQ worker keeps the limits: `class MyWorker(LimitedJobs, rq.Worker)`."""
 
     _in_hand = False
     """May a job have been taken off its queue? Then a warm shutdown waits until it is done with."""

@@ -1,5 +1,5 @@
-"""What the task queues share: the limits and keys of tasks, their costs, and the call that admits
-one.
+"""Limits of tasks, shared by the task queues: the limits and keys of tasks, their costs, and the
+call that admits one.
 """
 
 from __future__ import annotations
@@ -385,7 +385,7 @@ T = TypeVar("T", bound="TaskLimits | None")
 
 
 class _Gate(Generic[L]):
-    """What both gates share: their limiters, and what follows when one fails.
+    """Base class of both gates: their limiters, and what follows when one fails.
 
     `timeout` (seconds) bounds one exchange with the store.
     """

@@ -43,7 +43,7 @@ class GuardCall:
     def __init__(self, resource: str, origin: str, cost: int, context: str = "") -> None:
         self.resource = resource
         self.origin = origin
-        """Who calls; empty if that is not known."""
+        """The caller; empty if that is not known."""
         self.cost = cost
         self.context = context
         """The entrance from which it comes (`call_context`); empty if that is not known."""
@@ -52,14 +52,14 @@ class GuardCall:
 
 
 class Outcome(NamedTuple):
-    """How a call ended."""
+    """The end of a call."""
 
     admitted: bool
     """False: the block never began, because a later slot refused the call or raised, or because
     the caller was cancelled. Give back what was taken.
     """
     error: BaseException | None
-    """What the block raised, or what ended the call before it."""
+    """The exception that the block raised, or that ended the call before it."""
     failed: bool | None
     """Whether the block failed, by the guard's `errors` and `ignore`; None if its end says nothing,
     or if the call was not admitted.
@@ -83,7 +83,7 @@ class ChainSlot:
     """
 
     def enter(self, call: GuardCall) -> Any:
-        """Let `call` through, or raise a `Blocked`. Return a token for `exit`, of any type. For
+        """Admit `call`, or raise a `Blocked`. Return a token for `exit`, of any type. For
         `AsyncGuard` this may be a coroutine function; a `Guard` with such a slot is an error.
         """
         return None
@@ -261,8 +261,8 @@ current_context = _context.get
 
 @contextmanager
 def call_context(name: str, origin: str | None = None) -> Iterator[None]:
-    """Have the entries of guards inside the block, in this thread or task and in tasks that it
-    creates, come from the entrance `name` and from `origin`, unless they say otherwise.
+    """Set where the entries of guards inside the block, in this thread or task and in tasks that it
+    creates, come from: the entrance `name` and from `origin`, unless they say otherwise.
 
         with call_context("GET:/checkout", origin="app-a"):
             with guard.entry("payments"): ...

@@ -64,7 +64,7 @@ Chain = tuple[SlotAdapter, ...]
 
 
 class BaseGuard:
-    """What `Guard` and `AsyncGuard` share. They document the arguments."""
+    """Base class of `Guard` and `AsyncGuard`, which document the arguments."""
 
     _instead = "@guarded(guard, resource), or enter guard.entry(resource)"
 
@@ -95,7 +95,7 @@ class BaseGuard:
         installed = make_installed_slots(self._checked_slot) if installed_slots else []
         self._slots = [*installed, *map(self._checked_slot, slots)]
         self._parts: dict[tuple[Any, Limit | BreakerRule | int], Any] = {}
-        """What the slots use, one for all rules that are equal but for their resource."""
+        """Parts that the slots use, one for all rules that are equal but for their resource."""
         self._sampling_job: FlushJob | None = None
         """That of the `SystemRule`, if it needs samples of the machine."""
         self._is_closed = False
@@ -196,7 +196,7 @@ class BaseGuard:
         return sampling
 
     def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
-        """Have the worker sample."""
+        """Makes the worker sample."""
         raise NotImplementedError  # threads and tasks have a worker each
 
     def _slot_of(self, rule: Any, named: dict[str, set[str]]) -> ChainSlot:
@@ -361,7 +361,7 @@ def share_store(store: Any, name: str, *, owned: bool) -> Any:
 
 
 def act_as_owners(parts: Iterable[Any], store: Any) -> None:
-    """Have `parts`, which were made with `store`, behave as its owners if it was lent."""
+    """Mark `parts`, which were made with `store`, as its owners if it is shared."""
     if isinstance(store, SharedStore):
         for part in parts:
             part._owns_store = True
@@ -395,12 +395,12 @@ class _BaseGuardEntry(EnteredBlock):
 
     @property
     def resource(self) -> str:
-        """What is called."""
+        """The resource that is called."""
         return self._call.resource
 
     @property
     def origin(self) -> str:
-        """Who calls; empty if that is not known."""
+        """The caller; empty if it is not known."""
         return self._call.origin
 
     def fail(self) -> None:

@@ -34,7 +34,7 @@ _ELSEWHERE = {
 
 
 class RuleFile(NamedTuple):
-    """What a file of rules says."""
+    """The content of a file of rules."""
 
     rules: tuple[Rule, ...]
     store: str | None

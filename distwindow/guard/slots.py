@@ -58,7 +58,7 @@ class AuthoritySlot(ChainSlot):
 
 
 class FlowRuleSlot(ChainSlot):
-    """What the slots of flow rules share: which calls a rule is about."""
+    """Base class of the slots of flow rules: which calls a rule is about."""
 
     order = 300
 

@@ -43,13 +43,13 @@ one says nothing of now.
 
 
 _MAX_CPU = 1.1
-"""What a sampler may return as the CPU usage: a little above 1 is an error of its measurement and
-counts as 1; more is a percentage.
+"""The highest CPU usage that a sampler may return: a little above 1 is an error of its measurement
+and counts as 1; more is a percentage.
 """
 
 
 class SystemSample(NamedTuple):
-    """What the machine does."""
+    """One sample of the machine."""
 
     load: float
     """The load average of one minute."""

@@ -1,1 +1,1 @@
-"""What is decided in this process: `direct`, `leased` and `eventual`."""
+"""Strategies that decide in this process: `direct`, `leased` and `eventual`."""

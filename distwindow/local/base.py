@@ -1,4 +1,6 @@
-"""What the strategies that keep something in this process share, and the one that keeps nothing."""
+"""Base classes of the strategies that keep something in this process, and the one that keeps
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,7 @@ class LocalStrategy(Strategy, Generic[S]):
             self._close_lock()
 
     def _close_lock(self) -> None:
-        """Have every call that is about to count raise."""
+        """Refuse to count: every call that is about to raises."""
         self._lock = _ClosedLock(self._key_states)
         self._needs_lock = True
 
@@ -113,7 +115,7 @@ class LocalStrategy(Strategy, Generic[S]):
         self._bind_hot_path()
 
     def add_views(self, options: Options) -> EntryViewCounts:
-        """Have this strategy send what entries count for minute views."""
+        """Add what entries count for minute views to what this strategy sends."""
         self._views = EntryViewCounts(options, self._schedule, self._monotonic)
         self._sources = [*self._sources, self._views]
         return self._views
@@ -168,8 +170,8 @@ class LocalStrategy(Strategy, Generic[S]):
 
     @property
     def dropped(self) -> int:  # type: ignore[override]  # others add them up
-        """How many counts were dropped; the tables in pending_counts.py and entry_views.py have
-        the causes.
+        """The number of counts that were dropped; the tables in pending_counts.py and
+        entry_views.py have the causes.
         """
         return self._counts.dropped + (0 if self._views is None else self._views.dropped)
 
@@ -199,7 +201,7 @@ class LocalStrategy(Strategy, Generic[S]):
     # -- the end of the process (runtime/worker.py) --------------------------------------------
 
     def pause_calls(self, hold: Callable[[], object]) -> None:
-        """Have every call run `hold` before it is decided."""
+        """Run `hold` in every call before it is decided."""
         self._key_states.pause(hold)
         self._get = self._key_states.get
 
@@ -488,7 +490,9 @@ class ExactStrategy(LocalStrategy[S]):
         return self._refusals.remember(key, decision, sent_at)
 
     def invalidate(self, key: AnyKey) -> None:
-        """Have the store decide the next call of `key`, as its windows have changed."""
+        """Invalidate what is known of `key`: the store decides its next call, as its windows have
+        changed.
+        """
         self._refusals.forget(key)
 
     def _on_few_left(self, state: S, now: float) -> None:

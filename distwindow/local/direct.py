@@ -30,7 +30,7 @@ class Direct(ExactStrategy[KeyState]):
         return self._command_cache.acquire_command(key, cost)
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
-        """Have the store decide."""
+        """Send the call to the store, which decides."""
         sent_at = self._monotonic()
         decision: Decision = yield self._command_cache.acquire_command(key, cost)
         return decision if decision.allowed else self.cache_refusal(key, decision, sent_at)

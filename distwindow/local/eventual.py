@@ -124,7 +124,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         return [flush for flush in flushes if flush is not None]
 
     def invalidate(self, key: AnyKey) -> None:
-        """Have `key` flushed soon, as its windows have changed in the store."""
+        """Flush `key` soon, as its windows have changed in the store."""
         state = self._get(self._name_of(key))
         if state is not None:
             state.called_repeatedly, state.last_called_at = True, self._monotonic()

@@ -1,4 +1,4 @@
-"""What `eventual` knows of the fleet: the counts of all processes at the last sync, and its own
+"""The fleet as `eventual` knows it: the counts of all processes at the last sync, and its own
 since.
 """
 
@@ -283,7 +283,7 @@ class FleetSync:
             state.last_called_at = now
 
     def on_fleet_counts(self, state: EventualKeyState, reply: FleetCounts) -> None:
-        """Take in what all processes have counted."""
+        """Apply what all processes have counted."""
         self.offset_ms = state.offset_ms
         for window, passed in zip(state.windows, reply.passed, strict=True):
             window.set_fleet_counts(passed)

@@ -1,4 +1,4 @@
-"""What this process knows of keys, and the bounded cache of it."""
+"""States of keys in this process, and the bounded cache of them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from ..ring.stats import Bucket
 # (`SWITCHES_ONLY_AT_CALLS`). `state_lock` is re-entrant, and guards what happens once in a bucket.
 
 StateName: TypeAlias = "AnyKey | tuple[bytes, ...]"
-"""What a key state is found by: its key, or the rings of the charges of a decision that are not
-those of its key, as after a call over several keys.
+"""The name of a key state: its key, or the rings of the charges of a decision that are not those of
+its key, as after a call over several keys.
 """
 
 
@@ -107,7 +107,7 @@ class KeyState:
     ) -> None:
         self.key = key
         self.charges = charges
-        """What a call of cost 1 is charged."""
+        """The charges of a call of cost 1."""
         self.count_bucket_ms = math.gcd(*(limit.bucket_ms for limit in limits))
         """Width of the buckets that are counted in here: each lies in one bucket of every limit."""
         self.longest_window_ms = max(limit.span * limit.bucket_ms for limit in limits)
@@ -150,7 +150,7 @@ class KeyState:
         return int(now * 1000 + self.offset_ms)
 
     def update_clock_offset(self, now_ms: int, sent_at: float, now: float) -> None:
-        """Take in that the store's clock showed `now_ms` at some moment between `sent_at` and
+        """Record that the store's clock showed `now_ms` at some moment between `sent_at` and
         `now`. The previous offset is kept while it lies within these bounds, as it may come from a
         faster reply; otherwise the lower bound is taken.
         """
@@ -159,7 +159,7 @@ class KeyState:
             self.offset_ms = least
 
     def open_bucket(self, counter_lock: Lock, now: float) -> bool:
-        """Make the bucket of `now` the present one, and add what was counted before to
+        """Open the bucket of `now`, and add what was counted before to
         `closed_buckets`. Return True if the present bucket has changed. The caller holds
         `state_lock`.
         """
@@ -180,7 +180,7 @@ class KeyState:
         self._close_counters(counter_lock, self.bucket_start, self.bucket_ends_at)
 
     def on_bucket_closed(self, start: int, passed: int) -> None:
-        """Take in that `passed` permits were counted in the bucket of `start`. Does nothing here;
+        """Record that `passed` permits were counted in the bucket of `start`. Does nothing here;
         for a subclass that keeps these sums.
         """
 
@@ -396,7 +396,7 @@ class KeyStateCache(Generic[S]):
         return not self.closed and self.get(state.key) is state
 
     def pause(self, hold: Callable[[], object]) -> None:
-        """Have `get` call `hold` first, which blocks calls while the process ends. A thread that
+        """Call `hold` first in `get`, which blocks calls while the process ends. A thread that
         holds `state_lock` is not blocked, as the last flush needs that lock.
         """
         states = self._states

@@ -119,7 +119,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         return None if worth_lease(command, self._monotonic(), MAX_LEASE_S) else command
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
-        """Have the store decide, and lease more where there is demand."""
+        """Send the call to the store, and lease more where there is demand."""
         command = self._command_cache.acquire_command(key, cost)
         key = command.charges[0].key
         state = self._state_or_new(command) if self._cacheable(key) else None
@@ -178,7 +178,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
     def _acquire_with_lease(
         self, state: LeasedKeyState, command: Acquire, extra: int, now: float
     ) -> Operation[Decision]:
-        """Have the store decide the call of `command`, and lease `extra` permits with it."""
+        """Send the call of `command` to the store, and lease `extra` permits with it."""
         completion = state.lease_fetch = Completion()
         failure: StoreError | None = None
         try:
@@ -221,8 +221,8 @@ class Leased(ExactStrategy[LeasedKeyState]):
     def _acquire_without_lease(
         self, state: LeasedKeyState, command: Acquire
     ) -> Operation[Decision]:
-        """Have the store decide a call that costs more than the lease has left. The lease is given
-        back first, as the store might otherwise refuse the call for lack of these permits.
+        """Send a call to the store that costs more than the lease has left. The lease is given back
+        first, as the store might otherwise refuse the call for lack of these permits.
         """
         yield from send_all(self.before_multi_key([command.charges[0].key]), self._monotonic)
         decision: Decision = yield command

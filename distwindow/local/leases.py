@@ -65,7 +65,7 @@ class Demand:
         """Monotonic seconds."""
 
     def observe(self, now: float, permits: int) -> None:
-        """Take in that `permits` were asked for since the last observation."""
+        """Record that `permits` were asked for since the last observation."""
         elapsed_s = now - self.observed_at
         if elapsed_s > 0:
             fade = exp(-elapsed_s / _DECAY_TIME_S)
@@ -191,7 +191,7 @@ class LeasedKeyState(KeyState):
         self.bucket_ms = min(charge.limit.bucket_ms for charge in charges)
 
     def extend_lease(self, now_ms: int, sent_at: float) -> None:
-        """Take in that the store's clock showed `now_ms` after `sent_at`. The reply to the latest
+        """Record that the store's clock showed `now_ms` after `sent_at`. The reply to the latest
         request counts, as the clocks have had the least time to drift apart since.
         """
         left_ms = self.lease_bucket_ends_ms - now_ms
@@ -343,7 +343,7 @@ class Leases:
         """Leases that are new to `LeaseReviews`."""
 
     def observe_demand(self, state: LeasedKeyState, now: float, cost: int = 0) -> None:
-        """Take in what has been spent since the last observation, and a call of `cost`."""
+        """Record what has been spent since the last observation, and a call of `cost`."""
         with self._states.state_lock:
             with self._states.counter_lock:
                 spent = state.left_at_observation - state.permits_left
@@ -443,7 +443,7 @@ class LeasePrefetches:
         self._queue: deque[LeasedKeyState] = deque()
 
     def request(self, state: LeasedKeyState, now: float) -> None:
-        """Have the worker fetch the next lease of `state`, as few permits are left."""
+        """Request the next lease of `state` from the worker, as few permits are left."""
         state.prefetch_threshold = -1
         self._queue.append(state)
         self._schedule.flush_by(now)

@@ -1,4 +1,4 @@
-"""What is counted in this process, until the store has acknowledged it.
+"""Counts of this process, until the store has acknowledged them.
 
     from       event                                           to
     counted    its bucket ends, or its key is flushed          pending
@@ -53,8 +53,8 @@ bounds the number of these.
 
 
 class FlushHooks(Protocol[S_contra]):
-    """What is called around each flush, for a strategy that follows what all processes count. Where
-    it is set, every flush asks for these counts (`pull`).
+    """Hooks around each flush, for a strategy that follows what all processes count. Where it is
+    set, every flush asks for these counts (`pull`).
     """
 
     def before_flush(self, state: S_contra) -> None:

@@ -63,7 +63,7 @@ class ViewReadReply(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ViewFlush(Command[ViewFlushReply]):
-    """What entries did in a process, by origin and second. `charges` is empty.
+    """The counts of entries of one process, by origin and second. `charges` is empty.
 
     The views take each `seq` (rising) of a `sender` (hexadecimal) once, so that a flush whose
     outcome is unknown can be sent again; without a sender they take every flush.

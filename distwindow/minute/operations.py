@@ -31,7 +31,7 @@ class EntryEvent(NamedTuple):
 
 
 class EntryViews(Protocol):
-    """What limiters need of the minute views (`minute/views.py`)."""
+    """The minute views as limiters use them (`minute/views.py`)."""
 
     def count(self, event: EntryEvent) -> None:
         """Count what an entry did. Raises `ConfigurationError` once the limiter is closed."""

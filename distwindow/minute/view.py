@@ -17,10 +17,10 @@ from ..ring.ring import MAX_TOTAL
 from ..ring.stats import Bucket
 
 SECONDS = 60
-"""How many seconds a view has."""
+"""The number of seconds of a view."""
 
 ALL_ORIGINS = ""
-"""What the view of all entries is stored under: no origin is empty."""
+"""The origin under which the view of all entries is stored: no origin is empty."""
 
 
 ViewCounts = Mapping[str, tuple[Bucket, ...]]
@@ -29,7 +29,7 @@ ViewCounts = Mapping[str, tuple[Bucket, ...]]
 
 @dataclass(frozen=True, slots=True)
 class MinuteStats:
-    """What entries did in the last minute: all entries of a key, or those of one origin.
+    """Statistics of entries over the last minute: all entries of a key, or those of one origin.
 
     `passed` and `blocked` count permits; `success`, `error` and response times are of the calls
     that ended. Calls without an entry are not in it.

@@ -1,4 +1,4 @@
-"""What entries do, on its way into the minute views of the store.
+"""Counts of entries, on their way into the minute views of the store.
 
 An entry appends an event to a queue, which takes no lock, and so can be done anywhere. A flush adds
 the events up by key, origin and second, and sends one command for each key:
@@ -47,7 +47,7 @@ _MIN_RETENTION_S = 5.0
 
 
 class _Counters:
-    """What one origin did in one second."""
+    """The counts of one origin in one second."""
 
     __slots__ = ("blocked", "error", "passed", "rt_min_ms", "rt_sum_ms", "success")
 
@@ -66,7 +66,7 @@ class _Counters:
 
 
 class _Batch(NamedTuple):
-    """What was sent, and how many counts are in it."""
+    """Counts that were sent, and their number."""
 
     command: ViewFlush
     counts: int
@@ -75,7 +75,7 @@ class _Batch(NamedTuple):
 
 
 class _KeyViews:
-    """What the entries of one key did and the store has not acknowledged."""
+    """The counts of the entries of one key that the store has not acknowledged."""
 
     __slots__ = ("counters", "in_flight", "name", "newest_second")
 

@@ -36,7 +36,7 @@ class AsyncClock(Clock, Protocol):
     """A clock that tasks can sleep on as well."""
 
     async def sleep_async(self, seconds: float, /) -> None:
-        """Let `seconds` pass for this task; other tasks run meanwhile."""
+        """Sleep for `seconds` in this task; other tasks run meanwhile."""
         ...
 
 

@@ -75,7 +75,7 @@ class Command(Generic[Reply]):
     charges: tuple[Charge, ...]
     now_ms: int | None = None
     _split_frame: tuple[bytes, bytes] | None = field(default=None, repr=False, kw_only=True)
-    """What comes before and after the stamp in `frame`; None until the first call of it."""
+    """The parts before and after the stamp in `frame`; None until the first call of it."""
 
     @property
     def keys(self) -> list[bytes]:

@@ -85,13 +85,13 @@ class Decision(NamedTuple):
     `wait`; `over_limit`, refused.
     """
     source: Source
-    """What decided: `store` (Redis), or this process: `lease` from permits bought from the store,
-    `deny_cache` from a cached refusal of the store, `local` from its own window.
+    """The place that decided: `store` (Redis), or this process: `lease` from permits bought from
+    the store, `deny_cache` from a cached refusal of the store, `local` from its own window.
     """
     now_ms: int
     """When it was decided, by the store's clock, ms since the epoch."""
     charged: tuple[Charge, ...] | None = None
-    """What was counted in which ring, for `refund`; None when nothing was."""
+    """The charges that were counted, for `refund`; None when nothing was."""
 
     def __bool__(self) -> bool:
         return self.allowed

@@ -47,7 +47,7 @@ class ShapingTerms(NamedTuple):
     warmup: float | None = None
     cold_factor: int | None = None
     words: Mapping[str, str] = MappingProxyType({})
-    """How they are written, by name, where they stand in a string: `paced 500ms`."""
+    """Terms as they are written, by name, where they stand in a string: `paced 500ms`."""
 
     def or_else(self, others: ShapingTerms) -> ShapingTerms:
         """Return these terms, with those of `others` where there are none."""
@@ -308,7 +308,7 @@ _ARGUMENTS = {
     "warmup": "a warm-up",
     "cold_factor": "a cold factor",
 }
-"""What the arguments are called where they stand in a string."""
+"""Names of the arguments where they stand in a string."""
 _UNITS_DESCENDING = ("week", "day", "hour", "minute", "second", "ms")
 _EXAMPLES = (
     'write it like "100/second", "10 per 2 hours", "100/5m", "5000/day strict 24 buckets" or '
@@ -359,7 +359,7 @@ class Limit:
     bucket_ms: int = field(compare=False)
     """The length of one bucket in ms."""
     span: int = field(compare=False)
-    """How many buckets are summed: `buckets`, and one more when strict."""
+    """The number of buckets that are summed: `buckets`, and one more when strict."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What `MemoryStore` replies, by the rings of a call."""
+"""Replies of `MemoryStore`, by the rings of a call."""
 
 from __future__ import annotations
 

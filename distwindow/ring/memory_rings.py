@@ -1,4 +1,4 @@
-"""What a store in this process keeps, and the commands on plain rings, executed on it: the
+"""Values of a store in this process, and the commands on plain rings, executed on it: the
 specification of their scripts.
 
 Each feature has a `memory.py` with its own commands, and keeps what it stores beside the rings.
@@ -35,7 +35,7 @@ class MemoryValues:
         self._sweep_size = _MIN_SWEEP_SIZE
 
     def put(self, name: bytes, value: Any, now: int) -> None:
-        """Make `value` the one of this name."""
+        """Store `value` under this name."""
         if name not in self.by_name and len(self.by_name) >= self._sweep_size:
             self._sweep(now)
         self.by_name[name] = value
@@ -183,8 +183,8 @@ class MemoryRings:
         return CountReply(sum(removed), now)
 
     def _put(self, name: bytes, ring: Ring, now: int) -> None:
-        """Make `ring` the one of this name. Its content goes into the present one, which commands
-        may be linked to.
+        """Store `ring` under this name. Its content goes into the present one, which commands may
+        be linked to.
         """
         present = self._values.get(name)
         if present is None:

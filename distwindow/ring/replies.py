@@ -11,14 +11,14 @@ from .ring import MAX_TOTAL
 from .stats import Bucket, RingState
 
 PAST_DEADLINE = -2
-"""What follows the stamp in a reply if the script ran after its deadline, and so did nothing."""
+"""The word behind the stamp in a reply if the script ran after its deadline, and so did nothing."""
 
 
 class AcquireReply(NamedTuple):
     """The reply of `acquire` and `peek` to a number of equal calls."""
 
     admitted: int
-    """How many of the calls are admitted: the first ones."""
+    """The number of calls that are admitted: the first ones."""
     binding_index: int
     """The index of the binding ring, from 0: the refusing one, if any call is refused."""
     left: int

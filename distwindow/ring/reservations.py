@@ -41,7 +41,7 @@ class Reservations:
         self.last = max(newest, max(self.borrowed, default=newest))
         """The last bucket with a reservation; the newest one if there is none."""
         self.peak_excess = 0
-        """What the fullest window that contains the newest bucket holds more than `used`."""
+        """The permits that the fullest window with the newest bucket holds beyond `used`."""
         excess = 0
         for number in range(newest + 1, min(self.last, newest + span - 1) + 1):
             excess += self.borrowed.get(number, 0) - closed.get(number - span, 0)

@@ -228,8 +228,8 @@ class Ring:
 
     @property
     def peak(self) -> int:
-        """What a plain call is compared with: `used`, or what is in a fuller window that contains
-        the newest bucket and coming ones.
+        """The sum with which a plain call is compared: `used`, or what is in a fuller window that
+        contains the newest bucket and coming ones.
         """
         return self.used if self.reservations is None else self.used + self.reservations.peak_excess
 
@@ -263,7 +263,7 @@ class Ring:
         self._reserve(borrowed)
 
     def _reserve(self, borrowed: dict[int, int]) -> None:
-        """Make `borrowed` the borrowed permits, by bucket number."""
+        """Replace the borrowed permits by `borrowed`, by bucket number."""
         after = Reservations(borrowed, self._closed_passed, self.newest_number, self.span)
         shortcut_start = self.start if after.last == self.newest_number else RETIRED_START
         reservations = after if after.borrowed else None

@@ -1,4 +1,4 @@
-"""What a ring holds at one moment, and the statistics of it."""
+"""Contents of a ring at one moment, and their statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .reservations import Reservations
 
 @dataclass(frozen=True, slots=True)
 class ShapingStats:
-    """How a limit that is paced or warms up (docs/howto/pacing.md) stands now. The tokens are those
+    """The state of a limit that is paced or warms up (docs/howto/pacing.md). The tokens are those
     of Sentinel's WarmUpController (storedTokens, warningToken, maxToken).
     """
 

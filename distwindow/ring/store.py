@@ -1,4 +1,4 @@
-"""What a store is: it executes commands. One protocol for threads, one for tasks."""
+"""Stores, which execute commands: one protocol for threads, one for tasks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class AsyncStore(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass on the store's clock."""
+        """Sleep for `seconds` on the store's clock."""
         ...
 
     async def aclose(self) -> None:

@@ -1,1 +1,1 @@
-"""What runs the engine for threads and tasks: operations, their drivers, and the worker."""
+"""Runtime of the engine for threads and tasks: operations, their drivers, and the worker."""

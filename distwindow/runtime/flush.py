@@ -30,7 +30,7 @@ class FlushSchedule:
         """Wakes the worker, as `next_due_at` is earlier than it was."""
 
     def flush_by(self, at: float) -> None:
-        """Have the worker flush at `at` (monotonic seconds) or earlier."""
+        """Ask the worker to flush at `at` (monotonic seconds) or earlier."""
         # A time that is more than an interval and a second before `at` is replaced, too: what was
         # to flush then (the task of an event loop, for example) has ended, or was not woken.
         if at < self.next_due_at or self.next_due_at < at - self.interval_s - 1:
@@ -67,7 +67,7 @@ class FlushSource:
     """Wakes the worker, as `next_due_at` is earlier than it was. Set by the worker."""
 
     dropped = 0
-    """How many counts the store never received, and never will."""
+    """The number of counts that the store never received, and never will."""
 
     def clock_probe(self) -> list[OutgoingCommand]:
         """Return what has to be sent before any counts can be: its reply has the store's time."""
@@ -85,7 +85,7 @@ class FlushSource:
         """Set `next_due_at` after a flush."""
 
     def pause_calls(self, hold: Callable[[], object]) -> None:
-        """Have every call run `hold` before it is decided."""
+        """Run `hold` in every call before it is decided."""
 
     def unreturned_permits(self) -> int:
         """Return how many leased permits are still to be given back."""
@@ -130,7 +130,7 @@ def was_interrupted(reply: object) -> bool:
 
 
 class FlushResult(NamedTuple):
-    """How a flush ended."""
+    """The end of a flush."""
 
     failure: DistwindowError | None
     """The first error; None if there is none."""

@@ -1,4 +1,4 @@
-"""What the operations and the worker need of a strategy (`local/`), and what most share."""
+"""Strategies (`local/`) as operations and the worker use them, and what most of them share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .steps import Operation, WaitFor
 
 
 class Strategy(ScheduledSource):
-    """How a limiter decides. What a strategy does not define is that of one that keeps nothing of
-    the windows in this process.
+    """A limiter's way to decide. What a strategy does not define is that of one that keeps nothing
+    of the windows in this process.
     """
 
     uses_leases = False
@@ -34,7 +34,7 @@ class Strategy(ScheduledSource):
         return None
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
-        """Have the store decide a call, after `decide_locally` has returned None."""
+        """Send a call to the store, after `decide_locally` has returned None."""
         raise NotImplementedError  # each strategy has one
 
     def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
@@ -50,7 +50,7 @@ class Strategy(ScheduledSource):
         return None
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        """Take in that the store has refused a call that was sent at `sent_at` (monotonic seconds).
+        """Record that the store has refused a call that was sent at `sent_at` (monotonic seconds).
         Return `decision`.
         """
         return decision

@@ -327,8 +327,8 @@ def is_joined_later() -> bool:
 
 
 def call_after_joined_threads(function: Callable[[], None]) -> bool:
-    """Have `function` called when the threads that Python joins have ended, and again if others
-    have been started and have ended meanwhile. False if no thread could be started for that.
+    """Call `function` when the threads that Python joins have ended, and again if others have been
+    started and have ended meanwhile. False if no thread could be started for that.
     """
 
     def wait_and_call() -> None:
@@ -505,8 +505,8 @@ class Uwsgi:
         self._hooked = False
 
     def hook_fork(self) -> None:
-        """Have limiters begin anew in forked workers. Called when a limiter is made; the first call
-        in a process installs the hook.
+        """Reset limiters in forked workers. Called when a limiter is made; the first call in a
+        process installs the hook.
         """
         uwsgi = sys.modules.get("uwsgi")
         if uwsgi is None or self._hooked or not hasattr(uwsgi, "opt"):
@@ -598,11 +598,11 @@ class Shutdown:
         self._exit_hooks.after_fork()
 
     def add(self, worker: FlushWorker) -> None:
-        """Have `worker` flush before the process ends."""
+        """Add `worker` to those that flush before the process ends."""
         self._workers.append(worker)
 
     def hook_exit(self) -> None:
-        """Have `flush_at_exit` called when this process exits, by each hook of `exit_hooks.py`."""
+        """Call `flush_at_exit` when this process exits, by each hook of `exit_hooks.py`."""
         self._exit_hooks.install()
 
     def hold_call(self) -> None:
@@ -650,7 +650,7 @@ class Shutdown:
             )
 
     def _pause_daemon_threads(self) -> None:
-        """Have the calls of daemon threads wait from now on: they go on while Python exits, and no
+        """Block the calls of daemon threads from now on: they go on while Python exits, and no
         flush would send what they count. The thread that flushes goes on, too.
         """
         self.flushing_threads.add(_thread.get_ident())
@@ -844,7 +844,7 @@ class _LoopWorker:
         self._cancelled = False
 
     def wake(self, job: FlushJob) -> None:
-        """Have `job` flushed when it is due."""
+        """Flush `job` when it is due."""
         self.unsent.add(job)
         if self._woken is not None:
             _set_woken(self._woken)

@@ -29,7 +29,7 @@ class CallNodes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a caller asks for: `count` permits of `resource`, and who asks, where."""
+    """One call: `count` permits of `resource`, and who asks, where."""
 
     resource: str
     context: str

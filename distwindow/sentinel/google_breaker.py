@@ -27,7 +27,7 @@ FORCE_PASS_MS = 1000
 
 
 class BreakerHistory(NamedTuple):
-    """What the breaker knows before it decides.
+    """The calls that the breaker knows before it decides.
 
     `failing_buckets` and `working_buckets` are the lengths of the runs of buckets without a success
     and without a failure, at the newest end.

@@ -74,7 +74,7 @@ class DegradeSlot:
 
 
 class FlowCheck(NamedTuple):
-    """How the check of a call ended, at `now` (ms): the rule that refused it, or None.
+    """The end of the check of a call, at `now` (ms): the rule that refused it, or None.
 
     `borrowed` is true if its pass was borrowed. That ends the whole chain, as Sentinel's
     `PriorityWaitException` does: no further rule or slot is asked.

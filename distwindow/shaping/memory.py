@@ -1,5 +1,5 @@
-"""What `MemoryStore` decides and replies where limits are paced or warm up: the specification of
-`acquire_shaped` and `peek_shaped`.
+"""Limits on `MemoryStore` that are paced or warm up: the specification of `acquire_shaped` and
+`peek_shaped`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ _MAX_RETRY_ROUNDS = 8
 
 
 class ShapingState(NamedTuple):
-    """What is kept of one limit of one key. Times are ms since the epoch where not named otherwise.
+    """The stored state of one limit of one key. Times are ms since the epoch where not named
+    otherwise.
 
     It has expired at `expires_at_ms`: a limit then decides as if there had never been a call.
     """
@@ -43,9 +44,9 @@ class ShapingState(NamedTuple):
     moment_us: int | None
     """The promised moment, us since the epoch; None: nothing was promised yet."""
     moment_rest: int
-    """What the promised moment is later than `moment_us`, in parts of a microsecond."""
+    """The time from `moment_us` to the promised moment, in parts of a microsecond."""
     moment_parts: int
-    """How many parts a microsecond has: the amount of the limit."""
+    """The number of parts of a microsecond: the amount of the limit."""
     tokens: int
     """Tokens, in parts: one permit has as many parts as the interval has ms."""
     filled_ms: int | None
@@ -59,7 +60,7 @@ _NO_CALLS = ShapingState(0, None, 0, 1, 0, None, 0, 0)
 
 
 class Shaping:
-    """How one limit paces calls and warms up. Holds no state."""
+    """Pacing and warm-up of one limit. Holds no state."""
 
     __slots__ = (
         "_above",

@@ -37,7 +37,7 @@ from ..waiting.memory import MemoryLines
 Reply = TypeVar("Reply")
 
 _RingLink: TypeAlias = "tuple[MemoryStore, Ring, int, int, int, Limit, int, AnyKey]"
-"""What a command keeps of its only ring (`Acquire.ring_link`): (store, ring, `bucket_ms`, ms of the
+"""A command's link to its only ring (`Acquire.ring_link`): (store, ring, `bucket_ms`, ms of the
 window, amount, limit, cost, key). A plain tuple, which is unpacked fastest.
 """
 _new_tuple = tuple.__new__

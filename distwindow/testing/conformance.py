@@ -183,7 +183,7 @@ class Difference(NamedTuple):
     """Where a store differs from the specification."""
 
     commands: list[Command[Any]]
-    """Those up to the one whose reply differs."""
+    """The commands up to the one whose reply differs."""
     actual: Any
     expected: Any
 

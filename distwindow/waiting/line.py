@@ -38,7 +38,7 @@ class VirtualQueue(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What a caller is told."""
+    """A turn as it is told to a caller."""
 
     turn_ms: int
     """When to ask again, ms since the epoch."""

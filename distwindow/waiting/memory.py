@@ -1,4 +1,4 @@
-"""How `MemoryStore` gives out turns: the specification of `lua/acquire_turn.lua`."""
+"""Turns on `MemoryStore`: the specification of `lua/acquire_turn.lua`."""
 
 from __future__ import annotations
 

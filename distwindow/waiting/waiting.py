@@ -110,11 +110,11 @@ class Waiter:
 
     @property
     def waited_ms(self) -> int:
-        """How long it has waited, ms."""
+        """The time that it has waited, ms."""
         return round((self._clock.monotonic() - self._began_at) * 1000)
 
     def wake(self) -> None:
-        """Have the waiter look whether it is the head now."""
+        """Wake the waiter to look whether it is the head now."""
         self._wake_up.wake()
 
     def sleep(self, seconds: float) -> None:
@@ -143,7 +143,7 @@ class RetryAt(NamedTuple):
 
 
 class QueueTurns:
-    """What the heads of one queue hand on: see `waiting/waiting.py`."""
+    """State that the heads of one queue hand on: see `waiting/waiting.py`."""
 
     __slots__ = ("free_calls", "turn")
 
@@ -213,7 +213,7 @@ class QueueSlot(Waiter):
 
     @property
     def turns(self) -> QueueTurns:
-        """What the head has from those before it, and leaves to those behind."""
+        """The state that the head has from those before it, and leaves to those behind."""
         assert self._queue is not None
         return self._queue.turns
 
@@ -333,7 +333,9 @@ class WaitQueues:
             queue.earliest_deadline = earliest
 
     def on_freed(self, charges: Iterable[Charge]) -> None:
-        """Have the heads of the queues of these rings ask at once: permits have been given back."""
+        """Wake the heads of the queues of these rings to ask at once: permits have been given
+        back.
+        """
         self.times_freed += 1
         for charge in charges:
             for name in (charge.ring, charge.ring + PRIORITY):
@@ -521,8 +523,8 @@ class Turns:
     def ask(
         self, acquire: Acquire, held_ms: int = 0, *, takes_next: bool = False
     ) -> Operation[TurnAnswer]:
-        """Have the call of `acquire` decided: by permits that are held here, or by the store, and
-        never by a cached refusal. `held_ms`: the turn that the caller has been told before.
+        """Decide the call of `acquire`: by permits that are held here, or by the store, and never
+        by a cached refusal. `held_ms`: the turn that the caller has been told before.
         """
         charges = acquire.charges
         sent_at = self._monotonic()

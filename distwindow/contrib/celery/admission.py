@@ -1,4 +1,4 @@
-"""What the gate asks the limiter, and what it does while that fails.
+"""Questions of the gate to the limiter, and what follows when one fails.
 
 the limiter raises       is asked again                   the tasks meanwhile
 StoreError: an outage    for no line, until a pause ends  wait, or run with on_store_error="run"
@@ -40,7 +40,7 @@ Ask = Callable[[AnyKey, tuple[Limit, ...], int], Decision]
 
 
 class Answer(NamedTuple):
-    """What becomes of the first task of a line."""
+    """An answer to the first task of a line."""
 
     admitted: bool
     wait_s: float

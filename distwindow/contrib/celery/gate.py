@@ -86,7 +86,7 @@ class ReturnTurns:
     def note_sent_back(
         self, entry: ParkedTask[Any], limits: tuple[Limit, ...], turn_s: float
     ) -> None:
-        """Let the worker's own next turn follow the one at which this task comes back."""
+        """Move the worker's own next turn behind the one at which this task comes back."""
         seconds = [min(entry.cost, limit.amount) * limit.per / limit.amount for limit in limits]
         entry.line.next_turn_s = turn_s + max(seconds, default=0.0)
 
@@ -104,7 +104,7 @@ class StartRefused(ConfigurationError, SystemExit):
 
 
 def exit_on_configuration_error(create: Callable[..., None]) -> Callable[..., None]:
-    """Make `create`, a boot step's, end the worker for a `ConfigurationError`, and log it."""
+    """Log a `ConfigurationError` of `create`, a boot step's, and end the worker."""
 
     @functools.wraps(create)
     def create_or_end(*args: Any) -> None:
@@ -172,7 +172,7 @@ class Gate:
         """Tasks of which some that wait here have been revoked, and are to leave now."""
         self._granted: deque[TaskQueue[Any]] = deque()
         self._without_room: deque[ParkedTask[Any]] = deque()
-        """What is to be sent back because there is more than `max_parked`."""
+        """Tasks to be sent back because there is more than `max_parked`."""
         self._may_send_back = _MOST_SENT_BACK
         self._may_send_back_until_s = 0.0
         self._closed = False
@@ -184,7 +184,7 @@ class Gate:
 
     @property
     def waiting_for_limits(self) -> int:
-        """How many tasks need no slot now, because their limits do not let them start."""
+        """The number of tasks that need no slot now, because their limits do not let them start."""
         return sum(line.size for line in self.lines if line.state == "waiting")
 
     # -- from the worker ---------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class Gate:
         self.run_pending()
 
     def drop_revoked(self, task: str) -> None:
-        """Let the tasks of this name that are revoked leave now, and not when their lines ask."""
+        """Remove the revoked tasks of this name now, and not when their lines ask."""
         self._with_revoked.append(task)
         self.run_pending()
 
@@ -299,7 +299,7 @@ class Gate:
             self._park(entry.line, 0.0, [entry])
 
     def _watch_expiry(self, entry: ParkedTask[Any], earliest_s: float = 0.001) -> None:
-        """Have `entry` looked at when it expires, too: its line may ask much later."""
+        """Look at `entry` when it expires, too: its line may ask much later."""
         after_s = self.worker.expires_after_s(entry.item)
         if after_s is not None:
             entry.expires_s = self.worker.monotonic() + max(after_s + 0.001, earliest_s)
@@ -345,7 +345,7 @@ class Gate:
         return self._ended_connections > 0 or self.worker.is_stopping()
 
     def _go_on(self, line: TaskQueue[Any], answer: Answer) -> None:
-        """Let the next task of a line ask: at once, or when there can be a permit for it again."""
+        """Ask for the next task of a line: at once, or when there can be a permit for it again."""
         following = line.head
         if following is None or answer.left is None or following.cost <= answer.left:
             self.lines.ask_again(line)
@@ -405,7 +405,7 @@ class Gate:
             )
 
     def _adjust_prefetch(self) -> None:
-        """Have the worker fetch one more message for each task that is parked, up to a bound."""
+        """Fetch one more message for each task that is parked, up to a bound."""
         if self._ended_connections:
             return  # the prefetch count of a new connection was never raised for these tasks
         wanted = min(self.parked, self._max_parked)

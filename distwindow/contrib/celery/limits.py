@@ -43,7 +43,7 @@ class CeleryTaskLimits:
     """Empty if the task is not limited."""
     charge: KeyAndCost
     source: str
-    """What has set the limits, for people."""
+    """The setting that has set the limits, for people."""
 
     def key_and_cost(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], call: object = None

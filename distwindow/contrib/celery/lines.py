@@ -35,7 +35,9 @@ class Schedule(Generic[T]):
         return len(self._items)
 
     def set(self, item: T, at_s: float) -> None:
-        """Let `item` be due at `at_s`, and no longer at the moment that it had."""
+        """Set the time at which `item` is due to `at_s`, and no longer at the moment that it
+        had.
+        """
         self.cancel(item)
         number = self._next_number
         self._next_number += 1
@@ -126,7 +128,7 @@ class ParkedTask(Generic[T]):
         return self.rank == _FIRST
 
     def admit(self) -> None:
-        """Have it stay the first of its line, as which it was admitted."""
+        """Keep it the first of its line, as which it was admitted."""
         self.rank = _FIRST
 
 
@@ -152,7 +154,7 @@ class TaskQueue(Generic[T]):
         self.entries: list[ParkedTask[T]] = []
         """In their order; some have left already."""
         self.size = 0
-        """How many have not left."""
+        """The number of those that have not left."""
         self.began_s: float | None = None
         """When the line was refused for the first time."""
         self.started = 0
@@ -189,7 +191,7 @@ class TaskQueues(Generic[T]):
         self._due: Schedule[TaskQueue[T]] = Schedule()
         self._kept_until: Schedule[ParkedTask[T]] = Schedule()
         self.size = 0
-        """How many tasks are in all lines."""
+        """The number of tasks in all lines."""
 
     def __iter__(self) -> Iterator[TaskQueue[T]]:
         return iter(list(self._lines.values()))
@@ -236,13 +238,13 @@ class TaskQueues(Generic[T]):
             self._drop(line)
 
     def ask_again(self, line: TaskQueue[T]) -> None:
-        """Let a line that was asking take its next turn, behind the other lines."""
+        """Return a line that was asking to those that are ready, behind the other lines."""
         if line.state == "asking":
             line.state = "ready"
             self._ready.append(line)
 
     def wait(self, line: TaskQueue[T], until_s: float) -> None:
-        """Let a line that was asking wait."""
+        """Put a line that was asking among those that wait."""
         if line.state == "asking":
             line.state = "waiting"
             self._due.set(line, until_s)
@@ -255,13 +257,13 @@ class TaskQueues(Generic[T]):
         return newly
 
     def advance(self, now_s: float) -> None:
-        """Let each line take its turn whose moment has come by `now_s`."""
+        """Move the lines to those that are ready whose moment has come by `now_s`."""
         while (line := self._due.pop_due(now_s)) is not None:
             line.state = "ready"
             self._ready.append(line)
 
     def stop_waiting(self, line: TaskQueue[T]) -> None:
-        """Let a line ask now, if it waits."""
+        """Move a line to those that are ready, if it waits."""
         if line.state == "waiting":
             self._due.cancel(line)
             line.state = "ready"
@@ -279,7 +281,7 @@ class TaskQueues(Generic[T]):
         return self._kept_until.pop_due(now_s)
 
     def keep_until(self, entry: ParkedTask[T], at_s: float) -> None:
-        """Let `entry` be overdue at `at_s`; never, if that is infinite."""
+        """Set the time at which `entry` is overdue to `at_s`; never, if that is infinite."""
         if not entry.left and at_s < math.inf:
             self._kept_until.set(entry, at_s)
 

@@ -20,8 +20,8 @@ _PRUNE_AT = 64
 
 
 class PoolSlots(Protocol):
-    """How the gate gets slots. `take` calls `grant` once a slot is held, perhaps at once; then
-    follows either `give_back` or `start`, which uses it for a task.
+    """The pool's slots, as the gate gets them. `take` calls `grant` once a slot is held, perhaps at
+    once; then follows either `give_back` or `start`, which uses it for a task.
 
     Tasks without limits and lines have the same number of starts where both wait. A line that is
     refused has had none.
@@ -53,7 +53,7 @@ class PoolSlots(Protocol):
 
 
 class _Waiting:
-    """What waits for a slot, and whose turn it is: of lines, unless they have had more starts.
+    """A queue for slots. It is the turn of lines, unless they have had more starts.
 
     Several slots may be free at once, when a line can take only one before it asks again. So starts
     are counted, and lines catch up later.

@@ -151,8 +151,8 @@ def note_delivery(message: Any, queue: str) -> dict[str, Any]:
 
 
 def restore_delivery(request: Any) -> None:
-    """Let a task see the exchange and the routing key of the original: it may read them, and a
-    retry is published with them.
+    """Restore the exchange and the routing key of the original: a task may read them, and a retry
+    is published with them.
     """
     noted = (request.message.headers or {}).get(_HEADER)
     delivery = request.delivery_info
@@ -205,7 +205,7 @@ def is_taken_away(message: Any, received_at: float) -> bool:
 
 
 def forget(message: Any) -> None:
-    """Let the prefetch count go on without a message that is another worker's now. It has the same
+    """Remove a message that is another worker's now from the prefetch count. It has the same
     delivery tag there, so it is neither acknowledged nor put back for it.
     """
     qos: Any = getattr(message.channel, "qos", None)
@@ -258,14 +258,14 @@ class GivenBack:
 
 
 class _Pushes(list[tuple[str, Any]]):
-    """What kombu would push to put a message back."""
+    """Records what kombu would push to put a message back."""
 
     def rpush(self, queue: str, text: Any) -> None:
         self.append((queue, text))
 
 
 def survive_lost_connections(channel: Any, end_connection: Callable[[], None]) -> None:
-    """Have kombu raise what Celery expects when a message of a connection that has ended is
+    """Patch kombu to raise what Celery expects when a message of a connection that has ended is
     acknowledged or put back. On Redis it raises `AttributeError`, which ends the worker, where it
     has no connection left for that.
 

@@ -116,7 +116,7 @@ OnStoreError = Literal["hold", "run"]
 OLDEST_CELERY = (5, 4)
 
 _VISIBILITY_TIMEOUT_S = {"redis": 3600.0, "sqs": 1800.0}
-"""What kombu's transports use where `visibility_timeout` is not set."""
+"""The time that kombu's transports use where `visibility_timeout` is not set."""
 _CONSUMER_TIMEOUT_S = 1800.0
 """RabbitMQ's `consumer_timeout` where it is not set; a worker cannot ask for it."""
 

@@ -1,4 +1,4 @@
-"""What the gate needs of the worker it runs in."""
+"""The worker as its gate uses it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHORTEST_SLEEP_S = 0.001
 
 
 class WorkerPort(Protocol):
-    """What the gate needs of the worker around it."""
+    """The worker as the gate uses it."""
 
     def monotonic(self) -> float: ...
 
@@ -55,8 +55,8 @@ class WorkerPort(Protocol):
         """Return when the worker received the message, by `monotonic`."""
 
     def adjust_prefetch(self, raised: int, wanted: int) -> int:
-        """Let the worker fetch `wanted` messages beyond its prefetch count; it was let fetch
-        `raised`. Return how many it may now: the worker's settings may allow fewer.
+        """Raise the prefetch count by `wanted` messages; it was raised by `raised`. Return how many
+        it may now: the worker's settings may allow fewer.
         """
 
     def expires_after_s(self, request: Any) -> float | None:
@@ -72,7 +72,9 @@ class WorkerPort(Protocol):
         """Drop a task that is another worker's now."""
 
     def give_back(self, requests: list[Any]) -> None:
-        """Have the broker deliver tasks again whose connection has ended. They never start here."""
+        """Ask the broker to deliver tasks again whose connection has ended. They never start
+        here.
+        """
 
     def can_send_back(self, request: Any) -> bool: ...
 

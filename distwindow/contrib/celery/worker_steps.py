@@ -39,7 +39,9 @@ from .worker import logger
 
 
 def leave_out_of_autoscaling(worker: Any, waiting: Callable[[], int]) -> None:
-    """Have the worker's autoscaler, if it has one, leave out as many tasks as `waiting` returns."""
+    """Patch the worker's autoscaler, if it has one, to leave out as many tasks as `waiting`
+    returns.
+    """
     autoscaler = getattr(worker, "autoscaler", None)
     its_class: Any = type(autoscaler)
     if not isinstance(getattr(its_class, "qty", None), property):
@@ -67,7 +69,7 @@ def _stamp(sender: Any, request: Any, **_: Any) -> None:
 
 
 class CeleryWorkerPort:
-    """What the gate needs of Celery's worker."""
+    """Celery's worker as the gate uses it."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker

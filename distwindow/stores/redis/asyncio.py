@@ -238,7 +238,7 @@ class TicksInFlight:
         ticks.insert(at, tick)
 
     def ensure_timer(self, deadline: float) -> None:
-        """Have the timer run by `deadline`, which is that of a tick that was added."""
+        """Run the timer by `deadline`, which is that of a tick that was added."""
         if self._timer is not None and deadline < self._timer_deadline:
             self.cancel_timer()
         if self._timer is None:

@@ -161,7 +161,7 @@ class PipelinedConnection(asyncio.Protocol):
         return self._transport is not None and self.generation == self.node.generation
 
     def send(self, request: Request, caller: ReplyReceiver) -> None:
-        """Have `request` written with the next `flush`, or as soon as the connection is open."""
+        """Write `request` with the next `flush`, or as soon as the connection is open."""
         if self.opening:
             self._unsent.append((request, caller))
         elif self._through_client is not None:
@@ -172,7 +172,7 @@ class PipelinedConnection(asyncio.Protocol):
             self.send_frame(request.frame(), caller)
 
     def send_frame(self, frame: bytes, caller: ReplyReceiver) -> None:
-        """Have `frame` written with the next `flush`, over an open connection."""
+        """Write `frame` with the next `flush`, over an open connection."""
         self._awaiting_reply.append(caller)
         self._frames.append(frame)
         if len(self._frames) >= _MAX_WRITE_FRAMES:
@@ -313,12 +313,12 @@ class PipelinedConnection(asyncio.Protocol):
                 self.end("the task that reads the replies has ended")
 
     def _on_opened(self, opening: asyncio.Task[None]) -> None:
-        """Take in the end of `_open`: a task that is cancelled before its first step never runs."""
+        """Note the end of `_open`: a task that is cancelled before its first step never runs."""
         if opening.cancelled():
             self._on_cancelled()
 
     def _on_cancelled(self) -> None:
-        """Have the next call open another connection."""
+        """Forget the connection: the next call opens another."""
         if not self._ended:
             self._ended = True
             self._owner.on_connection_ended(self)

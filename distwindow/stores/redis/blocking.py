@@ -84,7 +84,7 @@ one ring and every call is admitted. That is nearly every reply.
 """
 
 CallShare: TypeAlias = "ShortReply | AcquireReply"
-"""What one caller gets. A share is cheaper to make than a decision: where threads share a call, one
+"""The share of one caller. It is cheaper to make than a decision: where threads share a call, one
 thread makes all shares while the others wait, and then each makes its own decision.
 """
 

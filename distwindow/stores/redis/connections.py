@@ -590,7 +590,7 @@ class _ThreadLifetime:
 
 
 class ThreadState:
-    """What the store keeps for the current thread: see `_new_thread_state`."""
+    """State of the store for the current thread: see `_new_thread_state`."""
 
     def __init__(self) -> None:
         self.call_in_progress = False

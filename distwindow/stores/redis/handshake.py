@@ -19,7 +19,7 @@ MIN_VERSION = (6, 2)
 
 
 class HandshakeResult(NamedTuple):
-    """What the handshake found out."""
+    """The findings of the handshake."""
 
     now_ms: int | None
     """The server's time, if scripts may look at it."""

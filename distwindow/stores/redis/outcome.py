@@ -1,5 +1,5 @@
-"""How one command gets executed at most once: where it is sent, how long it may take, and what each
-raw reply leads to.
+"""Execution of one command, at most once: where it is sent, how long it may take, and what each raw
+reply leads to.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RIGHTS = (
 )
 """The least rights of a user with which limiters work, in the words of an ACL rule."""
 RIGHTS_OF_SLOTS = "+zadd +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
-"""Those that concurrency limits need besides."""
+"""Rights that concurrency limits need besides."""
 GRANT = (
     f"grant the user these rights: {RIGHTS} (for concurrency limits also {RIGHTS_OF_SLOTS}), on "
     "the keys that begin with the prefix"
@@ -201,7 +201,7 @@ class BackgroundJob(Generic[T]):
         self._lock = threading.Lock()
         self._results: list[T] = []
         self.failure: Exception | None = None
-        """What the work has raised, or `JobAbandoned`."""
+        """The error that the work has raised, or `JobAbandoned`."""
         self._wanted = True
         self._started = False
         self._run_lock = threading.Lock()
@@ -253,7 +253,7 @@ class BackgroundJob(Generic[T]):
 
     @property
     def result(self) -> T:
-        """What the work has returned. Only after the job has ended without `failure`."""
+        """The result of the work. Only after the job has ended without `failure`."""
         return self._results[0]
 
     def _discard_results(self) -> None:
@@ -287,8 +287,8 @@ class NoReply(NamedTuple):
 
 
 RawReply: TypeAlias = "list[Any] | int | bytes | str | Exception | NoReply | None"
-"""What comes back for a request: the reply as hiredis parses it, where an error reply is an
-exception object, or `NoReply`.
+"""The answer to a request: the reply as hiredis parses it, where an error reply is an exception
+object, or `NoReply`.
 """
 
 

@@ -34,7 +34,7 @@ class ServerClock:
         """False with clock="client": scripts do not look at the server's time."""
 
     def update(self, now_ms: int, at: float | None = None) -> float:
-        """Take in the server's time in a reply that came at `at` (monotonic seconds), by default
+        """Record the server's time in a reply that came at `at` (monotonic seconds), by default
         now. Return `at`.
         """
         if at is None:

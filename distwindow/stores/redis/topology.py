@@ -34,7 +34,7 @@ _MIN_REFRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """How calls are made."""
+    """Settings of calls."""
 
     clock: Clock
     timeout: float
@@ -70,8 +70,8 @@ class Node:
         """Until when connections are kept although the server refuses calls (monotonic seconds)."""
 
     def invalidate_connections(self, generation: int) -> None:
-        """Have every connection of this generation opened again before its next call, because the
-        replies of one no longer match the requests. Later ones are kept.
+        """Reopen every connection of this generation before its next call, because the replies of
+        one no longer match the requests. Later ones are kept.
         """
         if generation == self.generation:
             self.generation += 1
@@ -116,7 +116,7 @@ class Topology(Protocol):
         ...
 
     def request_refresh(self) -> None:
-        """Have the cluster's map of slots read again soon, because a node did not serve."""
+        """Read the cluster's map of slots again soon, because a node did not serve."""
         ...
 
     def follow_redirect(

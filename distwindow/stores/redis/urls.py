@@ -39,7 +39,7 @@ _PORTS = {"cluster": 6379, "sentinel": 26379}
 
 
 def _arguments(*kinds: type) -> set[str]:
-    """What the constructors of these classes and of their bases take by name."""
+    """Return what the constructors of these classes and of their bases take by name."""
     inits = [
         vars(base)["__init__"]
         for kind in kinds
