@@ -31,7 +31,7 @@ from .connect import (
 )
 from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
 from .entry import AsyncEntry, Entry, EntrySettings
-from .errors import ConfigurationError
+from .errors import ConfigurationError, closed_failure
 from .failure_types import ErrorTypes, FailureTypes
 from .lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
 from .minute import operations as minute_views
@@ -52,10 +52,15 @@ from .waiting.waiting import Turns, WaitQueues
 OnStoreError = Literal["raise"]
 
 
+def _raise_closed(*_: object) -> NoReturn:
+    raise closed_failure()
+
+
 class BaseLimiter:
     """Base class of `Limiter` and `AsyncLimiter`, which document the arguments."""
 
     _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
+    _decide_locally: Callable[[AnyKey, int], Decision | None]
 
     def __init__(self, store: Any, limits: LimitSpec, options: Options) -> None:
         if options.on_store_error != "raise":
@@ -92,6 +97,12 @@ class BaseLimiter:
         if enqueue:
             return self._turns.attempt(key, cost, enqueue, priority)
         return self._borrowing.call(key, cost, priority).attempt()
+
+    def _refuse_calls(self) -> None:
+        """Have each call raise from here on, also where the store is another's and stays open."""
+        self._decide_locally = _raise_closed
+        commands: Any = self._command_cache
+        commands.acquire_command = commands.acquire_all_command = _raise_closed
 
     def __repr__(self) -> str:
         limits = "; ".join(map(str, self.limits))
@@ -335,6 +346,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         return AsyncEntry(*arguments)
 
     async def _end_calls(self) -> None:
+        self._refuse_calls()
         if self._owns_store:
             self._strategy.close()
             if self._strategy.uses_leases:
@@ -617,6 +629,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         return Entry(*arguments)
 
     def _end_calls(self) -> None:
+        self._refuse_calls()
         if self._owns_store:
             self._strategy.close()
             ends = self._store.clock.monotonic() + self._timeout

@@ -273,9 +273,8 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
         return state
 
     async def _end_calls(self) -> None:
-        if self._owns_store:
-            self._is_closed = True
-            self._states.wake = ignore_wake
+        self._is_closed = True
+        self._states.wake = ignore_wake
 
     async def _admit(self, key: AnyKey) -> A:
         self._check_open()
@@ -340,9 +339,8 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         return state
 
     def _end_calls(self) -> None:
-        if self._owns_store:
-            self._is_closed = True
-            self._states.wake = ignore_wake  # the thread that closes flushes from here on
+        self._is_closed = True
+        self._states.wake = ignore_wake  # the thread that closes flushes from here on
 
     def _admit(self, key: AnyKey) -> A:
         self._check_open()

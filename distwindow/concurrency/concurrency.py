@@ -243,8 +243,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         return self._driver.run(self._operations.stats(claim))
 
     def _end_calls(self) -> None:
-        if self._owns_store:
-            self._held.close()
+        self._held.close()
         self._held.lose_all("its limit was closed", self._store.clock.monotonic())
 
     def _flush_rest(self) -> DistwindowError | None:
@@ -380,8 +379,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         return await self._driver.run(self._operations.stats(claim))
 
     async def _end_calls(self) -> None:
-        if self._owns_store:
-            self._held.close()
+        self._held.close()
         self._held.lose_all("its limit was closed", self._store.clock.monotonic())
 
     async def _flush_rest(self) -> DistwindowError | None:

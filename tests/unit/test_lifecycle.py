@@ -16,6 +16,7 @@ from distwindow import (
     AsyncLimiter,
     CircuitBreaker,
     Concurrency,
+    ConfigurationError,
     ErrorCount,
     Guard,
     Limiter,
@@ -171,3 +172,24 @@ def test_a_close_that_was_begun_ends_wherever_a_signal_handler_raises(
 def jobs_of(it: Any) -> list[FlushJob]:
     parts = [it] if isinstance(it, BlockingLifecycle) else list(it._parts.values())
     return [part._flush_job for part in parts]
+
+
+def test_a_closed_one_answers_no_call_on_a_store_that_stays_open() -> None:
+    store = MemoryStore()
+    limiter, slots = Limiter(store, "5/minute"), Concurrency(store, 1)
+    breaker = CircuitBreaker(store, ErrorCount(3))
+    for each in (limiter, slots, breaker):
+        each.close()
+    for call in (
+        lambda: limiter.try_acquire("k"),
+        lambda: limiter.try_acquire("k", priority=True),
+        lambda: limiter.try_acquire_all([("k", "5/minute")]),
+        lambda: limiter.acquire("k", timeout=0),
+        lambda: limiter.peek("k"),
+        lambda: limiter.entry("k").__enter__(),
+        lambda: slots.try_hold("k"),
+        lambda: breaker.call("k").__enter__(),
+    ):
+        with pytest.raises(ConfigurationError, match="is closed; make a new one"):
+            call()
+    assert Limiter(store, "5/minute").try_acquire("k")
