@@ -127,10 +127,10 @@ class LocalStrategy(Strategy, Generic[S]):
 
     def reset(self, key: AnyKey) -> None:
         """Drop what is known and counted of `key`: its windows have been emptied."""
-        state = self._key_states.drop(self._name_of(key))
+        state = self._key_states.invalidate(self._name_of(key))
         if state is not None:
             with self._key_states.state_lock:
-                self._counts.discard(state)
+                self._counts.reset(state)
                 self._after_reset(state)
 
     def _after_reset(self, state: S) -> None:
@@ -493,7 +493,7 @@ class ExactStrategy(LocalStrategy[S]):
         """Invalidate what is known of `key`: the store decides its next call, as its windows have
         changed.
         """
-        self._refusals.forget(key)
+        self._refusals.invalidate(key)
 
     def _on_few_left(self, state: S, now: float) -> None:
         """Called when a call has left `prefetch_threshold` permits or fewer, which only a lease
