@@ -360,12 +360,6 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             await self._run(recording)
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# `Limiter`, for threads. `AsyncLimiter` has the same methods, for tasks. What the methods do is in
-# `operations/`; how calls are decided in this process is in `consistency/`, and in the store in
-# `store/`.
-
 __all__ = ["AsyncLimiter", "Limiter"]
 
 

@@ -19,7 +19,7 @@ from .rules import AuthorityRule, limit_of
 #
 #   AuthoritySlot      AuthorityRule                     takes nothing
 #   RateSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
-#   RelateSlot         FlowRule, strategy "relate"       takes nothing (related.py)
+#   RelateSlot         FlowRule, strategy "relate"       takes nothing
 #   ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
 #   BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
 #

@@ -31,16 +31,16 @@ from .refusals import Refusals
 #
 # A strategy is put together from objects that do one thing each:
 #
-#   KeyStateCache    the key states, bounded             key_state_cache.py, key_state.py
+#   KeyStateCache    the key states, bounded             key_state.py
 #   PendingCounts    counts on their way to the store    pending_counts.py
-#   FlushSchedule    when the worker has to flush        flush_schedule.py
+#   FlushSchedule    when the worker has to flush        runtime/flush.py
 #   Refusals         refusals that are repeated here     refusals.py              direct, leased
-#   Leases, ...      permits that are held here          leases.py, lease_*.py    leased
+#   Leases, ...      permits that are held here          leases.py                leased
 #   FleetSync        what all processes have counted     fleet_sync.py            eventual
-#   EntryViewCounts  what entries did, for minute views  entry_views.py
+#   EntryViewCounts  what entries did, for minute views  minute/views.py
 #
 # `LocalStrategy` connects them to the methods that `runtime/strategy.py` lists. How a call is
-# decided differs: `exact.py` for `direct` and `leased`, `eventual.py`.
+# decided differs: `ExactStrategy` for `direct` and `leased`, `eventual.py`.
 
 S = TypeVar("S", bound=KeyState)
 
@@ -127,10 +127,10 @@ class LocalStrategy(Strategy, Generic[S]):
 
     def reset(self, key: AnyKey) -> None:
         """Drop what is known and counted of `key`: its windows have been emptied."""
-        state = self._key_states.drop(self._name_of(key))
+        state = self._key_states.invalidate(self._name_of(key))
         if state is not None:
             with self._key_states.state_lock:
-                self._counts.discard(state)
+                self._counts.reset(state)
                 self._after_reset(state)
 
     def _after_reset(self, state: S) -> None:
@@ -171,7 +171,7 @@ class LocalStrategy(Strategy, Generic[S]):
     @property
     def dropped(self) -> int:  # type: ignore[override]  # others add them up
         """The number of counts that were dropped; the tables in pending_counts.py and
-        entry_views.py have the causes.
+        minute/views.py have the causes.
         """
         return self._counts.dropped + (0 if self._views is None else self._views.dropped)
 
@@ -493,7 +493,7 @@ class ExactStrategy(LocalStrategy[S]):
         """Invalidate what is known of `key`: the store decides its next call, as its windows have
         changed.
         """
-        self._refusals.forget(key)
+        self._refusals.invalidate(key)
 
     def _on_few_left(self, state: S, now: float) -> None:
         """Called when a call has left `prefetch_threshold` permits or fewer, which only a lease

@@ -58,7 +58,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         except (TypeError, KeyError):  # not a key, or it was evicted in between
             state = None
         # A memoryview is equal to the bytes in it, but is not a key.
-        is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # as in exact.py
+        is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # as in base.py
         if state is None or not is_key or type(cost) is not int or not 1 <= cost <= self._max_cost:
             state = self._checked_state(key, cost)
         now = self._monotonic()

@@ -381,7 +381,7 @@ class KeyStateCache(Generic[S]):
         """Return how many evicted key states are kept for their counts."""
         return len(self._evicted_unacknowledged)
 
-    def drop(self, name: StateName) -> S | None:
+    def invalidate(self, name: StateName) -> S | None:
         """Remove the key state of `name` and return it; None if there is none."""
         with self.state_lock:
             return self._states.pop(name, None) or self._evicted_unacknowledged.pop(name, None)

@@ -8,7 +8,7 @@ A lease is charged when it is granted, in the bucket of that moment, and may be 
 bucket ends on the store's clock. So what is spent counts in the bucket in which it is spent, and no
 window ever holds more than the limit. What is left at the end is given back.
 
-A lease has as many permits as will be needed (`demand.py`) until the bucket ends, for a quarter of
+A lease has as many permits as will be needed (`Demand`) until the bucket ends, for a quarter of
 a second at most, and never more than half of what the limit has left. For a key with little demand,
 or near its limit, the store decides each call, as in `direct`.
 
@@ -33,9 +33,7 @@ or near its limit, the store decides each call, as in `direct`.
     held      a call that costs more than is left          refunded, before the store decides
     held      its key is reset                             none
 
-`leased_key_state.py` computes until when a lease may be spent; `leases.py` takes in grants;
-`lease_prefetches.py` and `lease_reviews.py` are what the worker does; `lease_refunds.py` gives
-permits back.
+Its parts are in `leases.py`.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class PendingCounts(Generic[S]):
             command, lambda reply, sent_at: self._on_flush_reply(state, batch, reply, sent_at)
         )
 
-    def discard(self, state: S) -> None:
+    def reset(self, state: S) -> None:
         """Drop what `state` has counted: its windows are being emptied. Under `state_lock`."""
         state.close_bucket(self._states.counter_lock)
         state.closed_buckets, state.in_flight = (), None

@@ -76,7 +76,7 @@ class Refusals(Generic[S]):
             return None
         return refusal_decision(state, state.refusal, key, 1, now, "deny_cache")
 
-    def forget(self, key: AnyKey) -> None:
+    def invalidate(self, key: AnyKey) -> None:
         """Drop the refusal of `key`, as its windows have changed."""
         with self._states.state_lock:
             state = self._states.get(key)

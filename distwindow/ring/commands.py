@@ -1,6 +1,6 @@
 """Commands: the calls of the Lua scripts, their arguments, and how their replies are read.
 
-A command has the name of its script, its rings, and the arguments behind the stamp (`frames.py`);
+A command has the name of its script, its rings, and the arguments behind the stamp (`command.py`);
 its reply is a named tuple. `MemoryStore` executes the same commands, and a property test compares
 the replies of all stores.
 """

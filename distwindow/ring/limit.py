@@ -281,10 +281,6 @@ def interval_ms_of(per: float) -> int:
     return interval_ms
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# Limits: a number of permits per interval, counted in buckets, under a bound.
-#
 # `per` is in seconds, as users write it; names that end in `_ms` are whole ms.
 
 Bound = Literal["leap", "strict"]

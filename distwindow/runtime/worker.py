@@ -551,7 +551,7 @@ UWSGI = Uwsgi()
 # The end of the process: before it, what its limiters have counted is sent.
 #
 # `flush_at_exit` sends it, in the thread that calls it: after EXIT_TIMEOUT_S no attempt is
-# repeated. The hooks of `exit_hooks.py` call it. Meanwhile the threads that Python does not join go
+# repeated. The hooks above call it. Meanwhile the threads that Python does not join go
 # on:
 #
 #   the hook's thread    first flush ........ | SETTLE_S | last flush ......... | Python ends
@@ -602,7 +602,7 @@ class Shutdown:
         self._workers.append(worker)
 
     def hook_exit(self) -> None:
-        """Call `flush_at_exit` when this process exits, by each hook of `exit_hooks.py`."""
+        """Call `flush_at_exit` when this process exits, by each of the exit hooks."""
         self._exit_hooks.install()
 
     def hold_call(self) -> None:
@@ -1188,7 +1188,7 @@ def _flush_job(job: FlushJob, *, everything: bool) -> None:
 #
 # Both start when a limiter has something to flush for the first time. With nothing to flush, the
 # thread sleeps and the task ends. Everything that is pending is flushed when the interpreter exits,
-# and when a task is cancelled because its loop shuts down: see `shutdown.py`.
+# and when a task is cancelled because its loop shuts down.
 
 register_after_fork(SHUTDOWN)
 register_after_fork(GEVENT_LISTENER)

@@ -28,12 +28,6 @@ from ..runtime.decisions import decision_of
 from ..shaping.memory import MemoryShaping
 from ..waiting.memory import MemoryLines
 
-# --------------------------------------------------------------------------------------------------
-#
-# The store in this process: it executes the commands over `core.ring`, under one lock.
-#
-# It is `memory://`, and the specification that every other store is compared with.
-
 Reply = TypeVar("Reply")
 
 _RingLink: TypeAlias = "tuple[MemoryStore, Ring, int, int, int, Limit, int, AnyKey]"

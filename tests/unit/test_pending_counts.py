@@ -172,7 +172,7 @@ def _() -> str:
     it.opens_bucket()
     it.state.blocked = 1
     assert it.where() == "counted and pending and in flight"
-    it.counts.discard(it.state)
+    it.counts.reset(it.state)
     return "dropped" if it.where() == "gone" else it.where()
 
 

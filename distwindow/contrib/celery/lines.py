@@ -78,7 +78,7 @@ class Schedule(Generic[T]):
 # There is a line for each task name and limit key, in the order of priority, and of arrival within
 # a priority. Only the first task of a line asks the limiter, so a line costs one call per permit
 # and one per refusal, however long it is. (What is sent back for want of room may cost one more:
-# see `return_turns.py`.) Nothing here knows Celery, and time is an argument.
+# see `ReturnTurns`.) Nothing here knows Celery, and time is an argument.
 #
 #   state of a line   what it waits for            leaves it by
 #   ready             its turn to ask              pop_ready    -> asking
