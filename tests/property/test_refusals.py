@@ -22,7 +22,7 @@ from distwindow.ring.decision import Decision
 from distwindow.ring.limit import Limit
 from distwindow.ring.replies import LeaseReply
 from distwindow.runtime.command_cache import CommandCache
-from tests.simulation.process import MakeStrategy
+from tests.simulation.process import LocalClock, MakeStrategy, SimulatedStore
 from tests.simulation.scripted import ScriptedFleet, Step
 from tests.simulation.scripts import scripts
 from tests.unit.clock_and_stores import T0
@@ -115,6 +115,34 @@ def test_a_refusal_cached_beyond_the_moment_it_named_would_be_wrong(
     monkeypatch.setattr(refusals, "CLOCK_MARGIN_S", -0.5)
     with pytest.raises(AssertionError):
         run_script()
+
+
+def test_a_refusal_whose_reply_is_late_is_cached_no_longer_for_that() -> None:
+    fleet = ScriptedFleet(Limit(12, per=1.0, buckets=1), direct(), [(5.0, 0)], start_ms=T0)
+    check_against_the_store(fleet)
+    fleet.run([("next_bucket", 1.0), ("call", 0, "a", 12, 1), ("begin_call", 0, "a", 1)])
+    fleet.run([("execute", 0), ("wait", 400.0), ("deliver", 0)])
+    fleet.run([("wait", 500.0), ("call", 0, "a", 1, 1)])
+    assert fleet.refused[-1][2].source == "deny_cache"
+    fleet.run([("next_bucket", 1.0), ("call", 0, "a", 1, 1)])
+    assert len(fleet.admitted) == 2
+
+
+def test_a_refusal_of_a_higher_cost_is_no_answer_to_peek() -> None:
+    fleet = ScriptedFleet(LIMITS[0], direct(), [(5.0, 0)], start_ms=T0 + 0.3)
+    fleet.run([("call", 0, "a", 11, 1), ("call", 0, "a", 2, 1)])
+    assert fleet.processes[0].strategy.peek("a") is None
+    fleet.run([("call", 0, "a", 1, 2)])
+    assert fleet.processes[0].strategy.peek("a") is not None
+
+
+def test_a_refusal_of_a_limit_that_warms_up_is_not_cached() -> None:
+    """What others are admitted warms it up, so there may be room earlier."""
+    limit = Limit(12, per=10.0, warmup=10.0)
+    strategy = direct()(CommandCache("unit", limit), LocalClock(SimulatedStore(T0)))
+    refused = Decision(False, "a", 1, limit, 0, 5.0, 10.0, 0.0, "over_limit", "store", T0)
+    assert strategy.cache_refusal("a", refused, T0 / 1000) is refused
+    assert strategy.peek("a") is None
 
 
 # -- for how long ---------------------------------------------------------------------------------

@@ -194,3 +194,18 @@ def test_the_second_of_two_replies_to_one_batch_is_ignored() -> None:
     assert it.where() == "in flight"
     later.on_reply(FleetCounts((), it.clock.now_ms()), 0.0)
     assert it.where() == "gone"
+
+
+def test_key_states_of_the_same_rings_have_senders_of_their_own() -> None:
+    """A ring takes the numbers of one sender in rising order only, and these are sent apart."""
+    it = Counting()
+    senders = []
+    for name in ("k", (it.state.charges[0].ring,)):
+        state = KeyState(name, it.state.charges, limits_in(it.state.charges), 0.0)
+        state.open_bucket(it.states.counter_lock, it.clock.monotonic())
+        state.blocked += 1
+        pending = it.counts.flush_of(state)
+        assert pending is not None
+        assert isinstance(pending.command, Flush)
+        senders.append(pending.command.sender)
+    assert len(set(senders)) == 2
