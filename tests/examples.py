@@ -7,9 +7,10 @@ again, and what one run finds does not depend on luck.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 FEW_EXAMPLES = 12
 
@@ -27,6 +28,10 @@ def load_profile() -> None:
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow],
         print_blob=True,
+        # scripts/mutations asks whether a test fails, and not for the smallest example.
+        phases=[
+            p for p in Phase if p is not Phase.shrink or "DISTWINDOW_NO_SHRINK" not in os.environ
+        ],
     )
     settings.load_profile("any machine")
 

@@ -12,8 +12,6 @@ from distwindow import Limit
 from distwindow.ring import commands as wire
 from tests.lua.target import NOW, Target
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 @pytest.mark.parametrize("rings", [1, 2])
 @pytest.mark.parametrize("buckets", [1, 4, 10, 60])

@@ -23,8 +23,6 @@ from distwindow.runtime.decisions import decision_of
 from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import T0, Execute, blocking, fresh_key, memory
 
-pytestmark = pytest.mark.slow
-
 W = 60_000
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
@@ -278,6 +276,7 @@ class Run:
                 assert window.borrowed == window.reserved + ledger.sum_of(ledger.borrowed, newest)
 
 
+@pytest.mark.slow
 def test_histories_borrow_a_lot() -> None:
     """Otherwise the tests below would test nothing."""
     found: Counter[str] = Counter()

@@ -33,8 +33,6 @@ from distwindow.ring.command import Command
 from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import T0, ManualClock
 
-pytestmark = pytest.mark.slow
-
 TICK_MS = 250
 
 

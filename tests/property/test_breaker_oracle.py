@@ -18,8 +18,6 @@ from distwindow.breaker.rules import BreakerRule
 from distwindow.breaker.states import BreakerAdmission
 from tests.unit.clock_and_stores import T0, ManualClock
 
-pytestmark = pytest.mark.slow
-
 RULES: tuple[BreakerRule, ...] = (
     ErrorRatio(0.5, window=10, min_calls=3, open_for=5, probe_timeout=4),
     ErrorRatio(1.0, window=2, min_calls=1, open_for=1, buckets=1, probes=2),
@@ -160,6 +158,7 @@ def test_a_breaker_does_what_the_model_does(
     run(rule, history)
 
 
+@pytest.mark.slow
 def test_the_histories_reach_every_change() -> None:
     """Otherwise the property would say little."""
     seen = Counter[str]()

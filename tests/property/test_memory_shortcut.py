@@ -27,8 +27,6 @@ from distwindow.testing.histories import (
 )
 from tests.unit.clock_and_stores import ManualClock
 
-pytestmark = pytest.mark.slow
-
 W = MINUTE_MS
 
 steps = st.builds(

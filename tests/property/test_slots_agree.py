@@ -289,3 +289,10 @@ def test_a_place_is_lost_by_silence_and_by_leaving() -> None:
 
 def test_histories_use_every_command() -> None:
     assert set(SLOT_COMMANDS) == {"hold", "renew", "free", "holders"}
+
+
+@pytest.mark.parametrize("elapsed_ms", [ttl_of(0), PLACE_MS])
+def test_what_ends_now_has_ended(everywhere: dict[str, Execute], elapsed_ms: int) -> None:
+    """A holder at its deadline, and the places of a process that has told nothing for so long."""
+    first, second = Step("hold", 0, 1, [0], "", ()), Step("hold", 0, 1, [1], "new", ())
+    agree(everywhere, [first, second, Step("hold", elapsed_ms, 1, [2], "", ())])
