@@ -32,6 +32,7 @@ from distwindow.guard.system import SystemSlot
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Read
 from distwindow.ring.replies import LeaseReply
+from distwindow.runtime.command_cache import CommandCache
 from distwindow.sentinel.rules import Rule
 from distwindow.stores.memory import MemoryStore
 from tests.interruptions import interrupt_at
@@ -126,10 +127,13 @@ class Calls:
         assert self.limiter._flush_now(True) is None
         one = int(place is not None)
         taken = max(one, self.store.largest_lease) if place is not None else 0
+        commands = CommandCache(self.limiter.prefix, self.limiter.limits)
         for key in ("a", "b"):
             own = [decision for decision in self.decisions if decision.key in (key, key.encode())]
             passed = sum(decision.allowed for decision in own)
-            charges = self.limiter._command_cache.acquire_command(key).charges
+            charges = (
+                CommandCache(self.limiter.prefix, self.limiter.limits).acquire_command(key).charges
+            )
             states, *_ = self.store.execute(Read(charges[-1:]))
             buckets = () if states[0] is None else states[0].buckets
             held = sum(bucket.passed for bucket in buckets)

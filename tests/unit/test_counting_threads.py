@@ -66,12 +66,13 @@ def test_each_call_is_counted_once(mode: Any, locked: bool) -> None:
     limiter = Limiter(store, f"{AMOUNT}/hour", consistency=mode, sync_interval=0.01)
     strategy: Any = limiter._strategy
     assert strategy._needs_lock is locked
+    charges = limiter._command_cache.acquire_command("k").charges
     decisions = call_in_threads(limiter, flushes=20)
     limiter.close()
     assert len(decisions) == THREADS * CALLS
     assert sum(decision.allowed for decision in decisions) == AMOUNT
     assert {decision.source for decision in decisions} & {"lease", "deny_cache", "local"}
-    states, *_ = store.execute(Read(limiter._command_cache.acquire_command("k").charges))
+    states, *_ = store.execute(Read(charges))
     ring = states[0]
     assert ring is not None
     assert sum(bucket.passed for bucket in ring.buckets) == AMOUNT
