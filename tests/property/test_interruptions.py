@@ -131,9 +131,7 @@ class Calls:
         for key in ("a", "b"):
             own = [decision for decision in self.decisions if decision.key in (key, key.encode())]
             passed = sum(decision.allowed for decision in own)
-            charges = (
-                CommandCache(self.limiter.prefix, self.limiter.limits).acquire_command(key).charges
-            )
+            charges = commands.acquire_command(key).charges
             states, *_ = self.store.execute(Read(charges[-1:]))
             buckets = () if states[0] is None else states[0].buckets
             held = sum(bucket.passed for bucket in buckets)
