@@ -127,8 +127,8 @@ class Command(Generic[Reply]):
 
 def bulk_strings(words: Iterable[bytes | int | str]) -> bytes:
     """Return these words as RESP has them."""
-    frame = b""
+    parts = []
     for word in words:
         raw = word if isinstance(word, bytes) else str(word).encode()
-        frame += b"$%d\r\n%s\r\n" % (len(raw), raw)
-    return frame
+        parts.append(b"$%d\r\n%s\r\n" % (len(raw), raw))
+    return b"".join(parts)
