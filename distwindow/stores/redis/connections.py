@@ -4,6 +4,11 @@ exchange requests and replies over their sockets.
 
 from __future__ import annotations
 
+# Python imports these when it first looks a host up, and redis-py when it makes its first client,
+# in the thread that connects. A child that is forked during such an import could never connect: it
+# would wait for the import's lock, or find half of a module.
+import email.parser  # noqa: F401 - imported before a fork, see above
+import encodings.idna  # noqa: F401 - imported before a fork, see above
 import os
 import queue
 import select
@@ -306,10 +311,6 @@ def _no_reply(exc: Exception) -> NoReply:
 #              another thread, and then as `closed`
 #
 # A signal handler may raise anywhere in the main thread, so each step leaves one of these states.
-
-# Python imports these when it first looks a host up, and redis-py when it makes its first client,
-# in the thread that connects. A child that is forked during such an import could never connect: it
-# would wait for the import's lock, or find half of a module.
 
 
 _FRESH_S = 0.005
