@@ -35,16 +35,25 @@ class FlushSchedule:
         # to flush then (the task of an event loop, for example) has ended, or was not woken.
         if at < self.next_due_at or self.next_due_at < at - self.interval_s - 1:
             self.next_due_at = at
-            self.wake()
+            try:
+                self.wake()
+            except BaseException:  # a signal handler may raise anything in it
+                self.next_due_at = NEVER  # so that the next caller wakes the worker
+                raise
 
     def recompute(self, now: float, sources: Iterable[Callable[[float], float]]) -> None:
         """Set the next time after a flush: the earliest that one of `sources` returns."""
-        self.next_due_at = NEVER  # first, as `flush_by` may be called meanwhile
-        for due in sources:
-            at = due(now)
-            self.next_due_at = min(self.next_due_at, at)
-        if self.next_due_at < NEVER:
-            self.wake()  # the worker may have read NEVER in between
+        try:
+            self.next_due_at = NEVER  # first, as `flush_by` may be called meanwhile
+            for due in sources:
+                at = due(now)
+                self.next_due_at = min(self.next_due_at, at)
+        except BaseException:  # a signal handler may raise anything in it
+            self.next_due_at = now  # so that the worker computes it again
+            raise
+        finally:
+            if self.next_due_at < NEVER:
+                self.wake()  # the worker may have read NEVER in between
 
 
 class OutgoingCommand(NamedTuple):
