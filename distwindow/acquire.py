@@ -105,7 +105,9 @@ class _BaseAdmission(Generic[D, S]):
         raise NotImplementedError  # threads and tasks wait differently
 
     def _is_plain(self, priority: bool) -> bool:
-        """True if the call is sent by `try_acquire`, and nobody waits: so it need not queue up."""
+        """True if the call is sent by `try_acquire`, and nobody of this limiter waits, whatever the
+        key: so it need not queue up. (To look for the queue of its key takes the key's command.)
+        """
         return not (priority or self._has_own_moment or self._queues.by_name)
 
     def _wait_for(
@@ -143,7 +145,7 @@ class _Answered:
 
     def __await__(self) -> Generator[Any, Any, Decision]:
         return self._decision
-        yield
+        yield  # so that this is a generator, as `__await__` has to be
 
 
 class Admission(_BaseAdmission[Decision, object]):
@@ -153,7 +155,8 @@ class Admission(_BaseAdmission[Decision, object]):
         """See `Limiter.acquire`."""
         timeout = check_timeout(timeout)
         refused: list[Decision] = []
-        queues, began_at = self._queues, self._clock.monotonic()
+        queues = self._queues
+        began_at = queues.clock.monotonic()
         times_freed = queues.times_freed
         if self._is_plain(priority):
             decision = self._try_acquire(key, cost)
@@ -189,7 +192,8 @@ class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
         """See `Limiter.acquire`."""
         timeout = check_timeout(timeout)
         refused: list[Awaitable[Decision]] = []
-        queues, began_at = self._queues, self._clock.monotonic()
+        queues = self._queues
+        began_at = queues.clock.monotonic()
         times_freed = queues.times_freed
         if self._is_plain(priority):
             decision = await self._try_acquire(key, cost)

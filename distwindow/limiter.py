@@ -52,7 +52,7 @@ from .waiting.waiting import Turns, WaitQueues
 OnStoreError = Literal["raise"]
 
 
-def _raise_closed(*_: object) -> NoReturn:
+def _raise_closed(key: AnyKey, cost: int) -> NoReturn:
     raise closed_failure()
 
 
@@ -101,8 +101,7 @@ class BaseLimiter:
     def _refuse_calls(self) -> None:
         """Have each call raise from here on, also where the store is another's and stays open."""
         self._decide_locally = _raise_closed
-        commands: Any = self._command_cache
-        commands.acquire_command = commands.acquire_all_command = _raise_closed
+        self._command_cache.close()
 
     def __repr__(self) -> str:
         limits = "; ".join(map(str, self.limits))

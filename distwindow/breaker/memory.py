@@ -37,8 +37,8 @@ class MemoryBreakers:
         taken = bool(live) and not self._has_taken(command, newest, span)
         if taken:
             record.add(rule, live, now)
-            self._values.put(command.name, record, now)
-            self._remember(command, newest, span, record.expires_at_ms, now)
+            self._values.put(command.name, record)
+            self._remember(command, newest, span, record.expires_at_ms)
         return _reply(rule, record, taken, now)
 
     def _probe(self, command: BreakerProbe, now: int) -> BreakerReply:
@@ -50,7 +50,7 @@ class MemoryBreakers:
         else:
             done = record.end_probe(rule, command.probe_id, command.action, now)
         if done:
-            self._values.put(command.name, record, now)
+            self._values.put(command.name, record)
         return _reply(rule, record, done, now)
 
     def _flush_adaptive(self, command: AdaptiveFlush, now: int) -> AdaptiveReply:
@@ -60,11 +60,11 @@ class MemoryBreakers:
         live = record.live_counts(command.counts, width, span, now)
         if live and not self._has_taken(command, newest, span):
             record.add(live, span)
-            self._remember(command, newest, span, expires_at_ms, now)
+            self._remember(command, newest, span, expires_at_ms)
         forced, passed_ms = record.note_pass(command.passed_ms, command.force_ms, now)
         if record.buckets or record.passed_ms:
             record.expires_at_ms = expires_at_ms
-            self._values.put(command.name, record, now)
+            self._values.put(command.name, record)
         window = tuple(record.window(width, span, now))
         return AdaptiveReply(forced, passed_ms, window, now)
 
@@ -89,13 +89,12 @@ class MemoryBreakers:
         newest: int,
         span: int,
         expires_at_ms: int,
-        now: int,
     ) -> None:
         if command.sender:
             name = senders_name(command.name)
             records = self._values.get(name) or SenderRecords()
             records.remember(command.sender, command.seq, newest, span, expires_at_ms)
-            self._values.put(name, records, now)
+            self._values.put(name, records)
 
 
 def _reply(rule: BreakerRule, record: BreakerRecord, done: bool, now: int) -> BreakerReply:

@@ -66,10 +66,10 @@ class MemorySlots:
         granted = command.holder in live or ahead < command.limit - len(live)
         if command.is_head or not granted:
             line.take_places(process, arrivals[1:] if granted else arrivals)
-        self._put(line_name(command.slots_name), line.scores, now)
+        self._put(line_name(command.slots_name), line.scores)
         if granted:
             live[command.holder] = now + command.ttl_ms
-            self._put(command.slots_name, live, now)
+            self._put(command.slots_name, live)
             return HoldReply(True, len(live), command.ttl_ms, now)
         for holder, deadline in live.items():
             # It was written before the clock was set back: see hold.lua.
@@ -82,10 +82,10 @@ class MemorySlots:
         first = min(deadlines, default=now)
         return HoldReply(False, len(live), first - now, now, ahead, age_ms)
 
-    def _put(self, name: bytes, scores: HolderDeadlines | LineScores, now: int) -> None:
+    def _put(self, name: bytes, scores: HolderDeadlines | LineScores) -> None:
         """Keep a set that may be new; an empty one is not kept."""
         if scores:
-            self._values.put(name, scores, now)
+            self._values.put(name, scores)
         else:
             self._values.remove(name)
 

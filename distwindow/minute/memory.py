@@ -27,10 +27,10 @@ class MemoryViews:
         if not views.live_counts(counts, now) or taken:
             return ViewFlushReply(False, now)
         views.add(counts, command.max_origins, now)
-        self._values.put(name, views, now)
+        self._values.put(name, views)
         if sender:
             records.remember(sender, seq, newest, SECONDS, (newest + SECONDS + 1) * 1000)
-            self._values.put(senders_name(name), records, now)
+            self._values.put(senders_name(name), records)
         return ViewFlushReply(True, now)
 
     def _read(self, command: ViewRead, now: int) -> ViewReadReply:

@@ -29,15 +29,16 @@ class MemoryValues:
     `expires_at_ms`, and is dropped some time later. Callers hold the lock of the store.
     """
 
-    def __init__(self, values: dict[bytes, Any]) -> None:
+    def __init__(self, values: dict[bytes, Any], now_ms: Callable[[], int]) -> None:
         self.by_name = values
         self.get = values.get
+        self._now_ms = now_ms
         self._sweep_size = _MIN_SWEEP_SIZE
 
-    def put(self, name: bytes, value: Any, now: int) -> None:
+    def put(self, name: bytes, value: Any) -> None:
         """Store `value` under this name."""
         if name not in self.by_name and len(self.by_name) >= self._sweep_size:
-            self._sweep(now)
+            self._sweep()
         self.by_name[name] = value
 
     def remove(self, name: bytes) -> bool:
@@ -48,10 +49,12 @@ class MemoryValues:
             value.shortcut_start = RETIRED_START
         return self.by_name.pop(name, None) is not None
 
-    def _sweep(self, now: int) -> None:
-        """Drop what has expired. It is done again when the number of values has doubled, so the
-        cost per call is constant.
+    def _sweep(self) -> None:
+        """Drop what has expired by the clock of the store: a command may bear the time of a client
+        whose clock is ahead. It is done again when the number of values has doubled, so the cost
+        per call is constant.
         """
+        now = self._now_ms()
         for name in [name for name, value in self.by_name.items() if now >= value.expires_at_ms]:
             self.remove(name)
         self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self.by_name))
@@ -79,7 +82,7 @@ class MemoryRings:
         ring: Ring | None = self._values.get(charge.ring)
         if ring is None:
             ring = new_ring(charge, now)
-            self._values.put(charge.ring, ring, now)
+            self._values.put(charge.ring, ring)
         elif now - ring.start >= ring.bucket_ms or now < ring.start:
             ring.rotate(now, limit_text(charge.limit))
         return ring
@@ -155,7 +158,7 @@ class MemoryRings:
             added = bool(command.counts) and self._add_flushed(command, i, ring, now)
             exists = added or before is not None
             if added or (command.pull and exists):
-                self._put(charge.ring, ring, now)
+                self._put(charge.ring, ring)
             if command.pull:
                 passed.append(ring.passed_by_start() if exists else {})
         return FleetCounts(tuple(passed), now)
@@ -182,13 +185,13 @@ class MemoryRings:
         removed = [self._values.remove(charge.ring) for charge in command.charges]
         return CountReply(sum(removed), now)
 
-    def _put(self, name: bytes, ring: Ring, now: int) -> None:
+    def _put(self, name: bytes, ring: Ring) -> None:
         """Store `ring` under this name. Its content goes into the present one, which commands may
         be linked to.
         """
         present = self._values.get(name)
         if present is None:
-            self._values.put(name, ring, now)
+            self._values.put(name, ring)
         else:
             present.replace_with(ring)
 
@@ -206,7 +209,7 @@ class MemoryRings:
         if sender:
             if records is None:
                 records = SenderRecords()
-                self._values.put(name, records, now)
+                self._values.put(name, records)
             expires_at_ms = max(ring.start, now) + (span + 1) * ring.bucket_ms
             records.remember(sender, seq, newest, span, expires_at_ms)
         return True

@@ -8,9 +8,9 @@ can share one script call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-from ..errors import short_repr
+from ..errors import closed_failure, short_repr
 from ..ring.command import Command, FrameParts
 from ..ring.commands import Acquire, Peek, Read, Reset, charges_of
 from ..ring.decision import Charge
@@ -111,6 +111,11 @@ class CommandCache:
         # than are cached: any call could then seem to be the first of its key.
         return self.command_type(charges, write_limit=True, frame_parts=frame_parts[0])
 
+    def close(self) -> None:
+        """Have each request for a command raise `ConfigurationError`."""
+        # Replaced in this object, so that calls of an open limiter need not check.
+        self.acquire_command = self.acquire_all_command = _raise_closed  # type: ignore[assignment,method-assign]  # see above
+
     def _add_frame_parts(self, cost: int) -> tuple[FrameParts, FrameParts]:
         if len(self._frame_parts) >= _MAX_COSTS:
             self._frame_parts = {}
@@ -184,6 +189,10 @@ class CommandCache:
     def shaping_stats(self, limit: Limit, stored: Any, now_ms: int) -> ShapingStats | None:
         """Return how `limit` is shaped at `now_ms`, with what `read_command` has found `stored`."""
         return None
+
+
+def _raise_closed(*_: object) -> NoReturn:
+    raise closed_failure()
 
 
 def _cache_key(key: AnyKey, cost: int) -> _CacheKey:

@@ -20,7 +20,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 from .._fork import register_after_fork, reset_process_state
@@ -568,16 +568,49 @@ POLL_S = 0.005
 """Seconds between two checks where nothing can wake the waiting thread."""
 
 
-class FlushWorker(Protocol):
-    """Flushes the blocking limiters, or the asyncio limiters."""
+class FlushWorker:
+    """Base class of the workers of the blocking limiters and of the asyncio limiters."""
 
-    jobs: FlushJobs
+    def __init__(self) -> None:
+        self.jobs = FlushJobs()
+        SHUTDOWN.add(self)
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Begin afresh in a forked child."""
+        raise NotImplementedError  # each worker has threads or tasks of its own
+
+    def add_limiter(
+        self,
+        strategy: FlushSource,
+        flush: Callable[[bool], Any],
+        clock: Clock,
+        *,
+        name: str,
+        job_type: type[FlushJob] = FlushJob,
+    ) -> FlushJob:
+        """Return a job whose `flush` is called, and awaited in a loop, whenever `strategy` has
+        something due. Limiters whose clock is not the system's are flushed by `flush()` and
+        `close()` only, because that clock may stand still.
+        """
+        job = job_type(strategy, flush, name)
+        if clock is SYSTEM:
+            strategy.wake = partial(self._wake, job)
+            self.jobs.add(job)
+            GEVENT_LISTENER.subscribe()
+            UWSGI.hook_fork()
+            SHUTDOWN.hook_exit()
+        return job
+
+    def _wake(self, job: FlushJob) -> None:
+        """Have `job` flushed when it is due."""
+        raise NotImplementedError  # each worker wakes up differently
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
         """Send everything that is pending, until `deadline` (monotonic seconds). With `final`, no
         call is decided any more, and the flush is repeated until nothing is pending.
         """
-        ...
+        raise NotImplementedError  # each worker has limiters of one kind
 
 
 class Shutdown:
@@ -733,16 +766,11 @@ GEVENT_LISTENER = GeventListener()
 # its loop is closed without that       its jobs go to the task of the loop of the next `wake`; at
 #                                       exit `flush_all` flushes them in a loop of its own
 
-_STORE_FOLDER = Path(__file__).parents[1] / "store"
+_STORE_FOLDER = Path(__file__).parents[1] / "stores"
 
 
-class WorkerTasks:
+class WorkerTasks(FlushWorker):
     """Flushes all asyncio limiters of this process, with one task in each event loop."""
-
-    def __init__(self) -> None:
-        self.jobs = FlushJobs()
-        SHUTDOWN.add(self)
-        self.after_fork()
 
     def after_fork(self) -> None:
         """Begin without tasks: the parent's event loops do not run in the child."""
@@ -750,28 +778,6 @@ class WorkerTasks:
             job.flush_done = job.close_done = job.flush_task = None
         self._lock = threading.RLock()
         self._loop_workers: dict[asyncio.AbstractEventLoop, _LoopWorker] = {}
-
-    def add_limiter(
-        self,
-        strategy: FlushSource,
-        flush: Callable[[bool], Any],
-        clock: Clock,
-        *,
-        name: str,
-        job_type: type[FlushJob] = FlushJob,
-    ) -> FlushJob:
-        """Return a job whose `flush` is awaited whenever `strategy` has something due. Limiters
-        whose clock is not the system's are flushed by `flush()` and `close()` only, because that
-        clock may stand still.
-        """
-        job = job_type(strategy, flush, name)
-        if clock is SYSTEM:
-            strategy.wake = partial(self._wake, job)
-            self.jobs.add(job)
-            GEVENT_LISTENER.subscribe()
-            UWSGI.hook_fork()
-            SHUTDOWN.hook_exit()
-        return job
 
     async def detach(self, job: FlushJob) -> None:
         """Stop flushing the limiter of `job`, which is being closed, and wait for the flush that is
@@ -1033,13 +1039,8 @@ def _is_store_task(task: asyncio.Task[Any]) -> bool:
 #                    job is due, or until the next wake-up
 
 
-class WorkerThread:
+class WorkerThread(FlushWorker):
     """Flushes all blocking limiters of this process, in one thread."""
-
-    def __init__(self) -> None:
-        self.jobs = FlushJobs()
-        SHUTDOWN.add(self)
-        self.after_fork()
 
     def after_fork(self) -> None:
         """Begin without a thread: a fork copies only the thread that called it. What the parent has
@@ -1056,28 +1057,6 @@ class WorkerThread:
         """The jobs that have something to send. Kept here, because the application may have dropped
         their limiters.
         """
-
-    def add_limiter(
-        self,
-        strategy: FlushSource,
-        flush: Callable[[bool], Any],
-        clock: Clock,
-        *,
-        name: str,
-        job_type: type[FlushJob] = FlushJob,
-    ) -> FlushJob:
-        """Return a job whose `flush` is called whenever `strategy` has something due. Limiters
-        whose clock is not the system's are flushed by `flush()` and `close()` only, because that
-        clock may stand still.
-        """
-        job = job_type(strategy, flush, name)
-        if clock is SYSTEM:
-            strategy.wake = partial(self._wake, job)
-            self.jobs.add(job)
-            GEVENT_LISTENER.subscribe()
-            UWSGI.hook_fork()
-            SHUTDOWN.hook_exit()
-        return job
 
     def detach(self, job: FlushJob) -> None:
         """Stop flushing the limiter of `job`, which is being closed, and wait for the flush that is

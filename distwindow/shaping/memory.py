@@ -39,7 +39,7 @@ class MemoryShaping:
                 ring.limit = limit_text(charge.limit)
         for name, state in zip(names, call.count_call(), strict=True):
             if state is not None:
-                self._values.put(name, state, now)
+                self._values.put(name, state)
         return call.reply()
 
     def _peek(self, command: PeekShaped, now: int) -> AcquireReply:

@@ -54,7 +54,7 @@ class MemoryStore:
         self._now_ms = clock.now_ms
         self.unknown_total = 0
         self._lock: Lock | _Closed = threading.Lock()
-        self._values = MemoryValues({} if values is None else values)
+        self._values = MemoryValues({} if values is None else values, clock.now_ms)
         self._ring_of: Callable[[bytes], Ring | None] = self._values.get
         rings = MemoryRings(self._values)
         self._handlers: Handlers = {
@@ -182,7 +182,7 @@ class AsyncMemoryStore:
     def __init__(self, store: MemoryStore) -> None:
         self.clock = store.clock
         self.unknown_total = 0
-        self.memory = self._store = store
+        self._store = store
         self.decide_at_once = store.decide
         """As `decide`, for callers that need not await it."""
 

@@ -46,9 +46,8 @@ class MemoryLines:
         for charge, tail_us, window_ms in zip(charges, tails, windows, strict=True):
             if tail_us > now * 1000.0:
                 expires_at_ms = now + line_expires_in_ms(window_ms) + 1
-                self._values.put(
-                    line_name(charge.ring), VirtualQueue(tail_us, now, expires_at_ms), now
-                )
+                queue = VirtualQueue(tail_us, now, expires_at_ms)
+                self._values.put(line_name(charge.ring), queue)
         return TurnReply(reply, turn_ms - now, queued)
 
 

@@ -8,7 +8,7 @@ import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -300,8 +300,7 @@ class WaitQueues:
         """Start without waiters: their threads exist in the parent only."""
         # Re-entrant, as a signal handler may wait for the limiter that it has interrupted.
         self._lock = threading.RLock()
-        self._queues: dict[bytes, _Queue] = {}
-        self.by_name: Mapping[bytes, object] = self._queues
+        self.by_name: dict[bytes, _Queue] = {}
         """The queues in which somebody waits."""
         self.times_freed = 0
         """How often permits were given back in this process."""
@@ -309,9 +308,9 @@ class WaitQueues:
     def join(self, slot: Waiter, name: bytes) -> None:
         """Put `slot` at the end of the queue of this name."""
         with self._lock:
-            queue = self._queues.get(name)
+            queue = self.by_name.get(name)
             if queue is None:
-                queue = self._queues[name] = _Queue()
+                queue = self.by_name[name] = _Queue()
             slot._queue = queue  # before it is appended, so that it can leave if interrupted here
             if slot._deadline is not None:
                 queue.earliest_deadline = min(queue.earliest_deadline, slot._deadline)
@@ -339,12 +338,12 @@ class WaitQueues:
         self.times_freed += 1
         for charge in charges:
             for name in (charge.ring, charge.ring + PRIORITY):
-                if name in self._queues:
+                if name in self.by_name:
                     self._free(name)
 
     def _free(self, name: bytes) -> None:
         with self._lock:
-            queue = self._queues.get(name)
+            queue = self.by_name.get(name)
             if queue is not None and queue.waiting:
                 queue.freed, queue.refusal = True, None
                 queue.waiting[0].wake()
@@ -352,19 +351,19 @@ class WaitQueues:
     def wake_head(self, name: bytes) -> None:
         """Wake the head of the queue of this name, if there is one."""
         with self._lock:
-            queue = self._queues.get(name)
+            queue = self.by_name.get(name)
             if queue is not None and queue.waiting:
                 queue.waiting[0].wake()
 
     def first(self, name: bytes, count: int) -> list[Waiter]:
         """Return the first waiters in the queue of this name."""
         with self._lock:
-            queue = self._queues.get(name)
+            queue = self.by_name.get(name)
             return [] if queue is None else list(islice(queue.waiting, count))
 
     def count(self, name: bytes) -> int:
         """Return how many wait in the queue of this name."""
-        queue = self._queues.get(name)
+        queue = self.by_name.get(name)
         return 0 if queue is None else len(queue.waiting)
 
     def leave(self, slot: Waiter, queue: _Queue, name: bytes) -> None:
@@ -374,8 +373,8 @@ class WaitQueues:
                 queue.waiting.remove(slot)
             if queue.waiting:
                 queue.waiting[0].wake()
-            elif self._queues.get(name) is queue:
-                del self._queues[name]
+            elif self.by_name.get(name) is queue:
+                del self.by_name[name]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ HOW = pytest.mark.parametrize("how", ["reset", "refund"])
 
 def is_asleep(limiter: Any) -> bool:
     """True when the head of the only queue has been refused."""
-    queues = list(limiter._wait_queues._queues.values())
+    queues = list(limiter._wait_queues.by_name.values())
     return bool(queues) and queues[0].refusal is not None
 
 

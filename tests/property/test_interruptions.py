@@ -121,7 +121,7 @@ class Calls:
         self.clock.move(300)
         self.limiter.flush()
         self.call(2, "a", "b")
-        assert self.limiter._wait_queues._queues == {}, place
+        assert self.limiter._wait_queues.by_name == {}, place
         self.clock.move(300)
         self.limiter.close()
         assert self.limiter._flush_now(True) is None

@@ -161,7 +161,7 @@ class Fleet:
     def end(self, waiter: Waiter) -> None:
         waiter.ended = True
         waiter.slot.leave()
-        queue = waiter.process.queues._queues.get(waiter.command.charges[0].ring)
+        queue = waiter.process.queues.by_name.get(waiter.command.charges[0].ring)
         if queue is not None:
             for other in self.waiters:
                 if other.slot is queue.waiting[0]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from distwindow import Limiter
 from distwindow.concurrency.commands import Hold, HolderName, HoldReply, slots_name
+from distwindow.runtime.command_cache import CommandCache
 from distwindow.stores.memory import MemoryStore
 from tests.unit.clock_and_stores import ManualClock
 
@@ -59,3 +60,13 @@ def test_who_waits_for_a_slot_keeps_its_place() -> None:
     assert not it.hold(3, ttl_ms=1000, waited_ms=(0,)).granted
     it.flood()
     assert it.hold(4, ttl_ms=1000).ahead == 1
+
+
+def test_calls_with_the_time_of_a_client_that_is_ahead_drop_nothing_that_counts() -> None:
+    it = Flooded()
+    assert it.limiter.try_acquire("k", 2)
+    ahead = it.clock.now_ms() + 86_400_000
+    commands = CommandCache("ahead", "2/minute")
+    for number in range(2100):
+        it.store.execute(commands.acquire_command(f"other-{number}").with_time(ahead))
+    assert not it.limiter.try_acquire("k")

@@ -12,20 +12,23 @@ import pytest
 from distwindow import exit_on_sigterm
 from distwindow.runtime import worker as exit_hooks
 from distwindow.runtime import worker as shutdown
-from distwindow.runtime.worker import EXIT_TIMEOUT_S, FIRST_FLUSH_TIMEOUT_S, FlushJobs, Shutdown
+from distwindow.runtime.worker import (
+    EXIT_TIMEOUT_S,
+    FIRST_FLUSH_TIMEOUT_S,
+    FlushJobs,
+    FlushWorker,
+    Shutdown,
+)
 from tests.unit.clock_and_stores import ManualClock
 
 
-class Worker:
+class Worker(FlushWorker):
     """Records until when it may flush."""
 
     def __init__(self, ending: Shutdown) -> None:
         self.jobs = FlushJobs()
         self.deadlines: list[float] = []
         ending.add(self)
-
-    def flush_all(self, deadline: float, *, final: bool) -> None:
-        raise NotImplementedError
 
 
 def test_an_exit_has_one_deadline_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from distwindow import Decision, Limit, RateLimitExceeded
+from distwindow import Decision, Limit, Limiter, RateLimitExceeded
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.stores.memory import MemoryStore
 from distwindow.waiting import waiting as wait_queue
 from distwindow.waiting.waiting import QueueSlot, WaitQueues
 from tests.state_tables import Row, RowChecks
@@ -38,7 +39,7 @@ class Queue:
         head.on_refused(decision)
 
     def where(self, slot: QueueSlot) -> str:
-        queue = self.queues._queues.get(COMMAND.charges[0].ring)
+        queue = self.queues.by_name.get(COMMAND.charges[0].ring)
         if queue is None or slot not in queue.waiting:
             return "left"
         return "head" if slot._is_head() else "waiting"
@@ -170,4 +171,13 @@ def test_a_slot_that_never_joined_can_leave() -> None:
 def test_the_queue_is_dropped_when_its_last_slot_leaves() -> None:
     queue = Queue()
     queue.join().leave()
-    assert queue.queues._queues == {}
+    assert queue.queues.by_name == {}
+
+
+def test_a_timeout_is_counted_by_the_clock_of_the_queues() -> None:
+    """The store has a clock of its own here, which begins anywhere."""
+    limiter = Limiter(MemoryStore(ManualClock()), "1/minute")
+    assert limiter.acquire("k", timeout=0)
+    with pytest.raises(RateLimitExceeded):
+        limiter.acquire("k", timeout=10)
+    assert limiter.acquire("k", timeout=100)
