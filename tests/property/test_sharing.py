@@ -195,7 +195,11 @@ async def test_calls_of_the_largest_cost_share_a_script_call(redis_url: str) -> 
 
 @pytest.fixture(autouse=True)
 def _no_threads_left() -> Iterator[None]:
-    before = {t for t in threading.enumerate() if t.name != "distwindow-connect"}
+    before = _callers()
     yield
-    left = {t for t in threading.enumerate() if t.name != "distwindow-connect"}
-    assert left <= before
+    assert _callers() <= before
+
+
+def _callers() -> set[threading.Thread]:
+    """The threads of tests. Those that limiters start have no `Thread`, and end when they can."""
+    return {thread for thread in threading.enumerate() if type(thread) is threading.Thread}
