@@ -19,8 +19,12 @@ from types import FrameType
 from typing import TypeVar
 
 import pytest
+import redis
 
+from distwindow.ring.scripts import load_script, script_names
 from tests import bytecode, event_loops, examples, logging_state
+from tests.harness import HARNESSES, STALLS, Harness
+from tests.patience import patient
 from tests.servers import (
     Cluster,
     Container,
@@ -32,14 +36,33 @@ from tests.servers import (
     find_binary,
     server_version,
 )
+from tests.servers.own import own_server
 
 T = TypeVar("T")
 
-# The runs with each redis-py install the group `compat` only.
-collect_ignore_glob = [] if find_spec("celery") else ["*/test_celery_*.py"]
+# The runs with each redis-py install the group `compat` only. arq needs redis-py below 6.
+collect_ignore = [] if find_spec("celery") else ["celery", "docs/test_celery_workers.py"]
+if int(redis.__version__.partition(".")[0]) >= 6:
+    collect_ignore.append("contrib/test_arq_limits.py")
 
+# So that its assertions show the values, as those of test files do.
+pytest.register_assert_rewrite("tests.stores.store_check")
 bytecode.keep()
 examples.load_profile()
+
+# These tests check times on the wall clock (deadlines, recovery), which a machine that is busy with
+# other work can break without a fault of the code. So they may be repeated, which the report shows
+# as "rerun". Tests of counts are never repeated: one excess is a failure.
+WALL_CLOCK = {
+    "test_process_exit",
+    "test_background_worker",
+    "test_close_and_fork",
+    "test_evicted_keys",
+    "test_slow_links",
+    "test_transport_outcomes",
+    "test_transport_topology",
+    "test_unknown_total",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,6 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("examples")
             if not config.getoption("--all"):
                 examples.limit_to_few(test)
+        if item.path.stem in WALL_CLOCK:
+            item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -121,6 +146,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def event_loop_kind(request: pytest.FixtureRequest) -> str:
     """The kind of the event loops of this test, "asyncio" or "uvloop": see tests/event_loops.py."""
     return getattr(request, "param", "asyncio")
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All tests are patient. But signatures are compared as they are."""
+    if request.path.stem == "test_api":
+        yield
+    else:
+        with patient():
+            yield
+
+
+@pytest.fixture(params=["sync", "async", event_loops.uvloop_param()])
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    """A test that takes this runs for `Limiter`, and for `AsyncLimiter` on both kinds of event
+    loop.
+    """
+    STALLS.watch()
+    made = HARNESSES[request.param]()
+    yield made
+    made.close()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -172,6 +218,22 @@ def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
     else:
         server: Standalone = request.getfixturevalue("standalone")
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def examples_url(redis_url: str) -> Iterator[str]:
+    """`redis://…` of a plain server for property tests: each of their examples has its own keys."""
+    yield from own_server(redis_url)
+
+
+@pytest.fixture(scope="module")
+def server(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of a plain server that has all scripts."""
+    with redis.Redis.from_url(redis_url) as client:
+        for name in script_names():
+            client.script_load(load_script(name).text)
+            assert client.script_exists(load_script(name).sha) == [True]
+        yield client
 
 
 @pytest.fixture(scope="session")

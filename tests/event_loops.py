@@ -1,9 +1,9 @@
 """Which event loop a test runs on: asyncio's own, or uvloop's.
 
-Every asynchronous test of `tests/integration` and `tests/property` runs on both. These are the
-coroutine functions, those that take the fixture `harness`, and those marked `event_loops` because
-they call `asyncio.run` themselves. A test of these folders that makes an event loop and is none of
-these fails, so that no test can be forgotten.
+Every asynchronous test runs on both, but for those in `ON_ONE_KIND`. These are the coroutine
+functions, those that take the fixture `harness`, and those marked `event_loops` because they call
+`asyncio.run` themselves. Any other test that makes an event loop fails, so that none can be
+forgotten.
 
 The policy below is installed once for the session and makes loops of the kind that the running
 test needs. Servers and proxies of the tests are not tested themselves, so they make asyncio's loops
@@ -32,8 +32,31 @@ then.
 IN_QUICK_TIER = {"test_event_loops"}
 """Modules whose tests run on uvloop without the mark `slow`."""
 
-ENFORCED = {"integration", "property"}
-"""Folders of `tests` in which a test that makes an event loop has to run on both kinds."""
+ON_ONE_KIND = {
+    "architecture",
+    "attack",
+    "breaker/test_entry_breaker_calls",
+    "breaker/test_entry_breakers",
+    "cli",
+    "concurrency/test_concurrency",
+    "conformance",
+    "contrib/test_task_gate",
+    "docs",
+    "guard",
+    "lifecycle/test_lifecycle",
+    "limiter/test_async_use",
+    "limiter/test_decorator",
+    "limiter/test_entries",
+    "runtime/test_completion",
+    "runtime/test_drivers",
+    "runtime/test_worker",
+    "stores/test_pipelined_connection",
+    "testing/test_manual_clock",
+    "testing/test_store_conformance",
+}
+"""Folders and modules of `tests` that run on asyncio's loop alone, except for tests with the mark:
+they run programs and pages, or stay in this process.
+"""
 
 
 class Policy(asyncio.DefaultEventLoopPolicy):
@@ -71,7 +94,7 @@ def runs_on_both(definition: Any) -> bool:
     if definition.get_closest_marker("event_loops") is not None:
         return True
     coroutine = inspect.iscoroutinefunction(definition.function)
-    return coroutine and _folder_of(definition.path) in ENFORCED
+    return coroutine and not _is_on_one_kind(definition.path)
 
 
 def choose_for(item: pytest.Item) -> None:
@@ -79,7 +102,7 @@ def choose_for(item: pytest.Item) -> None:
     callspec = getattr(item, "callspec", None)
     ids = set() if callspec is None else set(callspec.id.split("-"))
     POLICY.kind = "uvloop" if "uvloop" in ids else "asyncio"
-    if ids & _LOOP_IDS or _folder_of(item.path) not in ENFORCED:
+    if ids & _LOOP_IDS or _is_on_one_kind(item.path):
         POLICY.missing_mark = ""
     else:
         POLICY.missing_mark = (
@@ -88,10 +111,10 @@ def choose_for(item: pytest.Item) -> None:
         )
 
 
-def _folder_of(path: Path) -> str:
-    """Return the folder of `tests` in which a test lies."""
-    tests = Path(__file__).parent
-    return path.relative_to(tests).parts[0] if path.is_relative_to(tests) else ""
+def _is_on_one_kind(path: Path) -> bool:
+    """True if the test file at `path` is named in `ON_ONE_KIND`, or its folder is."""
+    name = path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+    return name in ON_ONE_KIND or name.partition("/")[0] in ON_ONE_KIND
 
 
 def program_header() -> str:

@@ -18,7 +18,7 @@ from collections import Counter
 from typing import Any
 
 from tests.attack.harness import Run, check_between, derive_seed
-from tests.celery_workers.processes import Fleet, most_in_a_window, visible_again_after
+from tests.celery.processes import Fleet, most_in_a_window, visible_again_after
 from tests.servers import Proxy, Standalone
 from tests.servers.faults import Pass, Refuse
 from tests.servers.wait import until

@@ -18,7 +18,6 @@ from distwindow.cli.app import app
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.key import ring_name, ring_name_prefix
 from distwindow.ring.scripts import load_script
-from tests.patience import patient
 from tests.servers.own import own_server
 
 
@@ -38,12 +37,6 @@ Cli = Callable[..., Result]
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISTWINDOW_URL", "DISTWINDOW_PREFIX", "DISTWINDOW_DEBUG", "NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(autouse=True)
-def _patient() -> Iterator[None]:
-    with patient():
-        yield
 
 
 @pytest.fixture(scope="session")

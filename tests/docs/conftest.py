@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from distwindow.guard import guard as base
 from distwindow.guard.system import SystemSample
-from tests.patience import patient
 
 
 @pytest.fixture(autouse=True)
@@ -18,13 +15,3 @@ def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     sample = SystemSample(load=0.1, cpu=0.1)
     monkeypatch.setattr(base, "PsutilSampler", lambda clock: lambda: sample)
-
-
-@pytest.fixture(autouse=True)
-def _patient(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The code of pages is patient. Signatures are compared as they are."""
-    if request.path.stem == "test_api":
-        yield
-    else:
-        with patient():
-            yield

@@ -16,7 +16,7 @@ from distwindow.ring.scripts import load_script
 from distwindow.ring.stats import Bucket
 from distwindow.shaping.commands import SHAPING_COMMANDS
 from distwindow.waiting.commands import WAITING_COMMANDS
-from tests.unit.clock_and_stores import T0, fresh_key
+from tests.clock_and_stores import T0, fresh_key
 
 COMMANDS: dict[str, type[Command[Any]]] = {
     command.script: command

@@ -19,7 +19,7 @@ from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.limit import Bound
 from distwindow.ring.scripts import load_script, scripts_folder
 from distwindow.ring.stats import Bucket
-from tests.unit.clock_and_stores import T0, fresh_key
+from tests.clock_and_stores import T0, fresh_key
 
 STAMP = "9999999999999.000001"
 SHORT_PATHS = {

@@ -20,7 +20,7 @@ from distwindow.runtime.command_cache import CommandCache
 from distwindow.runtime.steps import Sleep
 from distwindow.stores.memory import MemoryStore
 from distwindow.waiting.waiting import QueueSlot, Turns, WaitQueues, wait_for_turn
-from tests.unit.clock_and_stores import T0, ManualClock
+from tests.clock_and_stores import T0, ManualClock
 
 TRIP_MS = 1
 """How long a call takes."""

@@ -1,0 +1,231 @@
+"""The fleet's adaptive breaker with one process is go-zero's, which replays golden traces; with
+several, every call is counted once, and the forced pass is the fleet's. Redis answers as memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distwindow import (
+    AdaptiveBreaker,
+    AsyncAdaptiveBreaker,
+    BreakerOpen,
+    ConfigurationError,
+    ErrorCount,
+)
+from distwindow.breaker.commands import AdaptiveFlush, adaptive_name_suffix
+from distwindow.breaker.record import AdaptiveCounts, AdaptiveRecord
+from distwindow.ring.key import ring_name_prefix
+from distwindow.sentinel.google_breaker import GoogleBreaker
+from distwindow.stores.memory import MemoryStore
+from tests.breaker.test_breaker_fleet import LossyStore
+from tests.clock_and_stores import T0, Execute, ManualClock, blocking, fresh_key
+
+START = T0 // 10_000 * 10_000
+DRAWS = st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 0.001, 0.5, 0.999]))
+ELAPSED_MS = st.sampled_from([0, 0, 0, 1, 30, 120, 249, 250, 251, 1000, 1001, 2500, 11_000])
+
+
+class Draw:
+    value = 0.0
+
+    def __call__(self) -> float:
+        return self.value
+
+
+def let_through(breaker: AdaptiveBreaker, outcome: str) -> bool:
+    try:
+        with breaker.call("k"):
+            if outcome == "failure":
+                raise OSError
+    except BreakerOpen:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    history=st.lists(
+        st.tuples(ELAPSED_MS, st.sampled_from(["failure"] * 4 + ["success"]), DRAWS),
+        min_size=20,
+        max_size=120,
+    )
+)
+def test_one_process_does_what_go_zero_does(history: list[tuple[int, str, float]]) -> None:
+    clock, draw = ManualClock(START), Draw()
+    local = GoogleBreaker(START, draw=draw)
+    breaker = AdaptiveBreaker("memory://", draw=draw, time=clock)
+    for elapsed_ms, outcome, draw.value in history:
+        clock.move(elapsed_ms)
+        now = clock.now_ms()
+        expected = local.allow(now)
+        assert let_through(breaker, outcome) is expected
+        if expected:
+            local.mark_failure(now) if outcome == "failure" else local.mark_success(now)
+
+
+def fleet(number: int) -> tuple[ManualClock, LossyStore, list[AdaptiveBreaker]]:
+    clock = ManualClock(START)
+    store = LossyStore(clock)
+    breakers = [AdaptiveBreaker(store, draw=lambda: 0.0, time=clock) for _ in range(number)]
+    return clock, store, breakers
+
+
+def records(store: LossyStore) -> list[AdaptiveRecord]:
+    """Return what is stored of each breaker."""
+    return [v for v in store._values.by_name.values() if isinstance(v, AdaptiveRecord)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    history=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["success", "failure", "tick", "wait"])),
+        max_size=60,
+    ),
+    faults=st.lists(st.sampled_from(["", "", "request lost", "reply lost"]), max_size=20),
+)
+def test_every_call_is_counted_once(history: list[tuple[int, str]], faults: list[str]) -> None:
+    clock, store, breakers = fleet(3)
+    store.faults = faults
+    expected = {"success": 0, "failure": 0, "drop": 0}
+    for which, action in history[:30]:  # within one window
+        if action == "wait":
+            clock.move(250)
+        elif action == "tick":
+            _flush(breakers[which])
+        else:
+            expected[action if let_through(breakers[which], action) else "drop"] += 1
+    store.faults = []
+    for breaker in [*breakers, *breakers]:
+        _flush(breaker)
+    counted = {"success": 0, "failure": 0, "drop": 0}
+    for record in records(store):
+        for counts in record.window(250, 40, clock.now_ms()):
+            for name in counted:
+                counted[name] += getattr(counts, name)
+    assert counted == expected
+
+
+def test_what_the_store_refuses_is_counted_later() -> None:
+    clock, store, (breaker,) = fleet(1)
+    assert let_through(breaker, "failure")
+    store.refused = b""
+    for _ in range(5):
+        clock.move(250)
+        assert let_through(breaker, "success")
+        _flush(breaker)
+    store.refused = None
+    for _ in range(2):
+        _flush(breaker)
+    (record,) = records(store)
+    assert sum(counts.calls for counts in record.window(250, 40, clock.now_ms())) == 6
+
+
+def test_the_failures_of_all_processes_drop_the_calls_of_each() -> None:
+    clock, _, breakers = fleet(4)
+    for _ in range(5):
+        for breaker in breakers:
+            let_through(breaker, "failure")
+    for _ in range(2):
+        clock.move(250)
+        for breaker in breakers:
+            _flush(breaker)
+    clock.move(1)  # what is known is older than the sync interval
+    assert not any(let_through(breaker, "failure") for breaker in breakers)
+    assert all(breaker.drop_probability("k") > 0.5 for breaker in breakers)
+
+
+def test_the_forced_pass_is_the_fleets() -> None:
+    clock, _, breakers = fleet(5)
+    for breaker in breakers:
+        for _ in range(6):
+            let_through(breaker, "failure")
+    passes = 0
+    breakers[0]._states._draw = lambda: 1.0  # type: ignore[attr-defined]  # the first pass
+    let_through(breakers[0], "failure")
+    breakers[0]._states._draw = lambda: 0.0  # type: ignore[attr-defined]
+    for _ in range(40):  # ten seconds
+        clock.move(250)
+        for breaker in breakers:
+            passes += let_through(breaker, "failure")
+            _flush(breaker)
+    # More than a second lies between two: with a tick of 250 ms at least 1.25 s.
+    assert 7 <= passes <= 8
+
+
+def test_it_recovers() -> None:
+    clock, _, (breaker,) = fleet(1)
+    for _ in range(50):
+        let_through(breaker, "failure")
+    assert not let_through(breaker, "success")
+    clock.move(11_000)
+    assert let_through(breaker, "success")
+    assert breaker.drop_probability("k") == 0
+
+
+def _flush(breaker: AdaptiveBreaker) -> None:
+    try:
+        breaker.flush()
+    except Exception as exc:
+        assert "lost" in str(exc) or "refuses" in str(exc)  # noqa: PT017 - it is sent again at the next tick
+
+
+# -- Redis and memory agree -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def redis_alone(examples_url: str) -> Iterator[Execute]:
+    with blocking(examples_url) as execute:
+        yield execute
+
+
+W = 60_000
+steps = st.tuples(
+    st.sampled_from([0, 1, 999, W - 1, W, 3 * W, 6 * W, 40 * W, -W, -5 * W, -400 * W]),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)),
+        max_size=3,
+    ),
+    st.sampled_from(["", "a", "0b"]),
+    st.integers(0, 9),
+    st.sampled_from([0, 0, 1, 2]),
+    st.sampled_from([0, 1, W, 3 * W]),
+)
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+@given(history=st.lists(steps, min_size=1, max_size=30), buckets=st.sampled_from([1, 5, 40]))
+def test_redis_answers_as_the_specification(
+    redis_alone: Execute, history: list[Any], buckets: int
+) -> None:
+    specification, now = MemoryStore().execute, T0
+    name = ring_name_prefix("conformance", fresh_key()) + adaptive_name_suffix(1.5, W, buckets)
+    first_seq = 0
+    for elapsed_ms, counted, sender, seq, passed_back, force_ms in history:
+        now = max(0, now + elapsed_ms)
+        # Redis draws at random which expired sender records it deletes, and a clock that is set
+        # back makes one valid again: no flush of before is sent again after that.
+        first_seq += 10 if elapsed_ms < 0 else 0
+        counts = tuple(AdaptiveCounts(max(0, now - back * W), *n) for back, *n in counted)
+        command = AdaptiveFlush(
+            (), now,
+            name=name, bucket_ms=W, buckets=buckets,
+            passed_ms=max(0, now - passed_back * W) if passed_back else 0, force_ms=force_ms,
+            counts=counts, sender=sender, seq=first_seq + seq,
+        )  # fmt: skip
+        assert redis_alone(command) == specification(command), command
+
+
+@pytest.mark.parametrize("made", [AdaptiveBreaker, AsyncAdaptiveBreaker])
+def test_k_may_be_given_without_its_name(made: Any) -> None:
+    assert repr(made("memory://", 2.5)) == repr(made("memory://", k=2.5))
+    assert repr(made("memory://", 2.5)) != repr(made("memory://"))
+    with pytest.raises(ConfigurationError, match="k must be a number, not ErrorCount"):
+        made("memory://", ErrorCount(5))

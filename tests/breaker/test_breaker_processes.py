@@ -1,0 +1,402 @@
+"""A circuit breaker over a real Redis: several processes, a cluster, lost replies, both worlds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from distwindow import (
+    AsyncCircuitBreaker,
+    BreakerChange,
+    BreakerOpen,
+    CircuitBreaker,
+    ErrorCount,
+    Key,
+    StoreError,
+)
+from distwindow.breaker.call import BreakerCall
+from distwindow.breaker.commands import breaker_name
+from distwindow.testing import ManualClock
+from tests.breaker.breaker_process import FLUSH_S, RULE, SYNC_S
+from tests.lifecycle.worker_options import forks
+from tests.servers.faults import DropReply
+from tests.servers.proxy import Proxy
+from tests.servers.wait import until
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = 4
+SLACK_S = 0.4
+"""What a busy machine may add to a bound."""
+
+
+class Fleet:
+    """The processes, and what they have logged."""
+
+    def __init__(self, url: str, prefix: str, folder: Path) -> None:
+        self.broken, self._stop = folder / "broken", folder / "stop"
+        self._logs = [folder / f"{number}.log" for number in range(PROCESSES)]
+        self._processes = [
+            subprocess.Popen(
+                [
+                    sys.executable, "-m", "tests.breaker.breaker_process", url, prefix,
+                    *map(str, (self.broken, self._stop, log)),
+                ],
+                cwd=ROOT,
+            )
+            for log in self._logs
+        ]  # fmt: skip
+
+    def lines(self) -> list[list[dict[str, Any]]]:
+        """Return what each process has logged so far."""
+        texts = [log.read_text(encoding="utf-8") if log.exists() else "" for log in self._logs]
+        return [[json.loads(line) for line in text.split("\n")[:-1]] for text in texts]
+
+    def all_have(self, kind: str, after: float = 0.0, **values: object) -> bool:
+        return all(
+            any(
+                line["kind"] == kind
+                and line["at"] > after
+                and all(line[name] == value for name, value in values.items())
+                for line in lines
+            )
+            for lines in self.lines()
+        )
+
+    def changes(self) -> list[tuple[int, str]]:
+        """Return the changes that any process has heard, in order: its epoch and state."""
+        lines = [line for log in self.lines() for line in log if line["kind"] == "change"]
+        return sorted({(line["epoch"], line["state"]) for line in lines})
+
+    def stop(self) -> None:
+        self._stop.touch()
+        for process in self._processes:
+            assert process.wait(timeout=20) == 0
+
+
+@pytest.fixture
+def fleet(redis_url: str, prefix: str, tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(redis_url, prefix, tmp_path)
+    yield made
+    made.stop()
+
+
+def longest_stall(logs: list[list[dict[str, Any]]]) -> float:
+    """Return the longest time in which a process has logged nothing, s: each logs without a break,
+    unless the machine keeps it from running.
+    """
+    return max(float(late["at"] - line["at"]) for lines in logs for line, late in pairwise(lines))
+
+
+@pytest.mark.slow
+def test_processes_open_and_close_together_and_the_probes_are_the_fleets(fleet: Fleet) -> None:
+    until(lambda: fleet.all_have("call"), timeout=30)
+    fleet.broken.touch()
+    began = time.monotonic()
+    until(lambda: fleet.all_have("refused", began), timeout=30)
+    # Broken for two open periods: the fleet lets one probe through after each.
+    until(lambda: len([x for x in fleet.changes() if x[1] == "half_open"]) >= 2, timeout=30)
+    fleet.broken.unlink()
+    mended = time.monotonic()
+    until(lambda: fleet.all_have("change", mended, state="closed"), timeout=30)
+    until(lambda: fleet.all_have("call", time.monotonic() - 0.2), timeout=30)
+    logs = fleet.lines()
+    changes = [[x for x in lines if x["kind"] == "change"] for lines in logs]
+    fleets = fleet.changes()
+    assert [state for _, state in fleets[:2]] == ["open", "half_open"]
+    for one in changes:
+        heard = [(x["epoch"], x["state"]) for x in one]
+        assert heard == sorted({*heard} & {*fleets}), "each once, in order"
+        assert heard[0] == fleets[0]
+        assert heard[-1] == fleets[-1]
+        assert fleets[-1][1] == "closed"
+
+    # From the call that reached the threshold: no process lets anything through after the bound.
+    opened_ms = fleets[0][0]
+    bad = sorted(x["at"] for lines in logs for x in lines if x["kind"] == "call" and x["broken"])
+    first_open = min(one[0]["at"] for one in changes)
+    slack = SLACK_S + longest_stall(logs)
+    bound = first_open + SYNC_S + slack
+    assert first_open - bad[RULE.min_calls - 1] < FLUSH_S + SYNC_S + slack
+    probes = [at for at in bad if at > bound]
+    # While it is open or half-open, only probes go: one for each time it turned half-open.
+    assert len(probes) <= [state for _, state in fleets].count("half_open")
+    assert opened_ms > 0
+
+
+@pytest.mark.event_loops
+def test_counts_of_both_worlds_open_one_breaker(redis_url: str, prefix: str) -> None:
+    rule = ErrorCount(6, open_for=60)
+    with CircuitBreaker(redis_url, rule, prefix=prefix) as breaker:
+        for _ in range(3):
+            with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
+                raise OSError
+        breaker.flush()
+        assert breaker.state("k") == "closed"
+
+        async def others() -> str:
+            async with AsyncCircuitBreaker(redis_url, rule, prefix=prefix) as awaited:
+                for _ in range(3):
+                    with pytest.raises(OSError):  # noqa: PT011 - it is passed on
+                        async with awaited.call("k"):
+                            raise OSError
+                await awaited.flush()
+                with pytest.raises(BreakerOpen):
+                    async with awaited.call("k"):
+                        pass
+                return await awaited.state("k")
+
+        assert asyncio.run(others()) == "open"
+        assert breaker.state("k") == "open"
+
+
+@pytest.mark.parametrize("key", ["plain", Key("resource", tag="tag"), b"\xff\x00{}"])
+def test_a_cluster_has_breakers_too(cluster_url: str, prefix: str, key: Any) -> None:
+    with CircuitBreaker(cluster_url, ErrorCount(1), prefix=prefix) as breaker:
+        with pytest.raises(OSError), breaker.call(key):  # noqa: PT011 - it is passed on
+            raise OSError
+        breaker.flush()
+        assert breaker.state(key) == "open"
+
+
+def test_the_worker_flushes_and_refreshes(redis_url: str, prefix: str) -> None:
+    rule = ErrorCount(1, open_for=60)
+    with (
+        CircuitBreaker(redis_url, rule, prefix=prefix, sync_interval=0.05) as one,
+        CircuitBreaker(redis_url, rule, prefix=prefix, sync_interval=0.05) as other,
+    ):
+        heard: list[str] = []
+        other.on_change(lambda change: heard.append(change.state))
+        with other.call("k"):
+            pass
+        with pytest.raises(OSError), one.call("k"):  # noqa: PT011 - it is passed on
+            raise OSError
+
+        def has_heard() -> bool:
+            with suppress(BreakerOpen), other.call("k"):
+                pass
+            return heard == ["open"]
+
+        until(has_heard)
+
+
+def is_flushed(breaker: CircuitBreaker) -> bool:
+    """Flush, and return whether the store has answered."""
+    with suppress(StoreError):
+        breaker.flush()
+        return True
+    return False
+
+
+def test_counts_arrive_once_though_replies_are_lost(
+    redis_url: str, proxy: Proxy, prefix: str
+) -> None:
+    rule = ErrorCount(1000, window=600)
+    options: dict[str, Any] = {"prefix": prefix, "timeout": 0.1, "flush_interval": 60}
+    with CircuitBreaker(proxy.url, rule, **options) as breaker:
+        for _ in range(5):
+            with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
+                raise OSError
+        with proxy.inject(DropReply(only=b"EVALSHA")):
+            for _ in range(3):
+                with pytest.raises(StoreError):
+                    breaker.flush()
+        until(lambda: is_flushed(breaker), what="a flush within the timeout")
+    assert counted(redis_url, breaker_name(prefix, "k", rule)) == 5
+
+
+@pytest.mark.event_loops
+def test_a_probe_whose_task_was_cancelled_is_free_again(redis_url: str, prefix: str) -> None:
+    """At whatever await it was cancelled: otherwise nobody would get it for a minute."""
+    rule = ErrorCount(1, open_for=0.04, probe_timeout=60)
+
+    async def enter(breaker: AsyncCircuitBreaker, key: str) -> None:
+        async with breaker.call(key):
+            await asyncio.sleep(60)
+
+    async def cancel_after(breaker: AsyncCircuitBreaker, key: str, ticks: int) -> None:
+        with suppress(OSError):
+            async with breaker.call(key):
+                raise OSError
+        await breaker.flush()
+        await asyncio.sleep(0.05)  # the server's time, which the test cannot move
+        task = asyncio.create_task(enter(breaker, key))
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        deadline = time.monotonic() + 20
+        while True:
+            with suppress(BreakerOpen):
+                async with breaker.call(key):
+                    break
+            assert time.monotonic() < deadline, f"cancelled after {ticks} ticks"
+            await asyncio.sleep(0.01)
+        assert await breaker.state(key) == "closed"
+
+    async def main() -> None:
+        options: dict[str, Any] = {"sync_interval": 0.02, "flush_interval": 0.02, "timeout": 10.0}
+        async with AsyncCircuitBreaker(redis_url, rule, prefix=prefix, **options) as breaker:
+            for ticks in range(12):
+                await cancel_after(breaker, f"k{ticks}", ticks)
+
+    asyncio.run(main())
+
+
+@forks
+def test_a_forked_child_counts_its_own_calls(redis_url: str, prefix: str) -> None:
+    rule = ErrorCount(1000, window=600)
+    with CircuitBreaker(redis_url, rule, prefix=prefix, flush_interval=60) as breaker:
+        for _ in range(3):
+            with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
+                raise OSError
+        call = breaker.call("k").__enter__()
+        child = os.fork()
+        if not child:
+            try:
+                call.__exit__(None, None, None)  # it is the parent's
+                for _ in range(2):
+                    with suppress(OSError), breaker.call("k"):
+                        raise OSError
+                breaker.flush()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        call.__exit__(None, None, None)
+    assert counted(redis_url, breaker_name(prefix, "k", rule)) == 6
+
+
+def leave_in_child(call: Any, failure: BaseException | None) -> int:
+    """Fork, leave the block of `call` in the child, and return its exit status."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    try:
+        how: Any = (type(failure), failure, None)
+        if isinstance(call, BreakerCall):
+            call.__exit__(*how)
+        else:
+            with suppress(StopIteration):  # a child of a task has no loop, and waits for nothing
+                call.__aexit__(*how).send(None)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@forks
+@pytest.mark.event_loops
+@pytest.mark.parametrize("failure", [None, OSError(), SystemExit()])
+def test_a_forked_child_that_leaves_the_block_of_a_probe_decides_nothing(
+    redis_url: str, prefix: str, failure: BaseException | None
+) -> None:
+    clock = ManualClock()
+    options: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, "timeout": 5.0}
+
+    async def main() -> None:
+        async with AsyncCircuitBreaker(redis_url, ErrorCount(1), **options) as awaited:
+            async with awaited.call("k") as probe:
+                assert leave_in_child(probe, failure) == 0, "the child's exit has raised"
+                assert breaker.state("k") == "half_open"
+            assert breaker.state("k") == "closed"
+
+    with CircuitBreaker(redis_url, ErrorCount(1), **options) as breaker:
+        with suppress(OSError), breaker.call("k"):
+            raise OSError
+        breaker.flush()
+        clock.advance(5)
+        with suppress(OSError), breaker.call("k") as probe:
+            assert leave_in_child(probe, failure) == 0, "the child's exit has raised"
+            assert breaker.state("k") == "half_open"
+            raise OSError
+        assert breaker.state("k") == "open"
+        clock.advance(5)
+        asyncio.run(main())
+
+
+def test_two_threads_ask_for_one_probe(redis_url: str, prefix: str) -> None:
+    rule = ErrorCount(1, open_for=0.05, probe_timeout=60)
+    with CircuitBreaker(redis_url, rule, prefix=prefix, sync_interval=0.02) as breaker:
+        with suppress(OSError), breaker.call("k"):
+            raise OSError
+        breaker.flush()
+        until(lambda: breaker._states.get_or_create("k").retry_at < breaker._states.monotonic())
+        inside, done = threading.Semaphore(0), threading.Event()
+        admitted: list[int] = []
+
+        def call(number: int) -> None:
+            with suppress(BreakerOpen), breaker.call("k"):
+                admitted.append(number)
+                inside.release()
+                done.wait(10)
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        assert inside.acquire(timeout=10)
+        for _ in range(20):
+            with pytest.raises(BreakerOpen):
+                breaker.call("k").__enter__()
+        # The others are refused: one that asks still when the probe ends would find it closed.
+        until(lambda: sum(thread.is_alive() for thread in threads) == 1)
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert len(admitted) == 1
+
+
+def counted(url: str, name: bytes) -> int:
+    """Return the calls in all buckets of a breaker."""
+    with redis.Redis.from_url(url) as client:
+        values = [value for field, value in client.hgetall(name).items() if field.isdigit()]
+    return sum(int(value.split()[1]) for value in values)
+
+
+# -- interruptions, and what a process learns first -----------------------------------------------
+
+
+def test_an_interrupted_exchange_does_not_mean_that_the_store_is_away(
+    redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SoftTimeLimit(Exception):
+        pass
+
+    def interrupted(*_: object) -> None:
+        raise SoftTimeLimit
+
+    with CircuitBreaker(redis_url, ErrorCount(1), prefix=prefix, on_store_error="deny") as breaker:
+        with monkeypatch.context() as patch:
+            patch.setattr(breaker._store, "execute_many", interrupted)
+            with pytest.raises(SoftTimeLimit), breaker.call("k"):
+                pass
+        assert not breaker._states.store_is_down(breaker._states.get_or_create("k"))
+        with breaker.call("k"):
+            pass
+
+
+def test_a_new_process_hears_of_no_change_from_before_its_first_call(
+    redis_url: str, prefix: str
+) -> None:
+    rule = ErrorCount(1, open_for=100.0)
+    heard: list[BreakerChange] = []
+    with CircuitBreaker(redis_url, rule, prefix=prefix) as first:
+        with suppress(OSError), first.call("k"):
+            raise OSError
+        first.flush()
+        with CircuitBreaker(redis_url, rule, prefix=prefix) as second:
+            second.on_change(heard.append)
+            with pytest.raises(BreakerOpen), second.call("k"):
+                pass
+    assert heard == []

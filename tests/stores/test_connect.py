@@ -1,0 +1,223 @@
+"""Connecting: URLs of all kinds, clients of the caller, and connection names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from distwindow import AsyncLimiter, ConfigurationError, Limiter
+from distwindow.stores.redis.urls import make_async_client, make_client, parse_url_text
+from tests.harness import Harness, admin
+from tests.servers import Cluster, SentinelSet, Standalone, until
+from tests.stores.store_check import THREE, works
+
+# -- URLs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+def test_every_operation_works_on_a_plain_server(
+    harness: Harness, redis_url: str, prefix: str, scheme: str
+) -> None:
+    works(harness.limiter(redis_url.replace("redis", scheme, 1), THREE, prefix=prefix))
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
+def test_tls_with_the_authority_in_the_url(
+    harness: Harness, tls_url: str, prefix: str, scheme: str
+) -> None:
+    url = tls_url.replace("rediss", scheme, 1)
+    works(harness.limiter(url, THREE, prefix=prefix, timeout=5))
+
+
+def test_tls_without_the_authority_names_the_remedy(
+    harness: Harness, tls_url: str, prefix: str
+) -> None:
+    limiter = harness.limiter(tls_url.partition("?")[0], prefix=prefix, timeout=5)
+    with pytest.raises(ConfigurationError, match=r"not trusted.*ssl_ca_certs"):
+        limiter.try_acquire("k")
+
+
+def test_tls_with_a_file_that_is_not_there_names_it(
+    harness: Harness, tls_url: str, prefix: str
+) -> None:
+    url = tls_url.partition("?")[0] + "?ssl_ca_certs=/nowhere/ca.pem"
+    with pytest.raises(ConfigurationError, match=r"/nowhere/ca\.pem"):
+        harness.limiter(url, prefix=prefix, timeout=5).try_acquire("k")
+
+
+@pytest.mark.compat
+def test_every_operation_works_over_a_unix_socket(
+    harness: Harness, unix_url: str, prefix: str
+) -> None:
+    works(harness.limiter(unix_url, THREE, prefix=prefix))
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+def test_every_operation_works_on_a_cluster(
+    harness: Harness, cluster_url: str, prefix: str, scheme: str
+) -> None:
+    url = cluster_url.replace("redis", scheme, 1)
+    limiter = harness.limiter(url, THREE, prefix=prefix, timeout=10)
+    for key in "abcdefgh":
+        works(limiter, key)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+def test_a_primary_named_by_sentinels(
+    harness: Harness, sentinel_url: str, prefix: str, scheme: str
+) -> None:
+    url = sentinel_url.replace("redis", scheme, 1)
+    works(harness.limiter(url, THREE, prefix=prefix, timeout=10))
+
+
+@pytest.mark.parametrize("make", [make_client, make_async_client])
+def test_sentinels_have_the_tls_options_of_the_servers_but_for_their_own(make: Any) -> None:
+    options = "ssl_ca_certs=/1.pem&sentinel_ssl_ca_certs=/2.pem&ssl_certfile=/3.pem"
+    url = f"rediss+sentinel://a:1/service?{options}"
+    pool = make(parse_url_text(url), 1.0).connection_pool
+    (sentinel,) = pool.sentinel_manager.sentinels
+    names = ("ssl_ca_certs", "ssl_certfile")
+    assert [pool.connection_kwargs[name] for name in names] == ["/1.pem", "/3.pem"]
+    assert "SSL" in sentinel.connection_pool.connection_class.__name__
+    kept = sentinel.connection_pool.connection_kwargs
+    assert [kept[name] for name in names] == ["/2.pem", "/3.pem"]
+
+
+@pytest.mark.compat
+def test_fakeredis_behind_a_port(harness: Harness, fake_url: str, prefix: str) -> None:
+    works(harness.limiter(fake_url, THREE, prefix=prefix, timeout=5))
+
+
+@pytest.mark.compat
+def test_every_operation_works_in_memory(harness: Harness, prefix: str) -> None:
+    works(harness.limiter("memory://", THREE, prefix=prefix))
+
+
+@pytest.mark.compat
+def test_every_operation_works_in_another_database(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
+    url = re.sub(r"/\d+$", "/5", redis_url)
+    works(harness.limiter(url, THREE, prefix=prefix))
+    assert harness.limiter(url, THREE, prefix=prefix).try_acquire("five")
+    with admin(url) as five, admin(redis_url) as zero:
+        assert five.keys(f"{prefix}:*")
+        assert not zero.keys(f"{prefix}:*")
+
+
+# -- clients of the caller ----------------------------------------------------------------------
+
+CLIENT_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"decode_responses": True},
+    {"protocol": 3},
+    {"protocol": 3, "decode_responses": True, "health_check_interval": 1},
+]
+
+
+def retrying(harness: Harness) -> dict[str, Any]:
+    """Return arguments of a client that would send a call without a reply three times more."""
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    retry: Any = (AsyncRetry if harness.kind == "async" else Retry)(NoBackoff(), 3)
+    return {"retry": retry, "retry_on_error": [redis.ConnectionError, redis.TimeoutError]}
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("options", CLIENT_OPTIONS, ids=str)
+def test_a_client_that_the_caller_owns(
+    harness: Harness, redis_url: str, prefix: str, options: dict[str, Any]
+) -> None:
+    client = harness.client(redis_url, **options, **retrying(harness))
+    before = dict(client.connection_pool.connection_kwargs)
+    limiter = harness.limiter(client, THREE, prefix=prefix)
+    works(limiter)
+    limiter.close()
+    assert client.connection_pool.connection_kwargs == before
+    reply = harness.use(client, "ECHO", "still mine")
+    assert reply == ("still mine" if options.get("decode_responses") else b"still mine")
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("options", [{}, {"decode_responses": True, "protocol": 3}], ids=str)
+def test_a_cluster_client_that_the_caller_owns(
+    harness: Harness, cluster: Cluster, prefix: str, options: dict[str, Any]
+) -> None:
+    node = cluster.nodes[0]
+    client = harness.cluster(node.host, node.port, **options)
+    limiter = harness.limiter(client, THREE, prefix=prefix, timeout=10)
+    for key in "abcdef":
+        works(limiter, key)
+    limiter.close()
+    reply = harness.use(client, "GET", f"{prefix}-nothing")
+    assert reply is None
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("options", [{}, {"decode_responses": True, "protocol": 3}], ids=str)
+def test_a_sentinel_client_that_the_caller_owns(
+    harness: Harness, sentinel: SentinelSet, prefix: str, options: dict[str, Any]
+) -> None:
+    hosts = [(node.host, node.port) for node in sentinel.sentinels]
+    client = harness.master_for(hosts, sentinel.service, **options)
+    limiter = harness.limiter(client, THREE, prefix=prefix, timeout=10)
+    works(limiter)
+    limiter.close()
+    assert harness.use(client, "ECHO", "x") in ("x", b"x")
+
+
+@pytest.mark.compat
+def test_a_fakeredis_client(harness: Harness, prefix: str) -> None:
+    client = harness.fake()
+    works(harness.limiter(client, THREE, prefix=prefix, timeout=5))
+    assert harness.use(client, "ECHO", "x") in ("x", b"x")
+
+
+def test_a_client_of_the_other_kind_is_named(redis_url: str, prefix: str) -> None:
+    blocking, asynchronous = (
+        redis.Redis.from_url(redis_url),
+        redis.asyncio.Redis.from_url(redis_url),
+    )
+    with pytest.raises(ConfigurationError, match="use AsyncLimiter"):
+        Limiter(asynchronous, THREE, prefix=prefix)
+    with pytest.raises(ConfigurationError, match="use Limiter"):
+        AsyncLimiter(blocking, THREE, prefix=prefix)
+    for harness in (Limiter, AsyncLimiter):
+        with pytest.raises(ConfigurationError, match="no store"):
+            harness(42, THREE, prefix=prefix)
+
+
+def test_the_authoritys_file_may_come_as_a_clients_option(
+    harness: Harness, tls_server: Standalone, tls_ca: Path, prefix: str
+) -> None:
+    url = f"rediss://{tls_server.host}:{tls_server.tls_port}/0"
+    client = harness.client(url, ssl_ca_certs=str(tls_ca))
+    works(harness.limiter(client, THREE, prefix=prefix, timeout=5))
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.compat
+def test_the_name_shows_in_the_servers_client_list(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
+    name = f"checkout-{prefix}"
+    limiter = harness.limiter(redis_url, prefix=prefix, name=name)
+    limiter.try_acquire("k")
+    with admin(redis_url) as server:
+        assert [client["name"] for client in server.client_list()].count(name) == 1
+    limiter.close()
+    with admin(redis_url) as server:
+        until(lambda: name not in [client["name"] for client in server.client_list()])

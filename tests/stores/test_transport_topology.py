@@ -1,0 +1,331 @@
+"""Keys move: slots move from node to node; primaries are killed, frozen or demoted.
+
+What was acknowledged is counted, whichever node serves it; a failure of one shard does not affect
+the others; and calls find the new node by themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+
+from distwindow import StoreError
+from tests.harness import Call, Harness, LimiterAdapter, count_outcomes, in_time, used
+from tests.servers import Cluster, RedisProcess, SentinelSet, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+PREFIX = "move"
+
+
+def slot_of(key: str) -> int:
+    return int(key_slot(f"{PREFIX}:{{{key}}}:360000:10".encode()))
+
+
+def keys_of(cluster: Cluster) -> dict[int, list[str]]:
+    """Return ten keys for each master, by its port."""
+    with cluster.client() as client:
+        found: dict[int, list[str]] = {node.port: [] for node in cluster.nodes[: cluster.masters]}
+        for number in range(1000):
+            node = client.nodes_manager.get_node_from_slot(slot_of(f"k{number}"))
+            if len(found[node.port]) < 10:
+                found[node.port].append(f"k{number}")
+    return found
+
+
+def held(cluster: Cluster) -> int:
+    total = 0
+    for node in cluster.nodes:
+        if node.alive:
+            with node.client() as client:
+                if client.execute_command("ROLE")[0] == "master":
+                    total += used(client, PREFIX)
+    return total
+
+
+def migrate(cluster: Cluster, slot: int, source: RedisProcess, target: RedisProcess) -> None:
+    """Move a slot as redis-cli does, key by key."""
+    with source.client() as src, target.client() as dst:
+        ids = {node: node.client().execute_command("CLUSTER", "MYID") for node in (source, target)}
+        dst.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+        src.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+        while keys := src.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
+            src.execute_command("MIGRATE", target.host, target.port, keys[0], 0, 5000)
+            time.sleep(0.02)  # calls come while one part of the slot has moved
+        time.sleep(0.05)  # and while all of it has moved, and nobody knows
+        dst.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+        src.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+
+
+@contextmanager
+def loaded(limiter: LimiterAdapter, keys: list[str], at_once: int = 4) -> Iterator[list[Call]]:
+    """Call in the background. The list of calls is complete after the `with`."""
+    load = limiter.load(keys, threading.Event(), at_once)
+    calls: list[Call] = []
+    try:
+        yield calls
+    finally:
+        calls.extend(load.result())
+
+
+def only_store_errors(calls: list[Call]) -> None:
+    others = [c.outcome for c in calls if not c.admitted and not isinstance(c.outcome, StoreError)]
+    assert not others, others[:3]
+
+
+def check_conserved(calls: list[Call], count: int, before: int = 0) -> None:
+    admitted = sum(call.admitted for call in calls) + before
+    unknown = sum(call.charged is None for call in calls)
+    assert admitted <= count <= admitted + unknown, f"{count}: {before} and {count_outcomes(calls)}"
+
+
+# -- cluster --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", ["1000000/hour", ["1000000/hour", "1000000/day"]], ids=str)
+def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, limits: Any) -> None:
+    with Cluster() as cluster:
+        limiter = harness.limiter(cluster.url, limits, prefix=PREFIX, timeout=3)
+        keys_by_port = keys_of(cluster)
+        source, target, _ = cluster.nodes
+        moving, staying = keys_by_port[source.port][:5], keys_by_port[target.port][:3]
+        before = len(limiter.each(moving + staying))
+        with loaded(limiter, moving + staying) as calls:
+            for key in moving:
+                migrate(cluster, slot_of(key), source, target)
+            migrate(cluster, slot_of(moving[0]), target, source)
+            time.sleep(0.3)  # calls go on by the new map
+        rings = 1 if isinstance(limits, str) else 2
+        failed = [call for call in calls if not call.admitted]
+        if rings == 1:
+            assert not failed, count_outcomes(calls)
+        only_store_errors(failed)  # TRYAGAIN, while one of two rings has moved
+        assert {call.charged for call in failed} <= {False}
+        assert held(cluster) == rings * (before + len(calls) - len(failed))
+        assert all(call.admitted for call in limiter.burst(moving + staying))
+
+
+def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
+    config = {"cluster-require-full-coverage": "no"}
+    with Cluster(config=config) as cluster:
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
+        keys_by_port = keys_of(cluster)
+        dead, *alive = cluster.nodes
+        others = [key for node in alive for key in keys_by_port[node.port][:3]]
+        affected = keys_by_port[dead.port][:3]
+        limiter.each(others + affected)
+        dead.kill()
+        with loaded(limiter, others) as calls:
+            for _ in range(10):
+                (call,) = limiter.burst(affected[:1], at_once=1)
+                only_store_errors([call])
+                assert not call.admitted
+                time.sleep(0.2)  # for 0.1 s after a failure calls fail without connecting
+        assert set(count_outcomes(calls)) == {"ok"}
+
+
+def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
+    with Cluster(config={"cluster-require-full-coverage": "no"}) as cluster:
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
+        keys_by_port = keys_of(cluster)
+        frozen, *alive = cluster.nodes
+        others = [key for node in alive for key in keys_by_port[node.port][:3]]
+        affected = keys_by_port[frozen.port][:3]
+        limiter.each(others + affected)
+        frozen.pause()
+        try:
+            with loaded(limiter, others) as calls:
+                for _ in range(5):
+                    (call,) = limiter.burst(affected[:1], at_once=1)
+                    only_store_errors([call])
+                    assert not call.admitted
+                    in_time([call], 0.3)
+        finally:
+            frozen.resume()
+        assert set(count_outcomes(calls)) == {"ok"}
+
+
+@pytest.mark.parametrize("failure", ["killed", "frozen"])
+def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failure: str) -> None:
+    with Cluster(replicas=1) as cluster:
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
+        keys_by_port = keys_of(cluster)
+        lost = cluster.nodes[0]
+        key = keys_by_port[lost.port][0]
+        limiter.each([key] * 2)
+        (lost.kill if failure == "killed" else lost.pause)()
+        began = time.monotonic()
+        try:
+            successor: Any = until(
+                lambda: replaced(cluster, lost, slot_of(key)), 30, what="failover"
+            )
+            failover = time.monotonic() - began
+            calls: list[Call] = []
+
+            def admitted() -> bool:
+                calls.extend(limiter.burst([key], at_once=1))
+                only_store_errors(calls[-1:])
+                return calls[-1].admitted
+
+            # There was no call during the failover, so the map of slots is stale.
+            until(admitted, 5, what="a call is admitted")
+            healed = time.monotonic() - began
+            print(f"failover {failover:.2f} s, healed {healed - failover:.2f} s later")
+            with successor.client() as client:
+                assert used(client, PREFIX, key) >= 1
+        finally:
+            if failure == "frozen":
+                lost.resume()
+
+
+def replaced(cluster: Cluster, lost: RedisProcess, slot: int) -> RedisProcess | None:
+    """Return the node that serves the slot by the maps of all running nodes, or None while these
+    differ.
+    """
+    seen = set()
+    for node in cluster.nodes:
+        if node is lost:
+            continue
+        with node.client(socket_timeout=1) as client:
+            info: Any = client.execute_command("CLUSTER", "INFO")
+            if not isinstance(info, dict):  # redis-py parses it in some versions
+                info = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+            if info["cluster_state"] != "ok":
+                return None
+            for low, high, master, *_ in client.execute_command("CLUSTER", "SLOTS"):
+                if low <= slot <= high:
+                    seen.add(int(master[1]))
+    if len(seen) != 1 or lost.port in seen:
+        return None
+    return next(node for node in cluster.nodes if node.port in seen)
+
+
+def test_a_map_that_is_wrong_is_read_again(harness: Harness) -> None:
+    """Half of the slots move. Later calls go to the new node directly, without a redirection each
+    time.
+    """
+    with Cluster() as cluster:
+        limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=3)
+        keys_by_port = keys_of(cluster)
+        source, target, _ = cluster.nodes
+        moving = keys_by_port[source.port]
+        limiter.each(moving)
+        for key in moving:
+            migrate(cluster, slot_of(key), source, target)
+        limiter.each(moving[:1])
+        time.sleep(1.1)  # the map is read once a second at most
+        limiter.each(moving[:1])
+        until(lambda: agreed(cluster, slot_of(moving[-1]), target), what="gossip")
+        # By then the limiter has read the map that its last call made it read.
+        time.sleep(0.5)
+        with source.client() as client:
+            client.config_resetstat()
+            limiter.each(moving)
+            assert "cmdstat_evalsha" not in client.info("commandstats")
+
+
+def agreed(cluster: Cluster, slot: int, target: RedisProcess) -> bool:
+    for node in cluster.nodes:
+        with node.client() as client:
+            for low, high, master, *_ in client.execute_command("CLUSTER", "SLOTS"):
+                if low <= slot <= high and int(master[1]) != target.port:
+                    return False
+    return True
+
+
+# -- sentinel -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", ["killed", "frozen", "demoted"])
+def test_a_primary_under_sentinel_is_replaced_by_itself(harness: Harness, failure: str) -> None:
+    with SentinelSet() as nodes:
+        limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
+        limiter.each(["k"] * 2)
+        lost = nodes.primary
+        with loaded(limiter, ["k"], at_once=2) as calls:
+            time.sleep(0.2)  # calls before the failure
+            began = time.monotonic()
+            if failure == "killed":
+                lost.kill()
+            elif failure == "frozen":
+                lost.pause()
+            else:
+                with nodes.sentinels[0].client() as sentinel:
+                    sentinel.execute_command("SENTINEL", "FAILOVER", nodes.service)
+            try:
+                nodes.await_failover(lost, timeout=30)
+                failover = time.monotonic()
+                until(lambda: limiter.burst(["k"], at_once=1)[0].admitted, 3, what="a call")
+                print(
+                    f"failover {failover - began:.2f} s, "
+                    f"healed {time.monotonic() - failover:.2f} s later"
+                )
+                time.sleep(0.3)  # calls on the new primary
+            finally:
+                if failure == "frozen":
+                    lost.resume()
+            time.sleep(0.5)  # calls while the old primary becomes a replica
+        only_store_errors(calls)
+        assert all(call.admitted for call in calls[-20:])
+        in_time(calls, 0.5)
+
+
+def test_a_primary_demoted_in_place_is_left(harness: Harness) -> None:
+    """Its connections stay open and it still answers; only the error READONLY shows the change."""
+    with SentinelSet(sentinels=1) as nodes:
+        limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=0.5)
+        limiter.each(["k"] * 2)
+        old, new = nodes.servers
+        for sentinel in nodes.sentinels:
+            sentinel.pause()  # no connection is closed by the server
+        try:
+            with new.client() as client:
+                client.replicaof("NO", "ONE")
+            with old.client() as client:
+                client.replicaof(new.host, new.port)
+        finally:
+            for sentinel in nodes.sentinels:
+                sentinel.resume()
+        calls: list[Call] = []
+
+        def moved() -> bool:
+            calls.extend(limiter.burst(["k"], at_once=1))
+            with new.client() as client, old.client() as other:
+                masters = [c for c in (client, other) if c.execute_command("ROLE")[0] == "master"]
+                return calls[-1].admitted and len(masters) == 1
+
+        # Sentinels of Redis 6.2 ask for roles every 10 s, and nothing can make that faster.
+        until(moved, 45, what="moving on")
+        only_store_errors(calls)
+        assert {call.charged for call in calls if not call.admitted} <= {False, None}
+
+
+def test_calls_succeed_without_sentinels_while_the_primary_runs(harness: Harness) -> None:
+    with SentinelSet() as nodes:
+        limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
+        limiter.each(["k"] * 2)
+        for sentinel in nodes.sentinels:
+            sentinel.kill()
+        assert all(limiter.each(["k"] * 20))
+
+
+def test_a_new_limiter_connects_although_one_sentinel_hangs(harness: Harness) -> None:
+    with SentinelSet() as nodes:
+        nodes.sentinels[0].pause()
+        try:
+            limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
+
+            def admitted() -> bool:
+                (call,) = limiter.burst(["k"], at_once=1)
+                only_store_errors([call])
+                return call.admitted
+
+            until(admitted, 10, what="a way past the sentinel that hangs")
+        finally:
+            nodes.sentinels[0].resume()

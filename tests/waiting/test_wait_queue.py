@@ -1,0 +1,183 @@
+"""Every row of the table in `waiting/waiting.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from distwindow import Decision, Limit, Limiter, RateLimitExceeded
+from distwindow.runtime.command_cache import CommandCache
+from distwindow.stores.memory import MemoryStore
+from distwindow.waiting import waiting as wait_queue
+from distwindow.waiting.waiting import QueueSlot, WaitQueues
+from tests.clock_and_stores import ManualClock
+from tests.state_tables import Row, RowChecks
+
+ROW_CHECKS = RowChecks(wait_queue, "-")
+COMMAND = CommandCache("unit", "10/second").acquire_command("k")
+
+
+class Queue:
+    """The queue of one key, without threads: nobody sleeps in `wait` here."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.queues = WaitQueues(self.clock)
+
+    def slot(self, timeout: float | None = None) -> QueueSlot:
+        return QueueSlot(self.queues, COMMAND, timeout)
+
+    def join(self, timeout: float | None = None) -> QueueSlot:
+        slot = self.slot(timeout)
+        slot._join()
+        return slot
+
+    def refuse(self, head: QueueSlot, retry_after: float) -> None:
+        limit = Limit("10/second")
+        decision = Decision(
+            False, "k", 1, limit, 0, retry_after, 1.0, 0.0, "over_limit", "store", 0
+        )
+        head.on_refused(decision)
+
+    def where(self, slot: QueueSlot) -> str:
+        queue = self.queues.by_name.get(COMMAND.charges[0].ring)
+        if queue is None or slot not in queue.waiting:
+            return "left"
+        return "head" if slot._is_head() else "waiting"
+
+
+def waits(queue: Queue, slot: QueueSlot) -> str:
+    """Call `wait` without a sleep, and leave the queue after an exception, as callers do. Return
+    the state of the slot.
+    """
+    try:
+        slot.wait()
+    except RateLimitExceeded:
+        slot.leave()
+        return f"{queue.where(slot)}, with RateLimitExceeded"
+    return "sends out of turn" if queue.where(slot) == "waiting" else queue.where(slot)
+
+
+@ROW_CHECKS.row("-", "joins an empty queue")
+def _() -> str:
+    queue = Queue()
+    return queue.where(queue.join())
+
+
+@ROW_CHECKS.row("-", "joins")
+def _() -> str:
+    queue = Queue()
+    queue.join()
+    return queue.where(queue.join())
+
+
+@ROW_CHECKS.row("waiting", "the one before leaves")
+def _() -> str:
+    queue = Queue()
+    first, second = queue.join(), queue.join()
+    first.leave()
+    assert second._wake_up.sleep(0)  # it was woken
+    return queue.where(second)
+
+
+@ROW_CHECKS.row("waiting", "the head is refused for longer than its own timeout")
+def _() -> str:
+    queue = Queue()
+    queue.refuse(queue.join(), 5.0)
+    return waits(queue, queue.slot(timeout=1.0))
+
+
+@ROW_CHECKS.row("waiting", "its timeout ends, and the head was refused")
+def _() -> str:
+    queue = Queue()
+    head, slot = queue.join(), queue.join(timeout=1.0)
+    queue.refuse(head, 0.5)
+    queue.clock.move(1000)
+    with pytest.raises(RateLimitExceeded):
+        slot._remaining_s_or_raise()
+    slot.leave()
+    return f"{queue.where(slot)}, with RateLimitExceeded"
+
+
+@ROW_CHECKS.row("waiting", "its timeout ends, and nobody was refused")
+def _() -> str:
+    queue = Queue()
+    queue.join()
+    return waits(queue, queue.slot(timeout=0.0))
+
+
+@ROW_CHECKS.row("head", "is refused")
+def _() -> str:
+    queue = Queue()
+    head = queue.join()
+    queue.refuse(head, 0.5)
+    return f"{queue.where(head)}, asleep until its permits"
+
+
+@ROW_CHECKS.row("head", "permits of the key are given back in this process")
+def _() -> str:
+    queue = Queue()
+    head, second = queue.join(), queue.join()
+    queue.refuse(head, 0.5)
+    queue.queues.on_freed(COMMAND.charges)
+    assert head._wake_up.sleep(0)
+    assert not second.consume_wake()
+    asks = head.consume_wake() and not head.consume_wake()
+    return f"{queue.where(head)}, and {'asks at once' if asks else 'sleeps on'}"
+
+
+@ROW_CHECKS.row("head", "is admitted, or raises")
+def _() -> str:
+    queue = Queue()
+    head, second = queue.join(), queue.join()
+    head.leave()
+    head.leave()  # as callers do, who may have been interrupted in the first
+    woken = second._wake_up.sleep(0) and queue.where(second) == "head"
+    return f"{queue.where(head)}; the next is woken" if woken else "nobody is woken"
+
+
+@pytest.mark.parametrize("row", ROW_CHECKS.rows, ids=lambda row: f"{row.before}: {row.event}")
+def test_each_row_of_the_table(row: Row) -> None:
+    ROW_CHECKS.check(row)
+
+
+def test_the_table_and_the_checks_have_the_same_rows() -> None:
+    ROW_CHECKS.check_complete()
+
+
+def test_a_refusal_from_before_a_reset_refuses_nobody_behind() -> None:
+    """The head's call was on its way to the store when the key was reset."""
+    queue = Queue()
+    head, second = queue.join(), queue.join(timeout=1.0)
+    queue.queues.on_freed(COMMAND.charges)
+    queue.refuse(head, 5.0)
+    assert second._remaining_s_or_raise() == 1.0
+
+
+def test_who_has_left_its_queue_sleeps_on_when_permits_are_given_back() -> None:
+    queue = Queue()
+    admitted, _ = queue.join(), queue.join()
+    admitted.leave()
+    queue.queues.on_freed(COMMAND.charges)
+    assert not admitted.consume_wake()
+
+
+def test_a_slot_that_never_joined_can_leave() -> None:
+    queue = Queue()
+    head = queue.join()
+    queue.slot().leave()
+    assert queue.where(head) == "head"
+
+
+def test_the_queue_is_dropped_when_its_last_slot_leaves() -> None:
+    queue = Queue()
+    queue.join().leave()
+    assert queue.queues.by_name == {}
+
+
+def test_a_timeout_is_counted_by_the_clock_of_the_queues() -> None:
+    """The store has a clock of its own here, which begins anywhere."""
+    limiter = Limiter(MemoryStore(ManualClock()), "1/minute")
+    assert limiter.acquire("k", timeout=0)
+    with pytest.raises(RateLimitExceeded):
+        limiter.acquire("k", timeout=10)
+    assert limiter.acquire("k", timeout=100)
