@@ -1,5 +1,6 @@
 """One rate limit for the whole fleet: Sentinel's LeapArray in Redis, exact and atomic."""
 
+from .away.outages import Health
 from .breaker import (
     AdaptiveBreaker,
     AsyncAdaptiveBreaker,
@@ -80,6 +81,7 @@ __all__ = [
     "FutureBucketLeapArray",
     "Guard",
     "GuardCall",
+    "Health",
     "Holder",
     "Key",
     "LeapArray",

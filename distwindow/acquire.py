@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from .away.policy import RETRY_AFTER_S, StoreErrorPolicy
 from .borrow.operations import Borrowing
-from .errors import RateLimitExceeded
+from .errors import RateLimitExceeded, StoreError
 from .options import check_timeout
 from .ring.clock import Clock
 from .ring.commands import Acquire
@@ -40,6 +41,8 @@ def wait_until_admitted(command: Acquire, slot: QueueSlot) -> Operation[Decision
         decision: Decision = yield command
         if decision.allowed:
             return decision
+        if decision.reason == "store_down":  # the store may be back, and have room, before that
+            decision = decision._replace(retry_after=min(decision.retry_after, RETRY_AFTER_S))
         if began_ms is None:
             began_ms = decision.now_ms
         waited = (decision.now_ms - began_ms) / 1000
@@ -62,6 +65,8 @@ def wait_until_admitted(command: Acquire, slot: QueueSlot) -> Operation[Decision
 # or of high cost
 # `acquire`, paced limit   a command with the time       in the queue, then for its promised
 #                          that the caller has left      moment, when the next one is served
+# `acquire`, whose store   `try_acquire`, repeated       in the queue of its key, until the store
+# is away                                                is back or `on_store_error` admits it
 # `acquire`, priority      a command that may borrow     in a queue of its own, then for its
 #                                                        bucket, when the next one is served
 
@@ -84,10 +89,12 @@ class _BaseAdmission(Generic[D, S]):
         execute: Callable[[StoreStep], Any],
         sleep: Callable[[float], S],
         clock: Clock,
+        policy: StoreErrorPolicy,
     ) -> None:
         """`execute` returns the reply to a step, whose deadline is the store's own. `clock` is the
         store's, and `sleep` lets time pass on it.
         """
+        self._raises_always = policy.raises_always
         self._commands = commands
         self._queues = queues
         self._borrowing = borrowing
@@ -169,7 +176,13 @@ class Admission(_BaseAdmission[Decision, object]):
             if slot.wait() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
             sleep = InterruptibleSleep(slot, self._clock, self._sleep)
-            return run_blocking(wait(slot), execute, sleep)
+            try:
+                return run_blocking(wait(slot), execute, sleep)
+            except StoreError:
+                if self._raises_always:
+                    raise
+            wait_without_line = wait_until_admitted(command, slot)
+            return run_blocking(wait_without_line, lambda _: self._try_acquire(key, cost), sleep)
         finally:
             try:
                 slot.leave()
@@ -206,7 +219,13 @@ class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
             if await slot.wait_async() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
             sleep = AsyncInterruptibleSleep(slot, self._clock, self._sleep)
-            return await run_async(wait(slot), execute, sleep)
+            try:
+                return await run_async(wait(slot), execute, sleep)
+            except StoreError:
+                if self._raises_always:
+                    raise
+            wait_without_line = wait_until_admitted(command, slot)
+            return await run_async(wait_without_line, lambda _: self._try_acquire(key, cost), sleep)
         finally:
             slot.leave()
 

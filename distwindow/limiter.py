@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from ._fork import register_after_fork
 from ._locks import PATCH_STATE, check_patched_before_import, check_patched_whole
 from .acquire import Admission, AsyncAdmission
 from .async_use import Unawaited, UnawaitedCoroutine
+from .away.outages import Health
+from .away.policy import OnStoreError, StoreErrorPolicy, check_options
 from .borrow.operations import Borrowing
 from .breaker.entry import (
     AsyncBreakerEntry,
@@ -31,7 +33,7 @@ from .connect import (
 )
 from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
 from .entry import AsyncEntry, Entry, EntrySettings
-from .errors import ConfigurationError, closed_failure
+from .errors import StoreError, closed_failure
 from .failure_types import ErrorTypes, FailureTypes
 from .lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
 from .minute import operations as minute_views
@@ -49,8 +51,6 @@ from .runtime.steps import Operation
 from .shaping.operations import make_command_cache
 from .waiting.waiting import Turns, WaitQueues
 
-OnStoreError = Literal["raise"]
-
 
 def _raise_closed(key: AnyKey, cost: int) -> NoReturn:
     raise closed_failure()
@@ -63,10 +63,7 @@ class BaseLimiter:
     _decide_locally: Callable[[AnyKey, int], Decision | None]
 
     def __init__(self, store: Any, limits: LimitSpec, options: Options) -> None:
-        if options.on_store_error != "raise":
-            raise ConfigurationError(
-                f'on_store_error={options.on_store_error!r}: this version has "raise" only'
-            )
+        check_options(options)
         self._options = options
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._command_cache = make_command_cache(options.prefix, limits, [line_name])
@@ -85,6 +82,11 @@ class BaseLimiter:
         self._strategy = make_strategy(options, self._command_cache, store, decide)
         self._borrowing = Borrowing(self._command_cache, self._strategy, store.decided_by, options)
         self._turns = Turns(self._command_cache, self._strategy, store.decided_by, store.clock)
+        self._policy = StoreErrorPolicy(
+            options, self._command_cache, store, self._strategy, self._name
+        )
+        self._observe = self._policy.observe
+        self._source = self._policy.source(self._strategy)
         self._views = make_views(self._strategy, options, store)
         self._entry_settings = EntrySettings(self._views, store.clock, self._name)
 
@@ -102,6 +104,17 @@ class BaseLimiter:
         """Have each call raise from here on, also where the store is another's and stays open."""
         self._decide_locally = _raise_closed
         self._command_cache.close()
+
+    def health(self) -> Health:
+        """Return what is known of the store: whether it is away, and since when."""
+        return self._policy.health()
+
+    def on_health_change(self, listener: Callable[[Health], object]) -> None:
+        """Call `listener(health)` when a server of the store is found to be away, and when it is
+        back. It is called in the thread of a call or of a probe, or in the event loop, so it should
+        return soon; what it raises is logged.
+        """
+        self._policy.add_listener(listener)
 
     def __repr__(self) -> str:
         limits = "; ".join(map(str, self.limits))
@@ -171,6 +184,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         prefix: str = "distwindow",
         consistency: Consistency = "direct",
         on_store_error: OnStoreError = "raise",
+        on_unknown: OnStoreError | None = None,
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
@@ -186,11 +200,11 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         time: Clock = SYSTEM,
     ) -> None:
         options = Options(
-            prefix=prefix, consistency=consistency, on_store_error=on_store_error, timeout=timeout,
-            clock=clock, name=name, sync_interval=sync_interval, share=share,
-            flush_interval=flush_interval, max_local_keys=max_local_keys, max_wait=max_wait,
-            borrow_share=borrow_share, errors=errors, ignore=ignore, max_origins=max_origins,
-            time=time,
+            prefix=prefix, consistency=consistency, on_store_error=on_store_error,
+            on_unknown=on_unknown, timeout=timeout, clock=clock, name=name,
+            sync_interval=sync_interval, share=share, flush_interval=flush_interval,
+            max_local_keys=max_local_keys, max_wait=max_wait, borrow_share=borrow_share,
+            errors=errors, ignore=ignore, max_origins=max_origins, time=time,
         )  # fmt: skip
         super().__init__(store, limits, options)
         self._open_store(store, options)
@@ -200,10 +214,10 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         self._admission = AsyncAdmission(
             self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
             functools.partial(self._execute_step, None), self._store.sleep,
-            self._store.clock,
+            self._store.clock, self._policy,
         )  # fmt: skip
         self._admit = self._admission.admit
-        self._add_flush_job(self._strategy, self._name)
+        self._add_flush_job(self._source, self._name)
         self._calls_without_wait = 0
         """How many calls in a row have returned without awaiting anything."""
 
@@ -221,7 +235,10 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         return _Attempt(self, key, cost)
 
     async def _try_special(self, key: AnyKey, cost: int, priority: bool, enqueue: bool) -> Decision:
-        decision = await self._run(self._special_attempt(key, cost, priority, enqueue))
+        try:
+            decision = await self._run(self._special_attempt(key, cost, priority, enqueue))
+        except StoreError as exc:
+            return self._policy.decide(key, cost, exc)
         if decision.source != "store":
             self._calls_without_wait += 1
             if self._calls_without_wait >= _YIELD_EVERY:
@@ -234,15 +251,18 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         self._calls_without_wait = 0
         sent_at = self._monotonic()
         command = self._strategy.store_command(key, cost)
-        if command is None:
-            return await self._run(self._strategy.acquire_remote(key, cost))
-        # The same as `acquire_remote`, without a generator and its driver.
-        decision = await self._store.decide(command)
-        return (
-            decision
-            if decision[0]
-            else self._strategy.cache_refusal(decision[1], decision, sent_at)
-        )
+        try:
+            if command is None:
+                decision = await self._run(self._strategy.acquire_remote(key, cost))
+            else:  # the same as `acquire_remote`, without a generator and its driver
+                decision = await self._store.decide(command)
+                if not decision[0]:
+                    self._strategy.cache_refusal(decision[1], decision, sent_at)
+        except StoreError as exc:
+            return self._policy.decide(key, cost, exc)
+        if self._observe is not None:
+            self._observe(decision)
+        return decision
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Unawaited[Decision]:
         """See `Limiter.try_acquire_all`; it has no truth value before it is awaited."""
@@ -251,11 +271,14 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     async def _try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         command = self._command_cache.acquire_all_command(items)
         deadline = self._store.clock.monotonic() + self._timeout
-        await self._run(
-            key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
-            deadline,
-        )
-        return await self._store.decide(command, deadline)
+        try:
+            await self._run(
+                key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
+                deadline,
+            )
+            return await self._store.decide(command, deadline)
+        except StoreError as exc:
+            return self._policy.decide_all(command.charges, exc)
 
     async def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -271,7 +294,10 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         peek = key_operations.peek(
             self._strategy, self._command_cache, key, cost, self._store.decided_by
         )
-        return await self._run(peek)
+        try:
+            return await self._run(peek)
+        except StoreError as exc:
+            return self._policy.peek(key, exc)
 
     async def stats(self, key: AnyKey) -> Stats:
         """See `Limiter.stats`."""
@@ -292,7 +318,9 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     async def refund(self, decision: Decision) -> int:
         """See `Limiter.refund`."""
-        count = await self._run(key_operations.refund(self._strategy, decision, self._store.clock))
+        count = await self._run(
+            key_operations.refund(self._policy.strategy_of(decision), decision, self._store.clock)
+        )
         if count and decision.charged:
             self._wait_queues.on_freed(decision.charged)
         return count
@@ -301,6 +329,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         """See `Limiter.reset`."""
         charges = self._command_cache.acquire_command(key).charges
         await self._run(key_operations.reset(self._strategy, self._command_cache, charges))
+        self._policy.reset(key)
         self._wait_queues.on_freed(charges)
 
     def limit(
@@ -348,12 +377,15 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         self._refuse_calls()
         if self._owns_store:
             self._strategy.close()
+            self._policy.close()
             if self._strategy.uses_leases:
                 # Leases that are being fetched arrive first, so that they are given back, too.
                 await self._store.drain()
-            self._strategy.wake = ignore_wake
+            self._source.wake = ignore_wake
 
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        if decision.charged is None:
+            return  # let through by `on_store_error`: it is not counted
         recording = key_operations.record(self._strategy, decision, failed, rt_ms)
         if recording is not None:
             await self._run(recording)
@@ -413,6 +445,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         prefix: str = "distwindow",
         consistency: Consistency = "direct",
         on_store_error: OnStoreError = "raise",
+        on_unknown: OnStoreError | None = None,
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
@@ -431,11 +464,11 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         check_patched_whole()
         PATCH_STATE.check()
         options = Options(
-            prefix=prefix, consistency=consistency, on_store_error=on_store_error, timeout=timeout,
-            clock=clock, name=name, sync_interval=sync_interval, share=share,
-            flush_interval=flush_interval, max_local_keys=max_local_keys, max_wait=max_wait,
-            borrow_share=borrow_share, errors=errors, ignore=ignore, max_origins=max_origins,
-            time=time,
+            prefix=prefix, consistency=consistency, on_store_error=on_store_error,
+            on_unknown=on_unknown, timeout=timeout, clock=clock, name=name,
+            sync_interval=sync_interval, share=share, flush_interval=flush_interval,
+            max_local_keys=max_local_keys, max_wait=max_wait, borrow_share=borrow_share,
+            errors=errors, ignore=ignore, max_origins=max_origins, time=time,
         )  # fmt: skip
         super().__init__(store, limits, options)
         self._open_store(store, options)
@@ -444,10 +477,10 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         self._admission = Admission(
             self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
             functools.partial(self._execute_step, None), self._store.clock.sleep,
-            self._store.clock,
+            self._store.clock, self._policy,
         )  # fmt: skip
         self._admit = self._admission.admit
-        self._add_flush_job(self._strategy, self._name)
+        self._add_flush_job(self._source, self._name)
 
     @property
     def unknown_total(self) -> int:
@@ -476,7 +509,10 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         and for both together.
         """
         if priority or enqueue:
-            return self._run(self._special_attempt(key, cost, priority, enqueue))
+            try:
+                return self._run(self._special_attempt(key, cost, priority, enqueue))
+            except StoreError as exc:
+                return self._policy.decide(key, cost, exc)
         decision = self._decide_locally(key, cost)
         return self._acquire_remote(key, cost) if decision is None else decision
 
@@ -490,11 +526,14 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         """
         command = self._command_cache.acquire_all_command(items)
         deadline = self._store.clock.monotonic() + self._timeout
-        self._run(
-            key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
-            deadline,
-        )
-        return self._store.decide(command, deadline)
+        try:
+            self._run(
+                key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
+                deadline,
+            )
+            return self._store.decide(command, deadline)
+        except StoreError as exc:
+            return self._policy.decide_all(command.charges, exc)
 
     def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -522,7 +561,10 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         peek = key_operations.peek(
             self._strategy, self._command_cache, key, cost, self._store.decided_by
         )
-        return self._run(peek)
+        try:
+            return self._run(peek)
+        except StoreError as exc:
+            return self._policy.peek(key, exc)
 
     def stats(self, key: AnyKey) -> Stats:
         """Return what is recorded in the windows of `key`."""
@@ -549,7 +591,9 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         Not idempotent: two refunds of one decision give back twice. Raises `ValueError` for a
         decision that charged nothing.
         """
-        count = self._run(key_operations.refund(self._strategy, decision, self._store.clock))
+        count = self._run(
+            key_operations.refund(self._policy.strategy_of(decision), decision, self._store.clock)
+        )
         if count and decision.charged:
             self._wait_queues.on_freed(decision.charged)
         return count
@@ -558,6 +602,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         """Delete the windows of `key`, so that all its permits are free again."""
         charges = self._command_cache.acquire_command(key).charges
         self._run(key_operations.reset(self._strategy, self._command_cache, charges))
+        self._policy.reset(key)
         self._wait_queues.on_freed(charges)
 
     def limit(
@@ -625,27 +670,33 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         self._refuse_calls()
         if self._owns_store:
             self._strategy.close()
+            self._policy.close()
             ends = self._store.clock.monotonic() + self._timeout
             # Leases that are being fetched arrive first, so that they are given back, too.
             for fetch in self._strategy.lease_fetch_waits():
                 fetch.completion.wait(ends - self._store.clock.monotonic())
-            self._strategy.wake = ignore_wake  # the thread that closes flushes from here on
+            self._source.wake = ignore_wake  # the thread that closes flushes from here on
 
     def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:
         """Return the decision that takes the store, after `decide_locally` has returned None."""
         sent_at = self._store.clock.monotonic()
         command = self._strategy.store_command(key, cost)
-        if command is None:
-            return self._run(self._strategy.acquire_remote(key, cost))
-        # The same as `acquire_remote`, without a generator and its driver.
-        decision = self._store.decide(command)
-        return (
-            decision
-            if decision[0]
-            else self._strategy.cache_refusal(decision[1], decision, sent_at)
-        )
+        try:
+            if command is None:
+                decision = self._run(self._strategy.acquire_remote(key, cost))
+            else:  # the same as `acquire_remote`, without a generator and its driver
+                decision = self._store.decide(command)
+                if not decision[0]:
+                    self._strategy.cache_refusal(decision[1], decision, sent_at)
+        except StoreError as exc:
+            return self._policy.decide(key, cost, exc)
+        if self._observe is not None:
+            self._observe(decision)
+        return decision
 
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        if decision.charged is None:
+            return  # let through by `on_store_error`: it is not counted
         recording = key_operations.record(self._strategy, decision, failed, rt_ms)
         if recording is not None:
             self._run(recording)

@@ -37,7 +37,8 @@ class Options:
     clock: ClockChoice = "server"
     name: str | None = None
     time: Clock = SYSTEM
-    on_store_error: str = "raise"
+    on_store_error: Any = "raise"
+    on_unknown: Any = None
     consistency: Consistency = "direct"
     sync_interval: float = 0.1
     share: float | None = None
@@ -97,16 +98,20 @@ class Options:
                 "clocks of clients do not agree when that is"
             )
         _check_above_0("sync_interval", self.sync_interval)
-        if share is not None:
-            if not _is_number(share) or not 0 < share <= 1:
-                raise ConfigurationError(
-                    f"share={share!r} is not a part of the limit, above 0 and at most 1"
-                )
-            if consistency != "eventual":
-                raise ConfigurationError(
-                    f'share={share!r} means nothing with consistency="{consistency}": '
-                    'it caps what one process admits with "eventual"'
-                )
+        if share is not None and (not _is_number(share) or not 0 < share <= 1):
+            raise ConfigurationError(
+                f"share={share!r} is not a part of the limit, above 0 and at most 1"
+            )
+        if share is not None and consistency != "eventual" and not self.uses_local_share:
+            raise ConfigurationError(
+                f'share={share!r} means nothing with consistency="{consistency}": it caps what one '
+                'process admits with "eventual", or with on_store_error="local" without the store'
+            )
+
+    @property
+    def uses_local_share(self) -> bool:
+        """True if calls may be decided by a share of this process while the store is away."""
+        return "local" in (self.on_store_error, self.on_unknown)
 
 
 def _check_above_0(option: str, seconds: object) -> None:

@@ -22,7 +22,7 @@ from ..runtime.flush import FlushSchedule
 from ..runtime.steps import Operation
 from ..runtime.strategy import OutgoingCommand
 from .base import MAX_CACHED_KEY_LENGTH, LocalStrategy
-from .fleet_sync import EventualKeyState, FleetSync
+from .fleet_sync import EventualKeyState, FleetSync, share_of
 from .key_state import CachedRefusal, KeyStateCache, StateName, peeked_admission, refusal_decision
 from .pending_counts import PendingCounts
 
@@ -41,7 +41,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         counts = PendingCounts(states, schedule, clock.monotonic)
         counts.flush_hooks = self._sync = FleetSync(states, schedule, counts, clock)
         super().__init__(commands, clock, states, schedule, counts, [self._sync, counts])
-        cap = min(max(1, int(limit.amount * share)) for limit in commands.limits)
+        cap = min(share_of(limit, share) for limit in commands.limits)
         self._max_cost = min(self._max_cost, cap)
 
     # -- decisions --------------------------------------------------------------------------------

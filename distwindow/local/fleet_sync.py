@@ -31,6 +31,11 @@ from .pending_counts import PendingCounts
 # Counts are kept by bucket, so that they leave the window in time.
 
 
+def share_of(limit: Limit, share: float) -> int:
+    """Return how many permits one process may admit in a window."""
+    return max(1, int(limit.amount * share + 1e-9))  # 0.29 * 100 is less than 29
+
+
 class FleetWindow:
     """One limit of one key. Its owner holds a lock. Bucket starts are ms of the store's clock."""
 
@@ -38,7 +43,7 @@ class FleetWindow:
 
     def __init__(self, limit: Limit, share: float) -> None:
         self.limit = limit
-        self.process_limit = max(1, int(limit.amount * share))
+        self.process_limit = share_of(limit, share)
         """The most permits that this process admits in a window."""
         self._fleet: dict[int, int] = {}
         self._own: dict[int, int] = {}

@@ -48,8 +48,8 @@ def with_cost(charges: Iterable[Charge], cost: int) -> tuple[Charge, ...]:
     return tuple(charge._replace(cost=cost) for charge in charges)
 
 
-Reason = Literal["ok", "over_limit", "borrowed", "paced"]
-Source = Literal["store", "lease", "deny_cache", "local"]
+Reason = Literal["ok", "over_limit", "borrowed", "paced", "store_down"]
+Source = Literal["store", "lease", "deny_cache", "local", "policy"]
 
 
 class Decision(NamedTuple):
@@ -82,11 +82,12 @@ class Decision(NamedTuple):
     """
     reason: Reason
     """Why: `ok`; `borrowed`, a priority call that is allowed after `wait`; `paced`, admitted with a
-    `wait`; `over_limit`, refused.
+    `wait`; `over_limit`, refused; `store_down`, decided without the store, which is away.
     """
     source: Source
     """The place that decided: `store` (Redis), or this process: `lease` from permits bought from
-    the store, `deny_cache` from a cached refusal of the store, `local` from its own window.
+    the store, `deny_cache` from a cached refusal of the store, `local` from its own window,
+    `policy` by `on_store_error` or `on_unknown`.
     """
     now_ms: int
     """When it was decided, by the store's clock, ms since the epoch."""

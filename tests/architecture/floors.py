@@ -22,8 +22,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("options",),
     ("runtime",),
     ("waiting",),
-    ("shaping", "borrow", "minute", "breaker lower", "concurrency lower"),
+    ("shaping", "borrow", "minute", "breaker lower", "concurrency lower", "away lower"),
     ("local",),
+    ("away",),
     ("stores",),
     ("connect",),
     ("lifecycle",),
@@ -38,6 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 """The rooms, the lowest first. Rooms of one floor do not import each other, but for `BESIDE`."""
 LOWER_HALF = {
     "breaker": {"rules", "record", "commands", "memory", "operations"},
+    "away": {"outages"},
     "concurrency": {"stats", "commands", "memory", "operations", "claim", "held"},
 }
 """The files that know the engine only; the others use the store, the worker and the entry."""

@@ -14,6 +14,17 @@ from tests.limiter.first_call import each_limiter, error_of
 
 
 @each_limiter
+@pytest.mark.parametrize("option", ["on_store_error", "on_unknown"])
+def test_a_policy_that_would_have_to_be_awaited(limiter_class: type, option: str) -> None:
+    async def decide(*_: Any) -> bool:
+        return True
+
+    exc = error_of(limiter_class, "memory://", **{option: decide})
+    assert f"{option}=" in str(exc)
+    assert "is asynchronous; write a plain function" in str(exc)
+
+
+@each_limiter
 def test_an_unknown_option(limiter_class: type) -> None:
     with pytest.raises(TypeError, match="colour"):
         limiter_class("memory://", "5/minute", colour="blue")
@@ -39,7 +50,9 @@ def test_an_unknown_option(limiter_class: type) -> None:
           for v in (0, -0.1, 1.1, math.nan, True, "x")),
         *(("max_local_keys", v, "is not a whole number of at least 1")
           for v in (0, -1, 1.5, math.nan, True, "x", None)),
-        ("on_store_error", "allow", "this version has"),
+        *((name, v, 'is none of "raise", "allow", "deny", "local"')
+          for name in ("on_store_error", "on_unknown") for v in ("fail_open", 1, True)),
+        ("on_store_error", None, 'is none of "raise", "allow", "deny", "local"'),
         *(("time", v, "is no clock, as it has no now_ms()")
           for v in (1, None, "now", datetime.time(), system_time)),
     ],

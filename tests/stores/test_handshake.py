@@ -83,7 +83,7 @@ def test_an_old_server_is_refused_each_time() -> None:
 def test_the_result_is_noted_on_the_node() -> None:
     clock = ManualClock()
     node = node_of(clock)
-    node.on_connect_failed("refused", slow=True)
+    node.on_connect_failed("refused", clock.monotonic(), slow=True)
     assert node.unavailable_reason() == "refused"
     assert node.clock.to_server_ms(clock.monotonic()) == NO_DEADLINE_MS
     _, result = run_handshake(node, clock)

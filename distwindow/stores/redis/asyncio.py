@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 import redis.asyncio
 
 from ..._fork import FORK_WAIT
-from ...errors import ConfigurationError, DistwindowError, closed_failure
+from ...away.outages import Reachability, probe_pause_s
+from ...errors import ConfigurationError, DistwindowError, StoreError, closed_failure
 from ...ring.clock import Clock
 from ...ring.command import Command
 from ...ring.commands import Acquire
@@ -22,7 +23,15 @@ from ...ring.replies import PAST_DEADLINE
 from .asyncio_connection import PipelinedConnection, retrieve_exception
 from .blocking import CallShare, decision_of_share, decisions_of_reply, short_reply
 from .handshake import connect_failure
-from .outcome import RawReply, Request, execute_once, is_unknown, timed_out
+from .outcome import (
+    NoReply,
+    RawReply,
+    Request,
+    execute_once,
+    is_unknown,
+    no_reply_failure,
+    timed_out,
+)
 from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
 
 
@@ -305,6 +314,9 @@ class LoopDispatcher:
         self._max_deadline_spread = settings.timeout * _MAX_DEADLINE_SPREAD
         self._first_reading: asyncio.Future[None] | None = None
         """The task that reads the map of a cluster before the first call."""
+        self._map = Reachability("the cluster", settings.clock, settings.outages)
+        """Whether the map can be read."""
+        self._probes: set[asyncio.Future[None]] = set()
         self._refreshing: asyncio.Future[None] | None = None
         """The task that reads it again."""
         self._closed = False
@@ -327,6 +339,8 @@ class LoopDispatcher:
 
     async def find_topology(self) -> None:
         """Read the map of the cluster; callers at the same time share one reading."""
+        if (why := self._map.unavailable_reason()) is not None:
+            raise no_reply_failure("the cluster", why, sent=False)
         if self._first_reading is None or self._first_reading.done():
             self._first_reading = asyncio.ensure_future(self._read_map())
             # If it fails when all callers have been cancelled, nobody else retrieves the exception.
@@ -416,7 +430,7 @@ class LoopDispatcher:
         self._end_connections("this limiter is being closed")
         self._end_shutdown_hook()
         self._in_flight.cancel_timer()
-        for task in (self._first_reading, self._refreshing):
+        for task in (self._first_reading, self._refreshing, *self._probes):
             if task is not None:
                 task.cancel()
 
@@ -531,6 +545,9 @@ class LoopDispatcher:
             self._retire(connection, "it was given up after an earlier reply")
             connection = None
         if connection is None:
+            if (why := request.node.unavailable_reason()) is not None:
+                self.on_reply(batch, NoReply(why, sent=False))
+                return
             connection = self._connections[request.node] = PipelinedConnection(
                 request.node, self._settings, self
             )
@@ -558,14 +575,56 @@ class LoopDispatcher:
         self._retired.add(connection)
         self._loop.call_later(self._settings.timeout, connection.end, why)
 
+    def start_probe(self, server: Reachability) -> bool:
+        """Probe a server that is away until it is back. False if this is closed."""
+        if self._closed or self._left_to_parent:
+            return False
+        probe = asyncio.ensure_future(self._probe(server))
+        self._probes.add(probe)
+        probe.add_done_callback(self._probes.discard)
+        return True
+
+    async def _probe(self, server: Reachability) -> None:
+        try:
+            while True:
+                await asyncio.sleep(probe_pause_s())
+                step = server.poll()
+                if step == "done":
+                    return
+                if step == "connect" and isinstance(server, Node):
+                    await self._probe_node(server)
+                elif step == "connect":
+                    with suppress(StoreError):
+                        await self._read_map()
+        except ConfigurationError:
+            server.stop_probing()  # the next call raises it
+        except asyncio.CancelledError:
+            server.stop_probing()
+            raise
+
+    async def _probe_node(self, node: Node) -> None:
+        """Try to connect, and keep the connection for later calls."""
+        connection = PipelinedConnection(node, self._settings, self)
+        await connection.opened.wait()
+        if connection.transport_open and node not in self._connections:
+            self._connections[node] = connection
+        else:
+            connection.end("it was a probe")
+
     async def _read_map(self) -> None:
+        began_at = self._monotonic()
         try:
             with FORK_WAIT.connecting():
                 await asyncio.wait_for(self.client.initialize(), self._settings.timeout)
         except asyncio.TimeoutError:
+            self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
             raise timed_out("the cluster", self._settings.timeout, sent=False) from None
         except Exception as exc:  # a cluster's errors are not redis.RedisError
-            raise connect_failure(exc, "the cluster") from exc
+            failure = connect_failure(exc, "the cluster")
+            if isinstance(failure, StoreError):
+                self._map.on_connect_failed(exc, began_at)
+            raise failure from exc
+        self._map.on_connected()
         self.topology = ClusterTopology(self.client, self._settings)
 
     async def _refresh(self, topology: ClusterTopology) -> None:
@@ -609,12 +668,15 @@ class AsyncRedisStore:
         self._settings = settings
         self._closed = False
         self.unknown_total = 0
+        self.outages = settings.outages
+        self.outages.start_probe = self._start_probe
         self._dispatchers: dict[asyncio.AbstractEventLoop, LoopDispatcher] = {}
         self.after_fork()
 
     def after_fork(self) -> None:
         """In a forked child: start without dispatchers, and with a lock that no thread holds."""
         self._lock = threading.Lock()
+        self.outages.after_fork()
         for dispatcher in self._dispatchers.values():
             dispatcher.leave_to_parent()
         self._dispatchers = {}
@@ -716,6 +778,10 @@ class AsyncRedisStore:
                 loop, self._new_client(), self._settings, self._count_unknown, self._close_client
             )
         return dispatcher
+
+    def _start_probe(self, server: Reachability) -> bool:
+        dispatcher = self._dispatchers.get(asyncio.get_running_loop())
+        return dispatcher is not None and dispatcher.start_probe(server)
 
     def _count_unknown(self, calls: int) -> None:
         with self._lock:

@@ -142,6 +142,8 @@ class PipelinedConnection(asyncio.Protocol):
         self._transport: Any = None
         self._through_client: asyncio.Queue[tuple[bytes, ReplyReceiver]] | None = None
         self._ended = False
+        self.opened = asyncio.Event()
+        """Set when it is open, or has ended."""
         self._opening = asyncio.ensure_future(self._open(settings.timeout))
         self._opening.add_done_callback(self._on_opened)
 
@@ -189,6 +191,7 @@ class PipelinedConnection(asyncio.Protocol):
         if self._ended:
             return
         self._ended = True
+        self.opened.set()
         self._owner.on_connection_ended(self)
         if self._opening is not asyncio.current_task():
             self._opening.cancel()
@@ -255,10 +258,7 @@ class PipelinedConnection(asyncio.Protocol):
         self.end(exc or "the server closed the connection")
 
     async def _open(self, timeout: float) -> None:
-        node = self.node
-        if (why := node.unavailable_reason()) is not None:
-            self.end(why)
-            return
+        node, began_at = self.node, self._clock.monotonic()
         try:
             # Each step has a timeout, and callers have their deadlines. If all steps together had
             # to be done within one timeout, a link of many round trips could never be opened.
@@ -272,7 +272,7 @@ class PipelinedConnection(asyncio.Protocol):
             self._on_cancelled()
             raise
         except asyncio.TimeoutError:
-            node.on_connect_failed("connecting takes longer than the timeout", slow=True)
+            node.on_connect_failed("connecting takes longer than the timeout", began_at, slow=True)
             # redis-py would have asked the next sentinel, if it had not been stopped here.
             node.rotate_sentinels()
             self.end("connecting takes longer than the timeout")
@@ -280,7 +280,10 @@ class PipelinedConnection(asyncio.Protocol):
         except Exception as exc:
             error = configuration_failure(exc, node.name)
             if error is None:
-                node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
+                slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
+                node.on_connect_failed(exc, began_at, slow=slow)
+            else:
+                node.on_connected()  # the next call raises it
             self.end(error or exc)
             return
         if self._ended:
@@ -296,6 +299,7 @@ class PipelinedConnection(asyncio.Protocol):
             self._connection._reader = self._connection._writer = None
         else:
             self._through_client = asyncio.Queue()
+        self.opened.set()
         unsent, self._unsent = self._unsent, []
         for request, caller in unsent:
             # A call that has ended is not sent. Neither is one that cannot be answered in time any
@@ -321,6 +325,7 @@ class PipelinedConnection(asyncio.Protocol):
         """Forget the connection: the next call opens another."""
         if not self._ended:
             self._ended = True
+            self.opened.set()
             self._owner.on_connection_ended(self)
 
     def _close_writer(self) -> None:

@@ -43,13 +43,22 @@ from __future__ import annotations
 import copy
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from queue import Empty
 from typing import Any, TypeAlias, TypeVar
 
 from ..._fork import FORK_WAIT
 from ..._locks import start_thread
-from ...errors import DistwindowError, StoreTimeout, StoreUnavailable
+from ...away.outages import Reachability, probe_pause_s
+from ...errors import (
+    ConfigurationError,
+    DistwindowError,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from ...ring.clock import Clock
 from ...ring.command import Command
 from ...ring.commands import Acquire
@@ -57,7 +66,7 @@ from ...ring.decision import Decision, Source
 from ...ring.limit import expires_in_ms
 from ...ring.replies import AcquireReply, split_reply
 from ...runtime.decisions import admitted_decision, decision_of
-from .connections import BlockingConnection, ThreadConnections
+from .connections import BlockingConnection, ThreadConnections, try_to_connect
 from .outcome import (
     JobTimeout,
     NoReply,
@@ -453,6 +462,9 @@ class RedisStore:
         self._find_topology = find_topology
         self._settings = settings
         self.unknown_total = 0
+        self.outages = settings.outages
+        this_store = weakref.ref(self)  # a store that is dropped is not probed any more
+        self.outages.start_probe = lambda server: start_thread(_probe, server, this_store)
         self._connections = ThreadConnections(self.clock)
         self._reset()
 
@@ -460,11 +472,14 @@ class RedisStore:
         # Re-entrant, because a signal handler may call the limiter that it has interrupted.
         self._lock = threading.RLock()
         self._topology: Topology | None = None
+        self._map = Reachability("the cluster", self.clock, self.outages)
+        """Whether the map of a cluster can be read. (Other topologies need no connection.)"""
         self._call_sharing = CallSharing(self._timeout, self._monotonic)
 
     def after_fork(self) -> None:
         """In a forked child: start without connections, and with locks that no thread holds."""
         self._connections.after_fork()
+        self.outages.after_fork()
         self._reset()
 
     def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
@@ -679,13 +694,42 @@ class RedisStore:
         only = isinstance(self._topology, SingleServer) and not self._settings.client_clock
         return self._connections.connection_to(node, only_server=only)
 
+    def probe(self, server: Reachability) -> bool:
+        """Do once what is to be done to find out whether `server` is up again. True if it is, or if
+        the store is closed.
+        """
+        if self._connections.is_closed:
+            server.stop_probing()
+            return True
+        step = server.poll()
+        if step == "connect":
+            try:
+                if isinstance(server, Node):
+                    try_to_connect(server, self.clock, self._timeout)
+                else:
+                    self._keep_topology(self._find_topology())
+            except ConfigurationError:
+                server.on_connected()  # the next call raises it
+            except Exception:  # whatever redis-py raises: if it was reached, `poll` knows
+                pass
+        return server.poll() == "done"
+
     def _connect_topology(self, deadline: float) -> Topology:
+        began_at = self._monotonic()
+        if (why := self._map.unavailable_reason()) is not None:
+            raise no_reply_failure("the cluster", why, sent=False)
         try:
-            topology = run_within(
-                deadline - self._monotonic(), self._find_topology, _close_topology_client
-            )
+            topology = run_within(deadline - began_at, self._find_topology, _close_topology_client)
         except JobTimeout:
+            self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
             raise timed_out("the store", self._timeout, sent=False) from None
+        except StoreError as exc:
+            self._map.on_connect_failed(exc, began_at)
+            raise
+        return self._keep_topology(topology)
+
+    def _keep_topology(self, topology: Topology) -> Topology:
+        self._map.on_connected()
         with self._lock:
             used = self._topology = self._topology or topology  # another thread may have been first
         if used is not topology:
@@ -696,6 +740,16 @@ class RedisStore:
 def _close_topology_client(topology: Topology) -> None:
     if topology.close_client is not None:
         topology.close_client()
+
+
+def _probe(server: Reachability, store: weakref.ref[RedisStore]) -> None:
+    """Probe a server that is away until it is back, in a thread of its own."""
+    while True:
+        time.sleep(probe_pause_s())
+        used = store()
+        if used is None or used.probe(server):
+            return
+        del used
 
 
 def _refresh_topology(topology: ClusterTopology) -> None:

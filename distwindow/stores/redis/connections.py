@@ -25,6 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..._fork import FORK_WAIT
 from ..._locks import PATCH_STATE, is_interruption, start_thread
 from ...errors import closed_failure
 from ...ring.clock import Clock
@@ -468,9 +469,10 @@ class BlockingConnection:
         opening = self._opening
         if opening is not None and _may_try_again(opening, node):
             opening = self._opening = None
+        why = node.unavailable_reason()
+        if why is not None and (opening is None or not opening.has_ended):
+            return NoReply(why, sent=False)
         if opening is None:
-            if (why := node.unavailable_reason()) is not None:
-                return NoReply(why, sent=False)
             opening = self._opening = BackgroundJob(
                 partial(_connect, node, self._clock), _close_opened
             )
@@ -525,19 +527,33 @@ def _may_try_again(opening: BackgroundJob[_Opened], node: Node) -> bool:
     return exc is not None and configuration_failure(exc, node.name) is None
 
 
-def _connect(node: Node, clock: Clock) -> _Opened:
-    """Open a new connection to `node`."""
+def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
+    """Open a new connection to `node`. `timeout`: seconds for each step; None: as for all."""
     generation = node.generation
+    began_at = clock.monotonic()
     connection = node.new_connection()
+    if timeout is not None:
+        connection.socket_timeout = connection.socket_connect_timeout = timeout
     try:
         connection.connect()
         result = _run_handshake(connection, node, clock)
         return _Opened(detach_socket(connection), os.getpid(), generation, result)
     except BaseException as exc:  # whatever it is: nobody else could close this connection
         connection.disconnect()
-        if isinstance(exc, Exception) and configuration_failure(exc, node.name) is None:
-            node.on_connect_failed(exc, slow=isinstance(exc, (TimeoutError, RedisTimeoutError)))
+        if isinstance(exc, Exception) and configuration_failure(exc, node.name) is not None:
+            node.on_connected()  # the next call raises it
+        elif isinstance(exc, Exception):
+            slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
+            node.on_connect_failed(exc, began_at, slow=slow)
         raise
+
+
+def try_to_connect(node: Node, clock: Clock, timeout: float) -> None:
+    """Connect to a node that is away, and close the connection again. Raises why that failed."""
+    with FORK_WAIT.connecting():
+        opened = _connect(node, clock, node.probe_timeout_s(timeout))
+    opened.handshake.apply(node)
+    _close_opened(opened)
 
 
 def _run_handshake(connection: Any, node: Node, clock: Clock) -> HandshakeResult:
@@ -643,6 +659,11 @@ class ThreadConnections:
         """Start without connections, and with a lock that no thread holds."""
         self._finalizer()  # closes the descriptors of this process only
         self._reset()
+
+    @property
+    def is_closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
 
     def check_open(self) -> None:
         """Raise `ConfigurationError` after `close`."""

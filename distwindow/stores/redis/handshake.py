@@ -31,6 +31,7 @@ class HandshakeResult(NamedTuple):
     def apply(self, node: Node) -> None:
         """Note on `node` that it can be connected to, and what its clock says."""
         node.on_connected()
+        node.round_trip_s = self.round_trip_s
         if self.now_ms is not None:
             node.clock.update(self.now_ms, self.at)
 

@@ -43,6 +43,10 @@ _NOT_EXECUTED = re.compile(
     r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
     r"OOM|MISCONF|max number of clients)\b"
 )
+_REFUSES_CALLS = frozenset(
+    ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "READONLY", "NOREPLICAS", "OOM", "MISCONF")
+)
+"""Of these, those that say that the server executes no call now, whatever its key."""
 RIGHTS = (
     "+time +info +evalsha +eval +hget +hset +hmget +hincrby +hdel +hgetall +hlen +hrandfield +del "
     "+pexpire"
@@ -252,6 +256,11 @@ class BackgroundJob(Generic[T]):
         return self._done.wait(seconds)
 
     @property
+    def has_ended(self) -> bool:
+        """True if there is a result, or a failure."""
+        return self._done.is_set
+
+    @property
     def result(self) -> T:
         """The result of the work. Only after the job has ended without `failure`."""
         return self._results[0]
@@ -345,10 +354,12 @@ def execute_once(
         command = command.with_time(settings.clock.now_ms())
     node = topology.node_of(command) if sent is None else sent.node
     send_script = asking = retried = False
+    error: ErrorReply | None
     while True:
         request = sent or Request(node, command, deadline, send_script=send_script, asking=asking)
         sent = None
         raw = yield request
+        error = None
         if type(raw) is list and len(raw) >= 3 and raw[0] == request.stamp:
             node.clock.update(raw[2])
             if raw[1] != PAST_DEADLINE:
@@ -375,6 +386,8 @@ def execute_once(
             failure = failure_of_reply(node.name, error)
             node, asking = _next_node(request, error, topology, command)
         if retried or settings.clock.monotonic() >= deadline:
+            if error is not None and error.code in _REFUSES_CALLS:
+                request.node.on_refused_call(error.text)
             raise failure
         retried = True
 

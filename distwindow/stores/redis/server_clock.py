@@ -9,6 +9,7 @@ deadline: the server's time after which the script does nothing
 from __future__ import annotations
 
 import itertools
+import math
 
 from ...ring.clock import Clock
 from ...ring.command import NO_DEADLINE_MS
@@ -24,21 +25,23 @@ class ServerClock:
     never ahead of the server, and a deadline by it is never later than the caller's own.
     """
 
-    __slots__ = ("_counter", "_monotonic", "_offset_ms", "enabled")
+    __slots__ = ("_counter", "_monotonic", "_offset_ms", "answered_at", "enabled")
 
     def __init__(self, clock: Clock, *, enabled: bool = True) -> None:
         self._monotonic = clock.monotonic
         self._counter = itertools.count()
         self._offset_ms: float | None = None
+        self.answered_at = -math.inf
+        """When the last call was answered, monotonic seconds."""
         self.enabled = enabled
         """False with clock="client": scripts do not look at the server's time."""
 
     def update(self, now_ms: int, at: float | None = None) -> float:
         """Record the server's time in a reply that came at `at` (monotonic seconds), by default
-        now. Return `at`.
+        now: the reply to a call, and not to a handshake. Return `at`.
         """
         if at is None:
-            at = self._monotonic()
+            self.answered_at = at = self._monotonic()
         if self.enabled:
             self._offset_ms = now_ms - at * 1000
         return at

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,14 +20,13 @@ from redis.crc import key_slot
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
+from ...away.outages import BACKOFF_S, Outages, Reachability
 from ...errors import ConfigurationError, StoreUnavailable, short_repr
 from ...ring.clock import Clock
 from ...ring.command import Command
 from .server_clock import ServerClock
 
-_BACKOFF_S = 0.1
-"""Seconds in which a node is not connected to again, see `Node.on_connect_failed`, `on_refused`."""
-
+MIN_PROBE_TIMEOUT_S = 0.25
 _MIN_REFRESH_S = 1.0
 """The least number of seconds between two readings of a cluster's map of slots."""
 
@@ -43,31 +42,43 @@ class CallSettings:
     """True if each command carries our time, and the server's is not looked at."""
     name: str | None = None
     """The name of our connections in the server's CLIENT LIST."""
+    outages: Outages = field(default_factory=Outages)
+    """Those of the store."""
 
 
-class Node:
+class Node(Reachability):
     """One server: how to connect to it, its clock, and whether connecting is worth trying now."""
 
     def __init__(
         self, name: str, new_connection: Callable[[], Any], settings: CallSettings
     ) -> None:
-        self.name = name
+        super().__init__(name, settings.clock, settings.outages)
         self.new_connection = new_connection
         """Makes a redis-py connection to it that is not connected yet; blocking or asyncio."""
         self.clock = ServerClock(settings.clock, enabled=not settings.client_clock)
         self.generation = 0
         """A connection that was opened in an earlier generation is closed before its next call."""
+        self.round_trip_s: float | None = None
+        """Seconds of the last round trip of a handshake; None before the first."""
         self.version_checked = False
         """True once a connection has found its version to be new enough."""
         self.rotate_sentinels: Callable[[], None] = lambda: None
         """Makes the next connection ask another sentinel first."""
-        self._clock = settings.clock
-        self._down: tuple[float, object] | None = None
-        """Until when connecting is not tried (monotonic seconds), and why."""
-        self._failed_before = False
-        """True if the last attempt to connect has failed."""
         self._kept_until = -math.inf
         """Until when connections are kept although the server refuses calls (monotonic seconds)."""
+
+    @property
+    def answered_at(self) -> float:
+        return self.clock.answered_at
+
+    def probe_timeout_s(self, timeout: float) -> float:
+        """Return the seconds for each step of a probe. It is shorter than a long timeout of calls,
+        so that a server that is back is found soon: packets to one that was away are repeated after
+        1 s, and 2 s later.
+        """
+        if self.round_trip_s is None:
+            return timeout
+        return min(timeout, max(MIN_PROBE_TIMEOUT_S, 4 * self.round_trip_s))
 
     def invalidate_connections(self, generation: int) -> None:
         """Reopen every connection of this generation before its next call, because the replies of
@@ -79,30 +90,12 @@ class Node:
     def on_refused(self, generation: int) -> None:
         """Note that the server has refused a call of this generation, because it is no primary any
         more. Connections are opened again, as another server may be the primary now; but no sooner
-        than `_BACKOFF_S` after the last time, since each call may be refused.
+        than `BACKOFF_S` after the last time, since each call may be refused.
         """
         now = self._clock.monotonic()
         if generation == self.generation and now >= self._kept_until:
-            self._kept_until = now + _BACKOFF_S
+            self._kept_until = now + BACKOFF_S
             self.generation += 1
-
-    def on_connect_failed(self, why: object, *, slow: bool = False) -> None:
-        """Note that connecting failed. After the second failure in a row, or if it took a whole
-        timeout (`slow`), it is not tried for `_BACKOFF_S`, so that callers fail fast.
-        """
-        if self._failed_before or slow:
-            self._down = (self._clock.monotonic() + _BACKOFF_S, why)
-        self._failed_before = True
-
-    def on_connected(self) -> None:
-        """Note that connecting worked."""
-        self._down, self._failed_before = None, False
-
-    def unavailable_reason(self) -> object | None:
-        """Why connecting is not to be tried now; None if it is."""
-        if self._down is not None and self._clock.monotonic() < self._down[0]:
-            return self._down[1]
-        return None
 
 
 class Topology(Protocol):

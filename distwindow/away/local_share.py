@@ -1,0 +1,196 @@
+"""`on_store_error="local"`: while the store is away, this process admits its share of each limit.
+
+    the store answers       its decisions are observed: what all processes had passed by then
+    it does not             calls are counted in windows of this process, which begin with that
+    it answers again        what was admitted meanwhile, and is still in a window, is flushed to it
+
+The windows are those of `consistency="eventual"`: what all processes had passed when they were last
+heard of, and what this one has passed since, by bucket. A call is admitted if both together leave
+room under the limit, and what this process has passed leaves room under its share.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+
+from ..concurrency.commands import Free, Hold, HolderName, HoldReply, slots_name
+from ..local.eventual import Eventual
+from ..local.fleet_sync import EventualKeyState, share_of
+from ..local.key_state import StateName
+from ..options import Options
+from ..ring.clock import NEVER, Clock
+from ..ring.decision import Charge, Decision, with_cost
+from ..ring.key import AnyKey
+from ..runtime.command_cache import CommandCache
+from ..runtime.flush import FlushSchedule, OutgoingCommand
+
+PROCESSES = "(processes)"
+"""The key of the slots that the processes hold which share limits by this: one each."""
+_TTL_MS = 15_000
+"""Time after which a process that ended without a word is not counted any more."""
+_RENEW_EVERY_S = 5.0
+_NO_LIMIT = 1_000_000
+
+
+class ProcessCount:
+    """How many processes share the limits of a prefix. Each holds a slot in the store while its
+    limiters call it, and is told the number of holders when it renews its own.
+    """
+
+    def __init__(self, prefix: str, schedule: FlushSchedule, clock: Clock) -> None:
+        self.count = 1
+        self._name = slots_name(prefix, PROCESSES)
+        self._schedule = schedule
+        self._monotonic = clock.monotonic
+        self._due_at = NEVER
+        """When the slot is to be renewed (monotonic seconds)."""
+        self._was_called = False
+        """True if the store has answered since the slot was renewed."""
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Be another process."""
+        owner = f"{socket.gethostname()}:{os.getpid()}".encode("ascii", "replace").decode()
+        name = HolderName(_NO_LIMIT, _TTL_MS, _process_id(), owner.replace(" ", "-"))
+        self._holder = name.encode()
+        self._due_at, self._was_called = NEVER, False
+
+    def on_answer(self) -> None:
+        """Note that the store has answered this process."""
+        self._was_called = True
+        if self._due_at == NEVER:
+            self._due_at = self._monotonic()
+            self._schedule.flush_by(self._due_at)
+
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
+        """Renew the slot if it is time, and calls were answered meanwhile; with `everything`, as at
+        the end of the process, free it.
+        """
+        if everything and self._due_at < NEVER:
+            self._due_at = NEVER
+            free = Free((), slots_name=self._name, holders=(self._holder,))
+            outgoing.append(OutgoingCommand(free, lambda reply, sent_at: None))
+        elif now >= self._due_at:
+            self._due_at = now + _RENEW_EVERY_S if self._was_called else NEVER
+            if self._was_called:
+                hold = Hold(
+                    (), slots_name=self._name, limit=_NO_LIMIT, ttl_ms=_TTL_MS, holder=self._holder
+                )
+                outgoing.append(OutgoingCommand(hold, self._on_reply))
+            self._was_called = False
+
+    def next_due_at(self, now: float) -> float:
+        """Return when `collect` has something to add, monotonic seconds."""
+        return self._due_at
+
+    def _on_reply(self, reply: HoldReply | Exception, sent_at: float) -> None:
+        if isinstance(reply, HoldReply):
+            self.count = max(1, reply.held)
+
+
+_PROCESS_IDS: dict[int, str] = {}
+
+
+def _process_id() -> str:
+    """Return the id of this process, which its limiters have in common."""
+    return _PROCESS_IDS.setdefault(os.getpid(), secrets.token_hex(5))
+
+
+class LocalShare(Eventual):
+    """Decides the calls of this process while the store is away."""
+
+    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+        super().__init__(commands, clock, options)
+        self._max_observed = options.max_local_keys
+        self._observed: dict[AnyKey, Decision] = {}
+        """The last decision of the store on each key."""
+        self._processes: ProcessCount | None = None
+        if options.share is None:
+            self._processes = ProcessCount(commands.prefix, self._schedule, clock)
+            self._sources = [*self._sources, self._processes]
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._observed = {}
+
+    def observe(self, decision: Decision) -> None:
+        """Take in a decision of the store: what all processes have passed."""
+        observed, key = self._observed, decision.key
+        observed.pop(key, None)
+        observed[key] = decision
+        self._sync.offset_ms = decision.now_ms - self._monotonic() * 1000
+        if len(observed) > self._max_observed:
+            for oldest in observed:  # noqa: B007 - a loop, as another thread may use the dict
+                break
+            observed.pop(oldest, None)
+        if self._processes is not None:
+            self._processes.on_answer()
+
+    def decide(self, charges: tuple[Charge, ...], *, peeks: bool = False) -> Decision:
+        """Return the decision of a call with these charges of one key. With `peeks` nothing is
+        counted.
+        """
+        _, _, cost, key, _ = charges[0]
+        state, now = self._state_with(charges), self._monotonic()
+        if now >= state.permits_until:
+            self._sync.recompute_permits_left(state, now)
+        left = state.permits_left if peeks else self._count(state, cost)[0]
+        if left < (cost if peeks else 0):
+            refusal = self._refuse(state, key, cost, now, counted=not peeks)
+            return refusal._replace(reason="store_down")
+        return Decision(
+            True, key, cost, state.binding_window.limit, left, 0.0, state.reset_at - now, 0.0,
+            "store_down", "local", state.now_ms(now),
+            None if peeks else with_cost(state.charges, cost),
+        )  # fmt: skip
+
+    def _state_with(self, charges: tuple[Charge, ...]) -> EventualKeyState:
+        """Return the windows of these charges, with what was observed of their key, and with the
+        share that this process has now.
+        """
+        self._key_states.check_open()
+        if self._processes is not None:
+            self._set_share(1 / self._processes.count)
+        key = charges[0].key
+        decision = self._observed.pop(key, None)
+        name = tuple(charge.ring for charge in charges)
+        offset_ms = self._sync.known_offset_ms()
+        plain = with_cost(charges, 1)
+        state = self._key_states.get_or_add(name, lambda: self._new_state(name, plain, offset_ms))
+        if decision is not None:
+            self._begin_with(state, decision)
+        return state
+
+    def _begin_with(self, state: EventualKeyState, decision: Decision) -> None:
+        """Count what all processes had passed when the store has decided this call. Which of it was
+        in which bucket is not known, so it is taken to be in the last one.
+        """
+        now, offset_ms = self._monotonic(), self._sync.known_offset_ms()
+        with self._key_states.state_lock:
+            if state.offset_ms != offset_ms:
+                state.replace_clock_offset(self._key_states.counter_lock, offset_ms, now)
+            for window in state.windows:
+                if window.limit == decision.limit:
+                    start = decision.now_ms - decision.now_ms % window.limit.bucket_ms
+                    window.set_fleet_counts({start: window.limit.amount - decision.remaining})
+            self._sync.recompute_permits_left(state, now)
+
+    def _set_share(self, share: float) -> None:
+        if share == self._share:
+            return
+        self._share = share
+        for state in self._key_states.all():
+            for window in state.windows:
+                window.process_limit = share_of(window.limit, share)
+            state.permits_until = 0.0
+
+    def _name_of(self, key: AnyKey) -> StateName:
+        return tuple(charge.ring for charge in self._command_cache.acquire_command(key).charges)
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        super().collect_commands(now, outgoing, everything=everything)
+        self._sync.polls_enabled = False  # for the next flush, too: the store decides then

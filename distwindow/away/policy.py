@@ -1,0 +1,233 @@
+"""`on_store_error` and `on_unknown`: what a call gets that the store has not decided.
+
+the store's error           which option answers
+surely not executed         `on_store_error`
+unknown outcome             `on_unknown`, by default the same
+a configuration error       none: it is raised, whatever the options
+
+raise    the error                                 local    the share of this process
+allow    an admission that is not counted          a function of (key, cost, limits, error),
+deny     a refusal                                 which returns allow or deny: True or False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias, get_args
+
+from .._fork import register_after_fork
+from ..callables import check_not_async
+from ..errors import ConfigurationError, StoreError, short_repr
+from ..options import Options
+from ..ring.clock import NEVER
+from ..ring.decision import Charge, Decision
+from ..ring.key import AnyKey
+from ..ring.limit import Limit
+from ..ring.store import AsyncStore, Store
+from ..runtime.command_cache import CommandCache
+from ..runtime.flush import FlushSource, OutgoingCommand
+from ..runtime.strategy import Strategy
+from ..runtime.worker import LOG, RAISED_BY_CALLBACKS
+from .local_share import LocalShare
+from .outages import Health, Outages
+
+Answer = Literal["raise", "allow", "deny", "local"]
+DecideWithoutStore: TypeAlias = (
+    "Callable[[AnyKey, int, tuple[Limit, ...], StoreError], bool | Literal['allow', 'deny']]"
+)
+OnStoreError: TypeAlias = "Answer | DecideWithoutStore"
+RETRY_AFTER_S = 1.0
+"""The `retry_after` of a refusal by `deny`: nobody knows when the store is back."""
+
+
+def check_options(options: Options) -> None:
+    """Raise `ConfigurationError` for an `on_store_error` or `on_unknown` that is none."""
+    for name in ("on_store_error", "on_unknown"):
+        value = getattr(options, name)
+        if callable(value):
+            check_not_async(name, value)
+        elif value not in get_args(Answer) and not (value is None and name == "on_unknown"):
+            raise ConfigurationError(
+                f'{name}={short_repr(value)} is none of "raise", "allow", "deny", "local", and no '
+                "function of (key, cost, limits, error)"
+            )
+
+
+class StoreErrorPolicy:
+    """The answers of one limiter while its store is away."""
+
+    def __init__(
+        self,
+        options: Options,
+        commands: CommandCache,
+        store: Store | AsyncStore,
+        strategy: Strategy,
+        name: str,
+    ) -> None:
+        """`name`: the limiter and its store, for log lines."""
+        self._commands = commands
+        self._now_ms = store.clock.now_ms
+        self._store = store
+        self._strategy = strategy
+        self._on_error: Any = options.on_store_error
+        self._on_unknown: Any = options.on_unknown or options.on_store_error
+        self.raises_always = self._on_error == self._on_unknown == "raise"
+        self._last_error: StoreError | None = None
+        self.local: LocalShare | None = None
+        if options.uses_local_share and options.consistency != "eventual":
+            self.local = register_after_fork(LocalShare(commands, store.clock, options))
+        self.outages: Outages = getattr(store, "outages", None) or Outages()
+        self.outages.name = name
+        if not self.raises_always:
+            shown = getattr(self._on_error, "__name__", self._on_error)
+            self.outages.effect = f'calls get what on_store_error="{shown}" says'
+
+    @property
+    def observe(self) -> Callable[[Decision], None] | None:
+        """What takes in the decisions of the store; None where nothing wants them."""
+        return None if self.local is None else self.local.observe
+
+    def decide(self, key: AnyKey, cost: int, error: StoreError) -> Decision:
+        """Return the decision of a call that the store has not decided, or raise `error`. `key` and
+        `cost` are valid.
+        """
+        return self._decide(self._commands.acquire_command(key, cost).charges, error, peeks=False)
+
+    def peek(self, key: AnyKey, error: StoreError) -> Decision:
+        """Return what `decide` would for a call of cost 1, and count nothing."""
+        return self._decide(self._commands.acquire_command(key, 1).charges, error, peeks=True)
+
+    def decide_all(self, charges: Iterable[Charge], error: StoreError) -> Decision:
+        """Return the decision of a call over several keys."""
+        by_key: dict[AnyKey, list[Charge]] = {}
+        for charge in charges:
+            by_key.setdefault(charge.key, []).append(charge)
+        calls = [tuple(of_key) for of_key in by_key.values()]
+        # All are asked before any is counted, so that all are counted, or none.
+        asked = [self._decide(call, error, peeks=True) for call in calls]
+        refused = [decision for decision in asked if not decision.allowed]
+        if refused:
+            return refused[0]
+        return [self._decide(call, error, peeks=False) for call in calls][-1]
+
+    def _decide(self, charges: tuple[Charge, ...], error: StoreError, *, peeks: bool) -> Decision:
+        self._last_error = error
+        _, limit, cost, key, _ = charges[0]
+        answer = self._on_unknown if error.charged is None else self._on_error
+        if answer == "raise":
+            raise error
+        if answer == "local" and self.local is not None:
+            return self.local.decide(charges, peeks=peeks)
+        allowed = answer == "allow"
+        if callable(answer):
+            answer = answer(key, cost, tuple(charge.limit for charge in charges), error)
+            if answer not in (True, False, "allow", "deny"):
+                raise TypeError(
+                    f"on_store_error={short_repr(self._on_error)} has returned "
+                    f"{short_repr(answer)}; it has to return True (allow) or False (deny)"
+                )
+            allowed = answer in (True, "allow")
+        return Decision(
+            allowed, key, cost, limit, 0, 0.0 if allowed else RETRY_AFTER_S, 0.0, 0.0,
+            "store_down", "policy", self._now_ms(), None,
+        )  # fmt: skip
+
+    def add_listener(self, listener: Callable[[Health], object]) -> None:
+        """Call `listener` with the health of the store, after each change."""
+        if not callable(listener):
+            raise ConfigurationError(
+                f"on_health_change({short_repr(listener)}): a listener is a function of one Health"
+            )
+        check_not_async("on_health_change", listener)
+
+        def notify() -> None:
+            try:
+                listener(self.health())
+            except RAISED_BY_CALLBACKS:
+                LOG.exception("a listener of on_health_change has failed: %r", listener)
+
+        self.outages.add_listener(notify)
+
+    # -- what is known of the store ---------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Return what is known of the store."""
+        outages, source = self.outages, self.source(self._strategy)
+        error = outages.last_why if self._last_error is None else str(self._last_error)
+        return Health(
+            not outages.away,
+            outages.changed_at,
+            error,
+            self._store.unknown_total,
+            source.unacknowledged_counts() + source.unreturned_permits(),
+            outages.away,
+        )
+
+    # -- what is flushed --------------------------------------------------------------------------
+
+    def source(self, strategy: Strategy) -> FlushSource:
+        """Return what the worker flushes: `strategy`, and what was admitted by the share."""
+        return strategy if self.local is None else _BothSources(strategy, self.local)
+
+    def strategy_of(self, decision: Decision) -> Strategy:
+        """Return what has counted the call of `decision`."""
+        if self.local is not None and decision.reason == "store_down":
+            return self.local
+        return self._strategy
+
+    def reset(self, key: AnyKey) -> None:
+        """Drop what was counted of `key`, as its windows have been emptied."""
+        if self.local is not None:
+            self.local.reset(key)
+
+    def close(self) -> None:
+        """Decide and count nothing any more."""
+        if self.local is not None:
+            self.local.close()
+
+
+class _BothSources(FlushSource):
+    """A strategy, and the share of this process beside it, as one source."""
+
+    def __init__(self, *sources: Strategy) -> None:
+        self._sources = sources
+
+    @property
+    def next_due_at(self) -> float:  # type: ignore[override]  # that of each is set
+        return min((source.next_due_at for source in self._sources), default=NEVER)
+
+    @property
+    def wake(self) -> Callable[[], object]:
+        return self._sources[0].wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], object]) -> None:
+        for source in self._sources:
+            source.wake = wake
+
+    @property
+    def dropped(self) -> int:  # type: ignore[override]  # each counts its own
+        return sum(source.dropped for source in self._sources)
+
+    def clock_probe(self) -> list[OutgoingCommand]:
+        return [probe for source in self._sources for probe in source.clock_probe()]
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        for source in self._sources:
+            source.collect_commands(now, outgoing, everything=everything)
+
+    def reschedule(self, now: float) -> None:
+        for source in self._sources:
+            source.reschedule(now)
+
+    def pause_calls(self, hold: Callable[[], object]) -> None:
+        for source in self._sources:
+            source.pause_calls(hold)
+
+    def unreturned_permits(self) -> int:
+        return sum(source.unreturned_permits() for source in self._sources)
+
+    def unacknowledged_counts(self) -> int:
+        return sum(source.unacknowledged_counts() for source in self._sources)

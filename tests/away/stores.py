@@ -1,0 +1,52 @@
+"""A store that fails on command, and limiters on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distwindow import Decision, Limiter, StoreError, StoreTimeout, StoreUnavailable
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire
+from distwindow.ring.decision import Source
+from distwindow.runtime.decisions import decision_of
+from distwindow.stores.memory import MemoryStore
+from tests.clock_and_stores import ManualClock
+
+NOT_SENT = StoreUnavailable("it refuses connections", charged=False)
+UNKNOWN = StoreTimeout("no reply came", charged=None)
+
+
+class RemoteStore(MemoryStore):
+    """A store that seems to be elsewhere, and fails with `failure` where there is one."""
+
+    decided_by: Source = "store"
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.failure: StoreError | None = None
+        self.charges_unknown = False
+        """Whether a call with an unknown outcome is executed."""
+
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
+        return decision_of(command, self.execute(command, deadline), "store")
+
+    def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
+        if self.failure is None:
+            return super().execute(command, deadline)
+        if self.failure.charged is None:
+            self.unknown_total += 1
+            if self.charges_unknown:
+                super().execute(command, deadline)
+        raise self.failure
+
+    def execute_many(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
+        return [self.failure or self.execute(command) for command in commands]
+
+
+def limiter_on(
+    store: RemoteStore, limits: Any = "10/minute", consistency: Any = "direct", **options: Any
+) -> Limiter:
+    return Limiter(store, limits, time=store.clock, consistency=consistency, **options)

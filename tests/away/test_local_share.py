@@ -1,0 +1,180 @@
+"""`on_store_error="local"`: what a fleet admits without its store, and tells it afterwards."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distwindow import Limit, Limiter, StoreError
+from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
+from tests.clock_and_stores import ManualClock
+
+STEPS = st.one_of(
+    st.tuples(st.just("call"), st.integers(0, 2), st.integers(1, 3)),
+    st.tuples(st.just("time"), st.integers(1, 400)),
+    st.tuples(st.just("away"), st.booleans()),
+    st.tuples(st.just("back")),
+    st.tuples(st.just("flush"), st.integers(0, 2)),
+)
+
+
+@given(
+    st.lists(STEPS, max_size=80),
+    st.sampled_from(["direct", "leased"]),
+    st.sampled_from(["leap", "strict"]),
+    st.sampled_from([0.2, 1 / 3, 0.5, 1.0]),
+    st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_no_window_exceeds_the_limit_and_the_shares(
+    steps: list[Any], consistency: str, bound: Any, share: float, executed: bool
+) -> None:
+    """In any window that begins with a bucket the fleet admits at most L + the sum of the shares;
+    what one process admits without the store is at most its share. What is charged in the end lies
+    between what was admitted and is still in a window, and that plus the unknown.
+    """
+    clock = ManualClock()
+    limit = Limit(12, per=1.0, buckets=5, bound=bound)
+    store = RemoteStore(clock)
+    store.charges_unknown = executed
+    fleet = [
+        limiter_on(
+            store, limit, consistency, on_store_error="local", share=share, name=f"p{i}",
+            borrow_share=0,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    admitted: list[tuple[int, int, int | None]] = []
+    maybe_charged: list[tuple[int, int]] = []
+    for step in steps:
+        if step[0] == "call":
+            if store.failure is UNKNOWN and executed:
+                maybe_charged.append((clock.now_ms(), step[2]))
+            decision = fleet[step[1]].try_acquire("k", step[2])
+            if decision.allowed:
+                local = step[1] if decision.reason == "store_down" else None
+                admitted.append((clock.now_ms(), step[2], local))
+        elif step[0] == "time":
+            clock.move(step[1])
+        elif step[0] == "away":
+            store.failure = UNKNOWN if step[1] else NOT_SENT
+        elif step[0] == "back":
+            store.failure = None
+        else:
+            try:
+                fleet[step[1]].flush()
+            except StoreError:
+                assert store.failure is not None
+    own = max(1, math.floor(limit.amount * share + 1e-9))
+    shares = [admitted_by for _, _, admitted_by in admitted if admitted_by is not None]
+    width = limit.buckets * limit.bucket_ms
+    for begins in {at - at % limit.bucket_ms for at, _, _ in admitted}:
+        window = [one for one in admitted if begins <= one[0] < begins + width]
+        assert sum(cost for _, cost, _ in window) <= limit.amount + own * len(set(shares))
+        for process in set(shares):
+            assert sum(cost for _, cost, by in window if by == process) <= own
+    store.failure = None
+    for limiter in fleet:
+        while limiter.health().pending:  # what was sent before is sent again, then the rest
+            limiter.flush()
+    if consistency == "direct":  # leases are charged before they are spent
+        buckets = fleet[0].stats("k").buckets
+        oldest = clock.now_ms() - clock.now_ms() % limit.bucket_ms - width + limit.bucket_ms
+        charged = sum(bucket.passed for bucket in buckets if bucket.start >= oldest)
+        live = sum(cost for at, cost, _ in admitted if at >= oldest)
+        unknown = sum(cost for at, cost in maybe_charged if at >= oldest)
+        assert live <= charged <= live + unknown
+
+
+def test_the_windows_begin_with_what_all_had_passed() -> None:
+    """8 of 10 have passed, 5 of them by others. Each process has a share of 5: it admits 2 more."""
+    store = RemoteStore(ManualClock())
+    ours, others = (limiter_on(store, on_store_error="local", share=0.5) for _ in range(2))
+    assert others.try_acquire("k", 5)
+    assert ours.try_acquire("k", 3)
+    store.failure = NOT_SENT
+    assert [bool(ours.try_acquire("k")) for _ in range(4)] == [True, True, False, False]
+    # The other one knows of 5, and so admits its share.
+    assert [bool(others.try_acquire("k")) for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_what_was_admitted_meanwhile_is_told_when_the_store_is_back() -> None:
+    clock = ManualClock()
+    store = RemoteStore(clock)
+    limiter = limiter_on(store, "10/minute", on_store_error="local", share=0.5)
+    assert limiter.try_acquire("k", 2)
+    store.failure = NOT_SENT
+    decision = limiter.try_acquire("k", 4)
+    assert decision.allowed
+    clock.move(70_000)  # the first ones have left the window
+    assert limiter.try_acquire("k", 3)
+    store.failure = None
+    limiter.flush()
+    assert limiter.stats("k").passed == 3
+    assert limiter.peek("k").remaining == 7
+
+
+def test_a_permit_of_the_share_can_be_given_back() -> None:
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store, on_store_error="local", share=0.5)
+    store.failure = NOT_SENT
+    decision = limiter.try_acquire("k", 4)
+    store.failure = None
+    assert limiter.refund(decision) == 4
+    assert limiter.stats("k").passed == 0
+
+
+def test_without_a_share_the_limit_is_divided_by_the_processes_of_the_prefix() -> None:
+    """Each process is told how many there are when it renews its slot: here, when it flushes."""
+    clock = ManualClock()
+    store = RemoteStore(clock)
+    fleet = [limiter_on(store, "12/minute", on_store_error="local") for _ in range(3)]
+    for number, limiter in enumerate(fleet):  # as if they were of three processes
+        counted: Any = limiter._policy.local
+        counted._processes._holder += b"%d" % number
+        limiter.try_acquire("other")
+        limiter.flush()
+    for limiter in fleet:
+        clock.move(5000)
+        limiter.try_acquire("other")
+        limiter.flush()
+    store.failure = NOT_SENT
+    for limiter in fleet:
+        assert sum(bool(limiter.try_acquire("k")) for _ in range(12)) == 4
+    store.failure = None
+    fleet[0].close()  # it frees its slot, because another process goes on with the store
+    clock.move(5000)
+    fleet[1].try_acquire("other")
+    fleet[1].flush()
+    clock.move(60_000)
+    store.failure = NOT_SENT
+    assert sum(bool(fleet[1].try_acquire("k")) for _ in range(12)) == 6
+
+
+def test_a_call_above_the_share_is_refused_and_not_an_error() -> None:
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store, on_store_error="local", share=0.3)
+    store.failure = NOT_SENT
+    assert limiter.try_acquire("k", 3)
+    decision = limiter.try_acquire("other", 4)
+    assert (decision.allowed, decision.source) == (False, "local")
+    assert decision.retry_after > 0
+
+
+def test_a_call_over_several_keys_is_counted_wholly_or_not_at_all() -> None:
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store, on_store_error="local", share=0.5)
+    store.failure = NOT_SENT
+    both = [("a", "10/minute", 1), ("b", "4/minute", 1)]  # shares of 5 and 2
+    assert [bool(limiter.try_acquire_all(both)) for _ in range(3)] == [True, True, False]
+    store.failure = None
+    limiter.flush()
+    assert limiter.stats("a").passed == 2
+
+
+def test_a_share_needs_something_that_it_caps() -> None:
+    with Limiter("memory://", "5/s", on_store_error="local", share=0.2) as limiter:
+        assert limiter.try_acquire("k")

@@ -1,0 +1,148 @@
+"""Outages of a real server: calls are answered without asking it, and it is found when it is back.
+
+How long calls take is measured by `python -m benchmarks.outages`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from distwindow import ConfigurationError, Health, StoreError
+from distwindow.away.outages import PROBE_EVERY_S
+from tests.harness import AsyncHarness, Harness
+from tests.servers import Blackhole, DropReply, Proxy, Refuse, Silent, Standalone, until
+from tests.servers.faults import Fault
+
+FAULTS = {
+    "refused": Refuse(),
+    "black-holed": Blackhole(),
+    "accepts-and-is-silent": Silent(),
+    "reply-dropped": DropReply(),
+}
+
+
+@pytest.mark.parametrize("consistency", ["direct", "leased"])
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_calls_of_an_outage_are_answered_without_asking(
+    harness: Harness, proxy: Proxy, prefix: str, fault: Fault, consistency: str
+) -> None:
+    told: list[Health] = []
+    limiter = harness.limiter(
+        proxy.url, "1000/hour", prefix=prefix, consistency=consistency, timeout=0.2,
+        on_store_error="allow",
+    )  # fmt: skip
+    raw(limiter).on_health_change(told.append)
+    assert limiter.try_acquire("k").reason == "ok"
+    with proxy.inject(fault):
+        proxy.cut()
+        until(lambda: limiter.try_acquire(f"k{time.perf_counter()}") and told)
+        assert not told[0].up
+        assert told[0].down == raw(limiter).health().down == (f"127.0.0.1:{proxy.port}",)
+        accepted, began = proxy.accepted, time.monotonic()
+        decisions = [limiter.try_acquire(f"k{number}") for number in range(300)]
+        probes = proxy.accepted - accepted
+        assert {(d.allowed, d.reason, d.source) for d in decisions} == {
+            (True, "store_down", "policy")
+        }
+        assert probes <= 1 + (time.monotonic() - began) / (PROBE_EVERY_S / 2)
+    until(lambda: raw(limiter).health().up)
+    assert limiter.try_acquire("other").source == "store"
+    assert [health.up for health in told] == [False, True]
+
+
+def test_where_the_policy_is_raise_calls_fail_at_once_and_say_so(
+    harness: Harness, proxy: Proxy, prefix: str
+) -> None:
+    limiter = harness.limiter(proxy.url, "1000/hour", prefix=prefix, timeout=0.2)
+    limiter.try_acquire("k")
+    with proxy.inject(Silent()):
+        proxy.cut()
+        for _ in range(5):
+            with pytest.raises(StoreError):
+                limiter.try_acquire("k")
+        assert not raw(limiter).health().up
+        with pytest.raises(StoreError) as raised:
+            limiter.try_acquire("k")
+        assert raised.value.charged is False
+    until(lambda: raw(limiter).health().up)
+    limiter.try_acquire("k")
+
+
+def test_a_password_that_was_changed_meanwhile_is_loud(harness: Harness, prefix: str) -> None:
+    with Standalone() as server:
+        limiter = harness.limiter(server.url, "10/hour", prefix=prefix, on_store_error="allow")
+        limiter.try_acquire("k")
+        server.kill()
+        until(lambda: limiter.try_acquire("k") and not raw(limiter).health().up)
+        server.password = "new"
+        server.restart()
+        until(lambda: raw(limiter).health().up)
+        with pytest.raises(ConfigurationError, match=r"password|NOAUTH"):
+            limiter.try_acquire("k")
+
+
+def test_a_full_server_is_an_outage_that_ends_with_an_answer(harness: Harness, prefix: str) -> None:
+    with Standalone() as server, server.client() as admin:
+        limiter = harness.limiter(server.url, "10/hour", prefix=prefix, on_store_error="local",
+                                  share=0.5)  # fmt: skip
+        assert limiter.try_acquire("k")
+        admin.config_set("maxmemory", 1)
+        decision = limiter.try_acquire("k")
+        assert (decision.reason, decision.source) == ("store_down", "local")
+        health = raw(limiter).health()
+        assert not health.up
+        assert "OOM" in str(health.last_error)
+        admin.config_set("maxmemory", 0)
+        assert limiter.try_acquire("k").source == "store"
+        until(lambda: raw(limiter).health().up)
+        limiter.flush()
+        assert limiter.stats("k").passed == 3
+
+
+@pytest.mark.event_loops
+def test_an_event_loop_makes_no_call_that_blocks_while_its_server_is_silent(
+    proxy: Proxy, prefix: str
+) -> None:
+    """What would block: a connection of a socket that waits, a name look-up, a sleep."""
+    blocking: list[str] = []
+    loops: set[int] = set()
+
+    def audit(event: str, args: Any) -> None:
+        if threading.get_ident() not in loops:
+            return
+        waits = event == "socket.connect" and args[0].gettimeout() != 0
+        if waits or event in ("time.sleep", "socket.getaddrinfo", "socket.gethostbyname"):
+            blocking.append(event)
+
+    sys.addaudithook(audit)  # it can not be removed; it does nothing once `loops` is empty
+    harness = AsyncHarness()
+    try:
+        limiter = harness.limiter(
+            proxy.url, "10/hour", prefix=prefix, timeout=0.1, on_store_error="deny"
+        )
+        limiter.try_acquire("k")
+        harness.run(_this_thread(loops))
+        with proxy.inject(Silent()):
+            proxy.cut()
+            until(lambda: limiter.try_acquire("k") or not raw(limiter).health().up)
+            for _ in range(50):
+                limiter.try_acquire("k")
+        until(lambda: raw(limiter).health().up)
+        assert blocking == []
+    finally:
+        loops.clear()
+        harness.close()
+
+
+def raw(limiter: Any) -> Any:
+    """Return the limiter itself."""
+    return limiter.limiter
+
+
+async def _this_thread(loops: set[int]) -> None:
+    loops.add(threading.get_ident())

@@ -1,0 +1,147 @@
+"""`Reachability` plays every row of its state table, and `Outages` tells each change once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from distwindow.away.outages import BACKOFF_S, Outages, Reachability
+from tests.clock_and_stores import ManualClock
+
+
+class Server(Reachability):
+    """One whose calls are answered when a test says so."""
+
+    last_answer = float("-inf")
+
+    def __init__(self, *, is_probed: bool = True) -> None:
+        self.clock = ManualClock(auto_advance=False)
+        self.told: list[tuple[str, ...]] = []
+        outages = Outages()
+        outages.start_probe = lambda server: is_probed
+        outages.add_listener(lambda: self.told.append(outages.away))
+        super().__init__("10.0.0.7:6379", self.clock, outages)
+
+    @property
+    def answered_at(self) -> float:
+        return self.last_answer
+
+    def fail(self, *, slow: bool = False, began_ms_ago: int = 0) -> None:
+        self.on_connect_failed("refused", self.clock.monotonic() - began_ms_ago / 1000, slow=slow)
+
+    def is_tried(self) -> bool:
+        return self.unavailable_reason() is None
+
+
+def away() -> Server:
+    server = Server()
+    server.fail(slow=True)
+    server.clock.move(10_000)
+    assert not server.is_tried()
+    assert server.poll() == "connect"
+    return server
+
+
+def test_up_after_a_failure_it_is_suspect_and_tried_again() -> None:
+    server = Server()
+    server.fail()
+    assert server.is_tried()
+    assert server.told == []
+
+
+def test_up_after_a_whole_timeout_it_is_away() -> None:
+    assert away().told == [("10.0.0.7:6379",)]
+
+
+def test_suspect_after_another_failure_it_is_away() -> None:
+    server = Server()
+    server.fail()
+    server.fail()
+    assert not server.is_tried()
+
+
+def test_suspect_after_a_connection_it_is_up() -> None:
+    server = Server()
+    server.fail()
+    server.on_connected()
+    server.fail()
+    assert server.is_tried()
+
+
+def test_up_a_refused_call_makes_it_refusing_and_calls_go_on() -> None:
+    server = Server()
+    server.on_refused_call("OOM command not allowed")
+    server.on_refused_call("OOM command not allowed")
+    assert server.is_tried()
+    assert server.told == [("10.0.0.7:6379",)]
+    server.on_connected()  # which says nothing about calls
+    assert server.poll() == "wait"
+
+
+def test_refusing_an_answered_call_makes_it_up() -> None:
+    server = Server()
+    server.on_refused_call("OOM command not allowed")
+    server.clock.move(5)
+    server.last_answer = server.clock.monotonic()
+    assert server.poll() == "done"
+    assert server.told == [("10.0.0.7:6379",), ()]
+
+
+def test_refusing_a_server_that_ends_is_away() -> None:
+    server = Server()
+    server.on_refused_call("LOADING")
+    server.fail(slow=True)
+    assert server.poll() == "connect"
+    assert not server.is_tried()
+
+
+def test_away_a_probe_that_connects_makes_it_up() -> None:
+    server = away()
+    server.fail(slow=True)  # a probe that does not
+    assert server.poll() == "connect"
+    server.on_connected()
+    assert server.is_tried()
+    assert server.poll() == "done"
+    assert server.told == [("10.0.0.7:6379",), ()]
+
+
+def test_away_an_answered_call_makes_it_up() -> None:
+    server = away()
+    server.last_answer = server.clock.monotonic()
+    assert server.poll() == "done"
+    assert server.is_tried()
+
+
+def test_a_server_that_answers_others_is_not_away() -> None:
+    server = Server()
+    server.clock.move(100)
+    server.last_answer = server.clock.monotonic()
+    for _ in range(3):
+        server.fail(slow=True, began_ms_ago=50)
+    assert server.told == []
+    assert not server.is_tried()
+    server.clock.move(int(BACKOFF_S * 1000))
+    assert server.is_tried()
+
+
+def test_where_nothing_can_probe_the_next_call_finds_out() -> None:
+    server = Server(is_probed=False)
+    server.fail(slow=True)
+    assert not server.is_tried()
+    server.clock.move(int(BACKOFF_S * 1000))
+    assert server.is_tried()
+    assert server.told == []
+
+
+def test_each_change_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "distwindow")
+    server = away()
+    server.fail(slow=True)
+    server.on_connected()
+    for _ in range(3):
+        server.poll()
+    assert caplog.messages == [
+        "10.0.0.7:6379 is away: refused (the store); calls fail at once until it is back",
+        "10.0.0.7:6379 is back (the store)",
+    ]
