@@ -101,9 +101,12 @@ class BaseLimiter:
         return self._borrowing.call(key, cost, priority).attempt()
 
     def _refuse_calls(self) -> None:
-        """Have each call raise from here on, also where the store is another's and stays open."""
+        """Have each call raise from here on, those that wait too, also where the store is another's
+        and stays open.
+        """
         self._decide_locally = _raise_closed
         self._command_cache.close()
+        self._wait_queues.close()
 
     def health(self) -> Health:
         """Return what is known of the store: whether it is away, and since when."""

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from .._locks import WakeUp
-from ..errors import ConfigurationError, RateLimitExceeded
+from ..errors import ConfigurationError, RateLimitExceeded, closed_failure
 from ..ring.clock import SYSTEM, Clock
 from ..ring.commands import Acquire
 from ..ring.decision import Charge, Decision, Source
@@ -89,13 +89,13 @@ class Waiter:
 
     def wait(self) -> bool:
         """Join the queue, and wait until those before have been served or the timeout is over.
-        Return False if there were none.
+        Return False if there were none. Raises `ConfigurationError` once the queues are closed.
         """
         self._join()
         waited = False
         while not self._is_head() and (left := self._remaining_s_or_raise()) != 0.0:
             waited = True
-            self._wake_up.sleep(left)
+            self.sleep(left)
         return waited
 
     def leave(self) -> None:
@@ -117,9 +117,10 @@ class Waiter:
         """Wake the waiter to look whether it is the head now."""
         self._wake_up.wake()
 
-    def sleep(self, seconds: float) -> None:
-        """As the head, sleep until woken or `seconds` have passed."""
+    def sleep(self, seconds: float | None) -> None:
+        """Sleep until woken or `seconds` have passed; None: no end. Raises as `wait` does."""
         self._wake_up.sleep(seconds)
+        self._queues.check_open()
 
     def _join(self) -> None:
         self._queues.join(self, self._name)
@@ -256,10 +257,12 @@ class AsyncWaiter(Waiter):
         return waited
 
     async def sleep_async(self, seconds: float | None) -> None:
-        """Sleep until woken or `seconds` have passed; None: no end."""
+        """Do as `sleep`."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._event.wait(), seconds)
         self._event.clear()
+        self._queues.check_open()
+        self._queues.check_open()
 
     def wake(self) -> None:
         if not self._loop.is_closed():
@@ -294,7 +297,21 @@ class WaitQueues:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self._closed = False
         self.after_fork()
+
+    def close(self) -> None:
+        """Wake all waiters, who raise then, as nobody will serve them any more."""
+        with self._lock:
+            self._closed = True
+            for queue in self.by_name.values():
+                for waiter in queue.waiting:
+                    waiter.wake()
+
+    def check_open(self) -> None:
+        """Raise `ConfigurationError` after `close`."""
+        if self._closed:
+            raise closed_failure()
 
     def after_fork(self) -> None:
         """Start without waiters: their threads exist in the parent only."""

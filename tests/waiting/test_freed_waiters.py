@@ -1,5 +1,5 @@
 """Who waits in `acquire` is admitted when this limiter resets the key or refunds a call, and raises
-when the refusal of the first in the queue outlasts its timeout.
+when the refusal of the first in the queue outlasts its timeout, or the limiter is closed.
 
 Nothing else happens in time: the limits are of an hour.
 """
@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
-from tests.servers import until
+from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
+from distwindow.connect import open_store
+from distwindow.options import Options
+from tests.servers import until, until_async
 
 CASES = [
     ("direct", "2/hour", {}),
@@ -128,3 +130,47 @@ async def test_a_task_behind_the_first_raises_with_its_refusal(
         with pytest.raises(RateLimitExceeded):
             await asyncio.wait_for(second, 20)
         first.cancel()
+
+
+@pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
+@pytest.mark.parametrize("keeps_store", [False, True], ids=["url", "store-of-the-caller"])
+def test_close_wakes_threads_that_wait(
+    consistency: Any, keeps_store: bool, redis_url: str, prefix: str
+) -> None:
+    store: Any = open_store(redis_url, Options()) if keeps_store else redis_url
+    limiter = Limiter(store, "1/hour", prefix=prefix, consistency=consistency)
+    limiter.try_acquire("k")
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            limiter.acquire("k")
+        except ConfigurationError as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: is_asleep(limiter) and waiting_in(limiter) == 3)
+    limiter.close()
+    for thread in threads:
+        thread.join(20)
+    assert [str(error) for error in errors] == ["this limiter is closed; make a new one"] * 3
+    if keeps_store:
+        store.close()
+
+
+@pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
+async def test_close_wakes_tasks_that_wait(consistency: Any, redis_url: str, prefix: str) -> None:
+    limiter = AsyncLimiter(redis_url, "1/hour", prefix=prefix, consistency=consistency)
+    await limiter.try_acquire("k")
+    tasks = [asyncio.ensure_future(limiter.acquire("k")) for _ in range(3)]
+    await until_async(lambda: is_asleep(limiter) and waiting_in(limiter) == 3)
+    await limiter.aclose()
+    done, waiting = await asyncio.wait(tasks, timeout=20)
+    assert not waiting
+    assert {str(task.exception()) for task in done} == {"this limiter is closed; make a new one"}
+
+
+def waiting_in(limiter: Any) -> int:
+    return sum(len(queue.waiting) for queue in limiter._wait_queues.by_name.values())
