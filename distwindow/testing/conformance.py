@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any, NamedTuple, get_args
@@ -22,7 +22,16 @@ from ..ring.key import Key
 from ..ring.limit import Limit
 from ..ring.store import AsyncStore, Store
 from ..stores.memory import MemoryStore
-from .histories import START_MS, HistoryStep, charges_for, commands_of, random_history
+from .histories import (
+    FEATURES,
+    LIMIT_COMMANDS,
+    START_MS,
+    Feature,
+    charges_for,
+    commands_of,
+    limits_together,
+    random_history,
+)
 from .manual_clock import ManualClock
 
 MakeStore = Callable[[Clock], "Store | AsyncStore"]
@@ -36,18 +45,24 @@ _ADMITTED = 50
 
 
 def store_conformance(
-    make_store: MakeStore, *, seeds: Iterable[int] = range(25), length: int = 40
+    make_store: MakeStore,
+    *,
+    seeds: Iterable[int] = range(25),
+    length: int = 40,
+    without: Collection[str] = (),
 ) -> None:
     """Raise `AssertionError`, with what differs, if a store of `make_store` fails a check.
 
     The store may be a `Store` or an `AsyncStore`; the latter is called in an event loop of its own,
-    so this function must not be called in a running one. For each of `seeds` a random history of
-    `length` commands is executed by the store and by a `MemoryStore`; where they differ, the
-    history is cut down to the commands that are needed for the difference.
+    so this function must not be called in a running one. For each of `seeds` and each feature a
+    random history of `length` commands is executed by the store and by a `MemoryStore`; where they
+    differ, the history is cut down to the commands that are needed for the difference.
+
+    `without`: the names of the features (docs/testing.md) that the store leaves out. It has to
+    raise `ConfigurationError` for their commands.
     """
     check_members(make_store)
-    for seed in seeds:
-        check_replies(make_store, seed, length)
+    check_features(make_store, seeds, length, without)
     check_attempts(make_store)
     check_exchange(make_store)
     check_atomicity(make_store)
@@ -63,6 +78,7 @@ class StoreTests:
     """
 
     seeds: Iterable[int] = range(25)
+    without: Collection[str] = ()
 
     def make_store(self, clock: Clock) -> Store | AsyncStore:
         """Return a store whose time is that of `clock`."""
@@ -72,8 +88,7 @@ class StoreTests:
         check_members(self.make_store)
 
     def test_it_replies_as_the_specification(self) -> None:
-        for seed in self.seeds:
-            check_replies(self.make_store, seed)
+        check_features(self.make_store, self.seeds, without=self.without)
 
     def test_its_decisions_are_those_of_the_specification(self) -> None:
         check_attempts(self.make_store)
@@ -103,10 +118,40 @@ def check_members(make_store: MakeStore) -> None:
         assert store.unknown_total == 0, f"unknown_total={store.unknown_total!r} before any call"
 
 
-def check_replies(make_store: MakeStore, seed: int, length: int = 40) -> None:
-    """Check that every reply over the history of `seed` is that of `MemoryStore`, in each field."""
+def check_features(
+    make_store: MakeStore,
+    seeds: Iterable[int],
+    length: int = 40,
+    without: Collection[str] = (),
+) -> None:
+    """Check that every reply over the histories of `seeds` of each feature, and of all limits
+    together, is that of `MemoryStore`, in each field; and that no command of a feature in `without`
+    is executed.
+    """
+    unknown = {*without} - (FEATURES.keys() - {"windows"})
+    if unknown:
+        others = ", ".join(name for name in FEATURES if name != "windows")
+        raise ValueError(f"without={sorted(unknown)}: a store may leave out {others}")
+    seeds = list(seeds)
     with _opened(make_store, ManualClock(START_MS)) as calls:
-        compare_replies(calls.execute, random_history(seed, length), f"seed {seed}")
+        together = {f"{' and '.join(LIMIT_COMMANDS)} together": limits_together(without)}
+        for name, feature in (FEATURES | together).items():
+            for seed in seeds:
+                history = feature.random_history(Random(seed), length)
+                if name in without:
+                    _check_left_out(calls.execute, feature, history)
+                else:
+                    compare_replies(calls.execute, feature, history, f"{name}, seed {seed}")
+
+
+def _check_left_out(
+    execute: Callable[[Command[Any]], Any], feature: Feature, history: Sequence[Any]
+) -> None:
+    for command in feature.commands_of(history, _new_key()):
+        if command.script in feature.scripts:
+            with contextlib.suppress(ConfigurationError):
+                execute(command)
+                raise AssertionError(f"the store leaves {command.script!r} out, and executed it")
 
 
 def check_attempts(make_store: MakeStore, seed: int = 0) -> None:
@@ -189,17 +234,15 @@ class Difference(NamedTuple):
 
 
 def compare_replies(
-    execute: Callable[[Command[Any]], Any],
-    history: Sequence[HistoryStep],
-    title: str = "this history",
+    execute: Callable[[Command[Any]], Any], feature: Feature, history: Sequence[Any], title: str
 ) -> None:
     """Raise `AssertionError` where the replies of `execute` differ from those of `MemoryStore`,
     with a history that was cut down to the steps that are needed for the difference.
     """
-    found = _difference(execute, history)
+    found = _difference(execute, feature, history)
     if found is None:
         return
-    found = _shortest(execute, list(history), found)
+    found = _shortest(execute, feature, list(history), found)
     lines = [f"{title}: the store differs from MemoryStore. The commands that show it:"]
     lines += [f"  {number}. {describe(each)}" for number, each in enumerate(found.commands, 1)]
     lines += [f"On number {len(found.commands)}:", *_lines_of(found.actual, found.expected)]
@@ -207,11 +250,11 @@ def compare_replies(
 
 
 def _difference(
-    execute: Callable[[Command[Any]], Any], history: Sequence[HistoryStep]
+    execute: Callable[[Command[Any]], Any], feature: Feature, history: Sequence[Any]
 ) -> Difference | None:
     specification = MemoryStore(ManualClock(START_MS))
     commands = []
-    for command in commands_of(history, _new_key()):
+    for command in feature.commands_of(history, _new_key()):
         commands.append(command)
         expected, actual = specification.execute(command), execute(command)
         if actual != expected:
@@ -220,7 +263,10 @@ def _difference(
 
 
 def _shortest(
-    execute: Callable[[Command[Any]], Any], history: list[HistoryStep], found: Difference
+    execute: Callable[[Command[Any]], Any],
+    feature: Feature,
+    history: list[Any],
+    found: Difference,
 ) -> Difference:
     """Leave out every step that is not needed for a difference, from the last to the first. Return
     the difference that is left.
@@ -232,7 +278,7 @@ def _shortest(
         if at < len(without):
             passed = history[at].elapsed_ms + without[at].elapsed_ms
             without[at] = without[at]._replace(elapsed_ms=passed)
-        shorter = _difference(execute, without)
+        shorter = _difference(execute, feature, without)
         if shorter is not None:
             history, found = without, shorter
         at -= 1

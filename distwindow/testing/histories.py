@@ -1,21 +1,51 @@
-"""Histories of commands, made from numbers: the input on which stores are compared.
+"""Histories of commands, made from numbers: the input on which stores are compared. `FEATURES` has
+those of each feature.
 
 All times are in the commands, and no bucket is shorter than a minute, so that no store drops a ring
-by a clock of its own while a history is executed.
+by a clock of its own while a history is executed. When an expired sender record is deleted is up to
+a store, and a clock that is set back makes one valid again: senders begin anew after that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
-from ..borrow.commands import Borrow
+from ..borrow.commands import BORROW_COMMANDS, Borrow
+from ..breaker.commands import (
+    BREAKER_COMMANDS,
+    PROBE_ACTIONS,
+    AdaptiveFlush,
+    BreakerCommand,
+    BreakerFlush,
+    BreakerProbe,
+    adaptive_name_suffix,
+    breaker_name,
+)
+from ..breaker.record import AdaptiveCounts, CallCounts
+from ..breaker.rules import BreakerRule, ErrorCount, ErrorRatio, SlowRatio
+from ..concurrency.commands import (
+    MAX_PLACES,
+    PLACE_MS,
+    SLOT_COMMANDS,
+    Free,
+    Hold,
+    HolderName,
+    Holders,
+    Renew,
+    slots_name,
+)
 from ..errors import ConfigurationError
+from ..minute.commands import VIEW_COMMANDS, ViewFlush, ViewRead, views_name
+from ..minute.view import ALL_ORIGINS
+from ..options import OTHER_ORIGINS
 from ..ring.command import Command
 from ..ring.commands import (
     CURRENT_BUCKET,
+    RING_COMMANDS,
     Acquire,
     Flush,
     Lease,
@@ -29,8 +59,9 @@ from ..ring.decision import BorrowedCharge, Charge
 from ..ring.key import AnyKey, line_name, ring_name_prefix
 from ..ring.limit import Limit
 from ..ring.stats import Bucket
-from ..shaping.commands import AcquireShaped, PeekShaped, ReadShaped
-from ..waiting.commands import AcquireTurn
+from ..shaping.commands import SHAPING_COMMANDS, AcquireShaped, PeekShaped, ReadShaped
+from ..stores.memory import MemoryStore
+from ..waiting.commands import WAITING_COMMANDS, AcquireTurn
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_040_000
@@ -50,11 +81,18 @@ LIMITS = (
 )
 LARGEST_LIMIT_INDEX = len(LIMITS) - 1
 
-COMMAND_NAMES = (
-    *["acquire"] * 5, *["borrow"] * 3, *["lease"] * 2, *["flush"] * 3, *["refund"] * 2, "peek",
-    "read", "reset", *["acquire_shaped"] * 3, "peek_shaped", *["acquire_turn"] * 3,
-)  # fmt: skip
-"""The commands of a history. The more often one is named here, the more often it is drawn."""
+LIMIT_COMMANDS: dict[str, tuple[str, ...]] = {
+    "windows": (
+        *["acquire"] * 5, *["lease"] * 2, *["flush"] * 3, *["refund"] * 2, "peek", "read", "reset",
+    ),
+    "shaping": (*["acquire_shaped"] * 3, "peek_shaped"),
+    "borrowing": ("borrow",) * 3,
+    "waiting": ("acquire_turn",) * 3,
+}  # fmt: skip
+"""The commands under limits, by feature. The more often one is named here, the more often it is
+drawn.
+"""
+COMMAND_NAMES = tuple(name for names in LIMIT_COMMANDS.values() for name in names)
 
 _TERMS: tuple[dict[str, float], ...] = (
     {"max_wait": 90.0},
@@ -68,6 +106,10 @@ _TERMS: tuple[dict[str, float], ...] = (
 
 _JUMPS_MINUTES = (0, 1, 2, 3, 5, 12, 13, 14, 15, -1, -2, -5, -13, -14, -15, -400, 400)
 """Minutes between two commands, such that windows just end, and clocks are set back."""
+_CROWDED_ELAPSED_MS = (
+    0, 0, 0, 1, MINUTE_MS // 7, MINUTE_MS - 1, MINUTE_MS, MINUTE_MS + 1, 2 * MINUTE_MS,
+    3 * MINUTE_MS, 5 * MINUTE_MS, -1, -MINUTE_MS,
+)  # fmt: skip
 _AMOUNT_CHANGES = (0, 0, 0, 0, -2, -1, 1, 4)
 
 
@@ -95,13 +137,34 @@ class HistoryStep(NamedTuple):
     """By how much the limits are raised."""
 
 
-def random_history(seed: int, length: int = 40) -> list[HistoryStep]:
-    """Return the history of `seed`, which is the same in every process."""
-    random = Random(seed)
-    return [_random_step(random) for _ in range(length)]
+def random_history(
+    seed: int | Random, length: int = 40, names: Sequence[str] = COMMAND_NAMES
+) -> list[HistoryStep]:
+    """Return the history of `seed`, which is the same in every process, of commands of these
+    names.
+    """
+    random = seed if isinstance(seed, Random) else Random(seed)
+    return [_random_step(random, names) for _ in range(length)]
 
 
-def _random_step(random: Random) -> HistoryStep:
+def crowded_history(random: Random, length: int, names: Sequence[str]) -> list[HistoryStep]:
+    """Return a history of commands of these names. Of four, three have mostly full windows, and of
+    these, two are of one ring.
+    """
+    history, kind = random_history(random, length, names), random.randrange(4)
+    if kind == 0:
+        return history
+    ring = [random.randrange(len(LIMITS))] if kind > 1 else None
+    return [
+        step._replace(
+            limits=ring or step.limits,
+            elapsed_ms=random.choice([*_CROWDED_ELAPSED_MS, step.elapsed_ms]),
+        )
+        for step in history
+    ]
+
+
+def _random_step(random: Random, names: Sequence[str]) -> HistoryStep:
     elapsed = random.choice(
         (
             random.randint(0, 3),
@@ -110,14 +173,15 @@ def _random_step(random: Random) -> HistoryStep:
             0,
         )
     )
+    name = random.choice(names)
     return HistoryStep(
-        random.choice(COMMAND_NAMES),
+        name,
         elapsed,
         random.sample(range(len(LIMITS)), random.choice((1, 1, 2, 3))),
         random.randint(1, 6),
         random.randint(1, 4),
         random.randint(0, 5),
-        random.random() < 0.5,
+        random.random() < 0.5 and (name != "refund" or "borrow" in names),
         random.choice(_AMOUNT_CHANGES),
     )
 
@@ -239,3 +303,340 @@ def _flush(step: HistoryStep, charges: tuple[Charge, ...], now: int, past: Seque
         seq=max(0, len(past) + step.amount_change),
         pull=step.flag,
     )
+
+
+# -- concurrency slots ----------------------------------------------------------------------------
+
+SLOT_TTLS_MS = (10 * MINUTE_MS, 10 * MINUTE_MS, 3 * MINUTE_MS, 60 * MINUTE_MS)
+
+
+class SlotStep(NamedTuple):
+    """One command on slots, as numbers, and a read of the holders after it."""
+
+    name: str
+    elapsed_ms: int
+    limit: int
+    holders: Sequence[int]
+    asks: str
+    """Of a hold: whether for a place in the line, as who is new or as the head of a process."""
+    waited_ms: Sequence[int]
+
+
+def random_slot_history(random: Random, length: int) -> list[SlotStep]:
+    """Return a history of commands on the slots of one resource."""
+    ends = [end + ms for end in (*SLOT_TTLS_MS, PLACE_MS) for ms in (-1, 0, 1)]
+    set_back = [-1, *(-MINUTE_MS * minutes for minutes in (1, 10, 60, 600))]
+    return [
+        SlotStep(
+            random.choice(("hold", "hold", "hold", "hold", "renew", "free", "holders")),
+            random.choice(
+                (
+                    random.randint(0, 2),
+                    random.choice(ends),
+                    random.choice(set_back),
+                    random.randint(-5 * MINUTE_MS, 5 * MINUTE_MS),
+                )
+            ),
+            random.randint(0, 4),
+            [random.randint(0, 7) for _ in range(random.randint(1, 4))],
+            random.choice(("", "new", "head", "head")),
+            [random.randint(0, 5000) for _ in range(random.randint(0, MAX_PLACES))],
+        )
+        for _ in range(length)
+    ]
+
+
+def slot_ttl_ms(number: int) -> int:
+    """Return the time to live of this holder's slot."""
+    return SLOT_TTLS_MS[number % len(SLOT_TTLS_MS)]
+
+
+def holder_name(number: int) -> bytes:
+    """Return the name of this holder. The odd ones are of one process, the even ones of another."""
+    return HolderName(3, slot_ttl_ms(number), f"a{number % 2}.{number}", "host:1").encode()
+
+
+def slot_commands_of(history: Sequence[SlotStep], key: AnyKey) -> Iterator[Command[Any]]:
+    """Yield the commands of a history on the slots of `key`."""
+    now, name = START_MS, slots_name("conformance", key)
+    for step in history:
+        now += step.elapsed_ms
+        first, ttl_ms = step.holders[0], slot_ttl_ms(step.holders[0])
+        holders = tuple(map(holder_name, step.holders))
+        if step.name == "hold":
+            waited_ms = {"": (), "new": (0,), "head": tuple(step.waited_ms)}[step.asks]
+            yield Hold(
+                (), now, slots_name=name, limit=step.limit, ttl_ms=ttl_ms,
+                holder=holder_name(first), is_head=step.asks == "head", waited_ms=waited_ms,
+            )  # fmt: skip
+        elif step.name == "renew":
+            yield Renew((), now, slots_name=name, ttl_ms=ttl_ms, holders=holders)
+        elif step.name == "free":
+            yield Free((), now, slots_name=name, holders=holders)
+        yield Holders((), now, slots_name=name)
+
+
+# -- circuit breakers -----------------------------------------------------------------------------
+
+BREAKER_RULES: tuple[BreakerRule, ...] = (
+    ErrorRatio(0.5, window=300, min_calls=3, open_for=120, buckets=5, probe_timeout=60),
+    ErrorRatio(0.1, window=60, min_calls=1, open_for=60, buckets=1, probes=2),
+    SlowRatio(max_rt=0.2, ratio=1 / 3, window=720, min_calls=2, open_for=180, buckets=12, probes=3),
+    ErrorCount(4, window=120, open_for=60, buckets=2, probe_timeout=120),
+    ErrorCount(10**12, window=600, open_for=1, buckets=60),
+)
+_BREAKER_MINUTES = (0, 1, 2, 3, 5, 12, 75, 400, -1, -3, -13, -400)
+_SENDERS = ("", "", "a", "0b", "c0ffee")
+
+
+class BreakerStep(NamedTuple):
+    """One command on a circuit breaker, as numbers."""
+
+    rule: BreakerRule
+    elapsed_ms: int
+    is_flush: bool
+    calls: int
+    bad: int
+    back: int
+    """How far back in the history the epoch of a flush, and its bucket, are."""
+    sender: str
+    seq: int
+    action: int
+    """Which of `PROBE_ACTIONS`."""
+    probe: int
+
+
+def random_breaker_history(random: Random, length: int) -> list[BreakerStep]:
+    """Return a history of commands on a breaker of one rule."""
+    rule = random.choice(BREAKER_RULES)
+    return [
+        BreakerStep(
+            rule,
+            random.choice(
+                (
+                    random.choice(_BREAKER_MINUTES) * MINUTE_MS + random.choice((-1, 0, 0, 1)),
+                    random.randint(0, 4 * MINUTE_MS),
+                    random.choice((0, 0, 1, 999)),
+                )
+            ),
+            random.random() < 0.5,
+            random.randint(0, 6),
+            random.randint(0, 6),
+            random.choice((0, 0, 0, 0, 1, 1, 2, 3)),
+            random.choice(_SENDERS),
+            random.randint(0, 12),
+            random.choice((0, 0, 0, 1, 1, 2, 3, 4, 4)),
+            random.randint(0, 3),
+        )
+        for _ in range(length)
+    ]
+
+
+def breaker_commands_of(history: Sequence[BreakerStep], key: AnyKey) -> Iterator[Command[Any]]:
+    """Yield the commands of a history on the breaker of `key`. They depend on the replies of a
+    `MemoryStore` of their own, which know the epochs.
+    """
+    now, store, seen, restarts = START_MS, MemoryStore(), [(0, START_MS)], 0
+    for step in history:
+        now = max(0, now + step.elapsed_ms)
+        restarts += step.elapsed_ms < 0
+        rule, name = step.rule, breaker_name("conformance", key, step.rule)
+        epoch, start = seen[-1 - step.back % len(seen)]
+        command: BreakerCommand
+        if step.is_flush:
+            ended = [(epoch, start), (seen[-1][0], now), (seen[-1][0], 10**13)][: step.calls % 4]
+            counts = tuple(CallCounts(*at, step.calls, min(step.bad, step.calls)) for at in ended)
+            sender = step.sender and f"{step.sender}{restarts:x}"
+            command = BreakerFlush(
+                (), now, rule=rule, name=name, counts=counts, sender=sender, seq=step.seq
+            )
+        else:
+            action, probe_id = PROBE_ACTIONS[step.action], f"a.{step.probe}"
+            command = BreakerProbe((), now, rule=rule, name=name, action=action, probe_id=probe_id)
+        seen.append((store.execute(command).epoch, now))
+        yield command
+
+
+class AdaptiveStep(NamedTuple):
+    """One flush of an adaptive breaker, as numbers."""
+
+    buckets: int
+    elapsed_ms: int
+    counted: Sequence[Sequence[int]]
+    """How many minutes before the flush, and the calls that succeeded, failed and were dropped."""
+    sender: str
+    seq: int
+    passed_back: int
+    """How many minutes ago a call has passed; 0: none."""
+    force_ms: int
+
+
+def random_adaptive_history(random: Random, length: int) -> list[AdaptiveStep]:
+    """Return a history of flushes of one adaptive breaker."""
+    buckets = random.choice((1, 5, 40))
+    return [
+        AdaptiveStep(
+            buckets,
+            random.choice((0, 1, 999, *(MINUTE_MS * m for m in (1, 3, 6, 40, -1, -5, -400)), -1)),
+            [
+                (random.randint(0, 3), *(random.randint(0, 4) for _ in range(3)))
+                for _ in range(random.randint(0, 3))
+            ],
+            random.choice(("", "a", "0b")),
+            random.randint(0, 9),
+            random.choice((0, 0, 1, 2)),
+            random.choice((0, 1, MINUTE_MS, 3 * MINUTE_MS)),
+        )
+        for _ in range(length)
+    ]
+
+
+def adaptive_commands_of(history: Sequence[AdaptiveStep], key: AnyKey) -> Iterator[Command[Any]]:
+    """Yield the commands of a history on the adaptive breaker of `key`."""
+    now, restarts, width = START_MS, 0, MINUTE_MS
+    for step in history:
+        now = max(0, now + step.elapsed_ms)
+        restarts += step.elapsed_ms < 0
+        suffix = adaptive_name_suffix(1.5, width, step.buckets)
+        yield AdaptiveFlush(
+            (), now,
+            name=ring_name_prefix("conformance", key) + suffix,
+            bucket_ms=width, buckets=step.buckets, force_ms=step.force_ms,
+            passed_ms=max(0, now - step.passed_back * width) if step.passed_back else 0,
+            counts=tuple(AdaptiveCounts(max(0, now - ago * width), *n) for ago, *n in step.counted),
+            sender=step.sender and f"{step.sender}{restarts:x}", seq=step.seq,
+        )  # fmt: skip
+
+
+# -- minute views ---------------------------------------------------------------------------------
+
+_ORIGINS = (ALL_ORIGINS, ALL_ORIGINS, "a", "b", "c", "{d}", "ü\x00", OTHER_ORIGINS)
+_VIEW_SECONDS = (0, 1, 30, 59, 60, 61, 150, -1, -59, -60, -61, -200)
+
+
+class CountedSecond(NamedTuple):
+    """What one origin did in one second."""
+
+    origin: str
+    back_s: int
+    """How many seconds before the flush; negative: after it."""
+    passed: int
+    blocked: int
+    ended: int
+    """How many calls ended, half of them with an error."""
+    rt_ms: int
+
+
+class ViewStep(NamedTuple):
+    """One flush of minute views, as numbers, and the read after it."""
+
+    elapsed_ms: int
+    counted: Sequence[CountedSecond]
+    sender: str
+    seq: int
+    max_origins: int
+
+
+def random_view_history(random: Random, length: int) -> list[ViewStep]:
+    """Return a history of flushes to the minute views of one key."""
+    return [
+        ViewStep(
+            random.choice(
+                (
+                    random.choice(_VIEW_SECONDS) * 1000 + random.choice((-1, 0, 0, 1)),
+                    random.randint(0, 5000),
+                    0,
+                )
+            ),
+            [
+                CountedSecond(
+                    random.choice(_ORIGINS),
+                    random.choice((random.randint(-2, 4), random.randint(58, 61))),
+                    random.randint(0, 5),
+                    random.randint(0, 3),
+                    random.randint(0, 4),
+                    random.randint(0, 90),
+                )
+                for _ in range(random.randint(0, 6))
+            ],
+            random.choice(_SENDERS),
+            random.randint(0, 12),
+            random.choice((1, 2, 2, 3, 1000)),
+        )
+        for _ in range(length)
+    ]
+
+
+def view_commands_of(history: Sequence[ViewStep], key: AnyKey) -> Iterator[Command[Any]]:
+    """Yield the commands of a history on the minute views of `key`."""
+    now, name, restarts = START_MS, views_name("conformance", key), 0
+    for step in history:
+        now = max(100_000, now + step.elapsed_ms)
+        restarts += step.elapsed_ms < 0
+        by_origin: dict[str, list[Bucket]] = {}
+        for each in step.counted:
+            bucket = Bucket(
+                now // 1000 * 1000 - each.back_s * 1000, each.passed, each.blocked,
+                each.ended - each.ended // 2, each.ended // 2, each.ended * each.rt_ms,
+                each.rt_ms if each.ended else None,
+            )  # fmt: skip
+            by_origin.setdefault(each.origin, []).append(bucket)
+        counted = tuple((origin, tuple(buckets)) for origin, buckets in by_origin.items())
+        yield ViewFlush(
+            (), now, name=name, counts=counted or ((ALL_ORIGINS, ()),),
+            sender=step.sender and f"{step.sender}{restarts:x}", seq=step.seq,
+            max_origins=step.max_origins,
+        )  # fmt: skip
+        yield ViewRead((), now, name=name)
+
+
+# -- all of them ----------------------------------------------------------------------------------
+
+
+class Feature(NamedTuple):
+    """What stores are compared by: random histories of the commands of one feature."""
+
+    scripts: frozenset[str]
+    """The names of its commands. A history may have those of windows, too."""
+    random_history: Callable[[Random, int], list[Any]]
+    """Return a history of so many steps, each of which has `elapsed_ms`."""
+    commands_of: Callable[[Any, AnyKey], Iterator[Command[Any]]]
+
+
+def _under_limits(commands: Iterable[type[Command[Any]]], *names: str) -> Feature:
+    history = partial(crowded_history, names=names)
+    return Feature(frozenset(command.script for command in commands), history, commands_of)
+
+
+FEATURES: dict[str, Feature] = {
+    "windows": Feature(
+        frozenset(command.script for command in RING_COMMANDS),
+        partial(random_history, names=LIMIT_COMMANDS["windows"]),
+        commands_of,
+    ),
+    "shaping": _under_limits(
+        SHAPING_COMMANDS, *["acquire_shaped"] * 6, *["peek_shaped"] * 2, "acquire", "reset"
+    ),
+    "borrowing": _under_limits(
+        BORROW_COMMANDS,
+        *["borrow"] * 6, *["acquire"] * 4, *["refund"] * 2, "flush", "lease", "peek",
+    ),
+    "waiting": _under_limits(
+        WAITING_COMMANDS,
+        *["acquire_turn"] * 8, *["acquire"] * 2, "lease", "flush", "refund", "reset",
+    ),
+    "slots": Feature(frozenset(SLOT_COMMANDS), random_slot_history, slot_commands_of),
+    "breakers": Feature(frozenset(BREAKER_COMMANDS), random_breaker_history, breaker_commands_of),
+    "adaptive breakers": Feature(
+        frozenset({AdaptiveFlush.script}), random_adaptive_history, adaptive_commands_of
+    ),
+    "minute views": Feature(frozenset(VIEW_COMMANDS), random_view_history, view_commands_of),
+}  # fmt: skip
+"""Every feature of the stores, by its name."""
+
+
+def limits_together(without: Iterable[str] = ()) -> Feature:
+    """Return the commands of all limits in one history, but for those of some features."""
+    kept = {feature: names for feature, names in LIMIT_COMMANDS.items() if feature not in without}
+    names = [name for each in kept.values() for name in each]
+    return Feature(frozenset(names), partial(crowded_history, names=names), commands_of)

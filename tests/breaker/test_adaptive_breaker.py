@@ -1,14 +1,13 @@
 """The fleet's adaptive breaker with one process is go-zero's, which replays golden traces; with
-several, every call is counted once, and the forced pass is the fleet's. Redis answers as memory.
+several, every call is counted once, and the forced pass is the fleet's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow import (
@@ -18,13 +17,10 @@ from distwindow import (
     ConfigurationError,
     ErrorCount,
 )
-from distwindow.breaker.commands import AdaptiveFlush, adaptive_name_suffix
-from distwindow.breaker.record import AdaptiveCounts, AdaptiveRecord
-from distwindow.ring.key import ring_name_prefix
+from distwindow.breaker.record import AdaptiveRecord
 from distwindow.sentinel.google_breaker import GoogleBreaker
-from distwindow.stores.memory import MemoryStore
 from tests.breaker.test_breaker_fleet import LossyStore
-from tests.clock_and_stores import T0, Execute, ManualClock, blocking, fresh_key
+from tests.clock_and_stores import T0, ManualClock
 
 START = T0 // 10_000 * 10_000
 DRAWS = st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 0.001, 0.5, 0.999]))
@@ -175,52 +171,6 @@ def _flush(breaker: AdaptiveBreaker) -> None:
         breaker.flush()
     except Exception as exc:
         assert "lost" in str(exc) or "refuses" in str(exc)  # noqa: PT017 - it is sent again at the next tick
-
-
-# -- Redis and memory agree -------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def redis_alone(examples_url: str) -> Iterator[Execute]:
-    with blocking(examples_url) as execute:
-        yield execute
-
-
-W = 60_000
-steps = st.tuples(
-    st.sampled_from([0, 1, 999, W - 1, W, 3 * W, 6 * W, 40 * W, -W, -5 * W, -400 * W]),
-    st.lists(
-        st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)),
-        max_size=3,
-    ),
-    st.sampled_from(["", "a", "0b"]),
-    st.integers(0, 9),
-    st.sampled_from([0, 0, 1, 2]),
-    st.sampled_from([0, 1, W, 3 * W]),
-)
-
-
-@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
-@given(history=st.lists(steps, min_size=1, max_size=30), buckets=st.sampled_from([1, 5, 40]))
-def test_redis_answers_as_the_specification(
-    redis_alone: Execute, history: list[Any], buckets: int
-) -> None:
-    specification, now = MemoryStore().execute, T0
-    name = ring_name_prefix("conformance", fresh_key()) + adaptive_name_suffix(1.5, W, buckets)
-    first_seq = 0
-    for elapsed_ms, counted, sender, seq, passed_back, force_ms in history:
-        now = max(0, now + elapsed_ms)
-        # Redis draws at random which expired sender records it deletes, and a clock that is set
-        # back makes one valid again: no flush of before is sent again after that.
-        first_seq += 10 if elapsed_ms < 0 else 0
-        counts = tuple(AdaptiveCounts(max(0, now - back * W), *n) for back, *n in counted)
-        command = AdaptiveFlush(
-            (), now,
-            name=name, bucket_ms=W, buckets=buckets,
-            passed_ms=max(0, now - passed_back * W) if passed_back else 0, force_ms=force_ms,
-            counts=counts, sender=sender, seq=first_seq + seq,
-        )  # fmt: skip
-        assert redis_alone(command) == specification(command), command
 
 
 @pytest.mark.parametrize("made", [AdaptiveBreaker, AsyncAdaptiveBreaker])

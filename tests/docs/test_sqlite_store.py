@@ -24,6 +24,8 @@ SqliteStore: Any = runpy.run_path(str(EXAMPLE))["SqliteStore"]
 
 
 class TestSqliteStore(StoreTests):
+    seeds = range(10)
+
     @pytest.fixture(autouse=True)
     def _file(self, tmp_path: Path) -> None:
         self.file = tmp_path / "limits.db"

@@ -12,14 +12,17 @@ from distwindow.local.base import LocalStrategy
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
-from distwindow.minute.commands import ViewRead, views_name
+from distwindow.minute.commands import ViewFlush, ViewRead, views_name
 from distwindow.minute.operations import EntryEvent
 from distwindow.minute.view import ALL_ORIGINS
 from distwindow.options import OTHER_ORIGINS, Options
 from distwindow.ring.stats import Bucket
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.runtime.strategy import Strategy
+from distwindow.stores.memory import MemoryStore
+from distwindow.testing.histories import FEATURES, ViewStep, view_commands_of
 from tests.simulation.process import LocalClock, OperationRun, Process, SimulatedStore
+from tests.stores.test_stores_agree import drawn_histories
 
 START = 1_700_000_000_000
 ORIGINS = ("", "a", "b", "c", "d")
@@ -130,3 +133,27 @@ def test_the_views_hold_what_entries_did_each_once(
     assert {s: c for s, c in sums.items() if any(c)} == {
         s: c for s, c in ledger.named.items() if any(c)
     }
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+@given(history=drawn_histories(FEATURES["minute views"], 30))
+def test_the_view_of_all_entries_is_the_sum_of_all_views(history: list[ViewStep]) -> None:
+    """Of what has an origin; entries without one are in the view of all alone. Time goes on here: a
+    view drops its oldest second when it begins another, so right after the clock was set back, one
+    view may show a second more than another.
+    """
+    history = [step._replace(elapsed_ms=abs(step.elapsed_ms)) for step in history]
+    store = MemoryStore().execute
+    without_origin = 0
+    for command in view_commands_of(history, "k"):
+        reply = store(command)
+        if isinstance(command, ViewFlush):
+            without_origin += any(bs for origin, bs in command.counts if origin == ALL_ORIGINS)
+            continue
+        views = dict(reply.views)
+        total = {b.start: b for b in views.pop(ALL_ORIGINS, ())}
+        for start in {b.start for buckets in views.values() for b in buckets}:
+            summed = sum(b.passed for bs in views.values() for b in bs if b.start == start)
+            assert summed <= total[start].passed
+            if not without_origin:
+                assert summed == total[start].passed

@@ -1,13 +1,14 @@
 """MemoryStore is the specification: given the same commands at the same times, every store returns
-the same replies, field for field, and holds the same ring. Here hypothesis draws the histories of
-`distwindow.testing`, and shrinks them.
+the same replies, field for field, and holds the same. Here hypothesis draws the histories of
+`distwindow.testing`, for each feature.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from random import Random
 from typing import Any
 
 import fakeredis
@@ -15,47 +16,47 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from distwindow import Key, Limit
+from distwindow import Limit
+from distwindow.breaker.commands import BreakerFlush, BreakerProbe, ProbeAction, breaker_name
+from distwindow.breaker.record import CallCounts
+from distwindow.concurrency.commands import PLACE_MS
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Read
 from distwindow.ring.replies import split_reply
+from distwindow.ring.scripts import script_names
 from distwindow.shaping.commands import AcquireShaped, PeekShaped, ReadShaped
 from distwindow.shaping.shaping import shaping_of
 from distwindow.stores.memory import MemoryStore
+from distwindow.testing.conformance import compare_replies
 from distwindow.testing.histories import (
-    COMMAND_NAMES,
+    BREAKER_RULES,
+    FEATURES,
     LARGEST_LIMIT_INDEX,
     LIMITS,
     MINUTE_MS,
+    SLOT_TTLS_MS,
     START_MS,
+    Feature,
     HistoryStep,
+    SlotStep,
     charges_for,
-    commands_of,
+    limits_together,
 )
 from tests.clock_and_stores import Execute, awaiting, blocking, fresh_key
-from tests.lua.target import COMMANDS
 
 W = MINUTE_MS
 
 rings = st.lists(st.integers(0, LARGEST_LIMIT_INDEX), min_size=1, max_size=3, unique=True)
-elapsed = st.one_of(
-    st.integers(0, 3),
-    st.sampled_from([0, 1, W - 1, W, W + 1, 2 * W, 3 * W, 5 * W, 12 * W, 13 * W, 14 * W, 15 * W]),
-    st.sampled_from([-1, -W, -2 * W, -5 * W, -13 * W, -14 * W, -15 * W, -400 * W, 400 * W]),
-    st.integers(-20 * W, 20 * W),
+TOGETHER = limits_together()
+EVERY_FEATURE = pytest.mark.parametrize(
+    "feature", [pytest.param(f, id=name) for name, f in {**FEATURES, "together": TOGETHER}.items()]
 )
-steps = st.builds(
-    HistoryStep,
-    name=st.sampled_from(COMMAND_NAMES),
-    elapsed_ms=elapsed,
-    limits=rings,
-    cost=st.integers(1, 6),
-    calls=st.integers(1, 4),
-    size=st.integers(0, 5),
-    flag=st.booleans(),
-    amount_change=st.sampled_from([0, 0, 0, 0, -2, -1, 1, 4]),
-)
-histories = st.lists(steps, min_size=1, max_size=25)
+
+
+def drawn_histories(feature: Feature, max_length: int) -> st.SearchStrategy[list[Any]]:
+    """Return a strategy for the histories of this feature."""
+    randoms = st.randoms(use_true_random=False)
+    return st.builds(feature.random_history, randoms, st.integers(1, max_length))
 
 
 @pytest.fixture(scope="module")
@@ -75,55 +76,60 @@ def everywhere(examples_url: str, cluster_url: str, fake_url: str) -> Iterator[d
         yield {name: stack.enter_context(store) for name, store in stores.items()}
 
 
-def agree(stores: dict[str, Execute], history: list[HistoryStep], key: str | Key) -> None:
-    specification = MemoryStore().execute
-    # One name for each store, as two of them may be clients of one server.
-    keys = {name: Key(fresh_key(), "t") if isinstance(key, Key) else fresh_key() for name in stores}
-    of_store = {name: commands_of(history, keys[name]) for name in stores}
-    for command in commands_of(history, key):
-        expected = specification(command)
-        for name, execute in stores.items():
-            same = next(of_store[name])
-            assert execute(same) == expected, f"{name} differs on {same}"
+@pytest.fixture(scope="module")
+def redis_alone(examples_url: str) -> Iterator[dict[str, Execute]]:
+    with blocking(examples_url) as store:
+        yield {"redis": store}
+
+
+def agree(stores: dict[str, Execute], feature: Feature, history: Sequence[Any]) -> None:
+    for name, execute in stores.items():
+        compare_replies(execute, feature, history, name)
 
 
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
 @pytest.mark.event_loops
-@settings(LENIENT, max_examples=30)
-@given(history=histories)
+@EVERY_FEATURE
+@settings(LENIENT, max_examples=15)
+@given(data=st.data())
 def test_every_store_answers_as_the_specification(
-    everywhere: dict[str, Execute], history: list[HistoryStep]
+    everywhere: dict[str, Execute], feature: Feature, data: st.DataObject
 ) -> None:
-    agree(everywhere, history, fresh_key())
+    agree(everywhere, feature, data.draw(drawn_histories(feature, 25)))
 
 
-@settings(LENIENT, max_examples=20)
-@given(history=st.lists(steps, min_size=25, max_size=60))
-def test_long_histories_agree(everywhere: dict[str, Execute], history: list[HistoryStep]) -> None:
-    agree({"redis": everywhere["redis"]}, history, Key(fresh_key(), "t"))
+@EVERY_FEATURE
+@settings(LENIENT, max_examples=40)
+@given(data=st.data())
+def test_long_histories_agree(
+    redis_alone: dict[str, Execute], feature: Feature, data: st.DataObject
+) -> None:
+    agree(redis_alone, feature, data.draw(drawn_histories(feature, 60)))
 
 
 @pytest.mark.event_loops
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@EVERY_FEATURE
 @settings(LENIENT, max_examples=100)
-@given(history=histories)
+@given(data=st.data())
 def test_every_store_answers_as_the_specification_at_length(
-    everywhere: dict[str, Execute], history: list[HistoryStep]
+    everywhere: dict[str, Execute], feature: Feature, data: st.DataObject
 ) -> None:
-    agree(everywhere, history, Key(fresh_key(), "t"))
+    agree(everywhere, feature, data.draw(drawn_histories(feature, 25)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@EVERY_FEATURE
 @settings(LENIENT, max_examples=500)
-@given(history=histories)
+@given(data=st.data())
 def test_redis_answers_as_the_specification_at_length(
-    everywhere: dict[str, Execute], history: list[HistoryStep]
+    redis_alone: dict[str, Execute], feature: Feature, data: st.DataObject
 ) -> None:
-    agree({"redis": everywhere["redis"]}, history, fresh_key())
+    agree(redis_alone, feature, data.draw(drawn_histories(feature, 40)))
 
 
 # -- one ring under a changing limit, where acquire may repeat a stored refusal ------------------
@@ -144,9 +150,9 @@ one_ring = st.builds(
 @settings(LENIENT, max_examples=60)
 @given(history=st.lists(one_ring, min_size=5, max_size=40))
 def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
-    everywhere: dict[str, Execute], history: list[HistoryStep]
+    redis_alone: dict[str, Execute], history: list[HistoryStep]
 ) -> None:
-    agree({"redis": everywhere["redis"]}, history, fresh_key())
+    agree(redis_alone, TOGETHER, history)
 
 
 @pytest.mark.slow
@@ -154,9 +160,9 @@ def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
 @settings(LENIENT, max_examples=500)
 @given(history=st.lists(one_ring, min_size=5, max_size=40))
 def test_refusals_in_a_full_bucket_at_length(
-    everywhere: dict[str, Execute], history: list[HistoryStep]
+    redis_alone: dict[str, Execute], history: list[HistoryStep]
 ) -> None:
-    agree({"redis": everywhere["redis"]}, history, fresh_key())
+    agree(redis_alone, TOGETHER, history)
 
 
 # -- shared calls -------------------------------------------------------------------------------
@@ -189,8 +195,48 @@ def test_one_call_for_many_has_the_reply_that_each_would_have_got(
 
 
 def test_histories_use_every_command() -> None:
-    """A command that is added has to be added to the histories."""
-    assert set(COMMANDS) == set(COMMAND_NAMES)
+    """A script that is added has to be added to the histories."""
+    of_features = [name for feature in FEATURES.values() for name in feature.scripts]
+    assert sorted(of_features) == sorted(script_names())
+    for feature in FEATURES.values():
+        random = Random(0)
+        drawn = {
+            command.script
+            for _ in range(20)
+            for command in feature.commands_of(feature.random_history(random, 40), fresh_key())
+        }
+        assert feature.scripts <= drawn
+
+
+# -- slots and probes at the edges ---------------------------------------------------------------
+
+
+@pytest.mark.event_loops
+@pytest.mark.parametrize("elapsed_ms", [SLOT_TTLS_MS[0], PLACE_MS])
+def test_what_ends_now_has_ended(everywhere: dict[str, Execute], elapsed_ms: int) -> None:
+    """A holder at its deadline, and the places of a process that has told nothing for so long."""
+    first, second = SlotStep("hold", 0, 1, [0], "", ()), SlotStep("hold", 0, 1, [1], "new", ())
+    last = SlotStep("hold", elapsed_ms, 1, [2], "", ())
+    agree(everywhere, FEATURES["slots"], [first, second, last])
+
+
+def test_of_two_probes_one_that_has_succeeded_leaves_one(redis_alone: dict[str, Execute]) -> None:
+    """So it is also where other processes ask for the next ones."""
+    rule, now = BREAKER_RULES[1], START_MS
+    name = breaker_name("conformance", fresh_key(), rule)
+    steps_of_probes: list[tuple[ProbeAction, str]] = [
+        ("take", "a.1"), ("succeed", "a.1"), ("take", "b.1"), ("take", "c.1"),
+    ]  # fmt: skip
+    for execute in (MemoryStore().execute, redis_alone["redis"]):
+        execute(BreakerFlush((), now, rule=rule, name=name, counts=(CallCounts(0, now, 1, 1),)))
+
+        done = [
+            execute(
+                BreakerProbe((), now + W, rule=rule, name=name, action=action, probe_id=probe_id)
+            ).done
+            for action, probe_id in steps_of_probes
+        ]
+        assert done == [True, True, True, False]
 
 
 # -- limits that are paced or warm up, at high rates and in short times -------------------------
@@ -231,6 +277,7 @@ def shaped_commands(
             yield ReadShaped(charges, now)
 
 
+@pytest.mark.event_loops
 @settings(LENIENT, max_examples=60)
 @given(calls=st.lists(shaped_call, min_size=5, max_size=60))
 def test_shaped_calls_are_answered_as_the_specification(
@@ -251,9 +298,9 @@ def test_shaped_calls_are_answered_as_the_specification(
 @settings(LENIENT, max_examples=500)
 @given(calls=st.lists(shaped_call, min_size=5, max_size=60))
 def test_shaped_calls_at_length(
-    everywhere: dict[str, Execute], calls: list[tuple[str, int, list[int], int]]
+    redis_alone: dict[str, Execute], calls: list[tuple[str, int, list[int], int]]
 ) -> None:
     specification, key = MemoryStore().execute, fresh_key()
     same = shaped_commands(calls, key)
     for command in shaped_commands(calls, fresh_key()):
-        assert everywhere["redis"](next(same)) == specification(command), command
+        assert redis_alone["redis"](next(same)) == specification(command), command

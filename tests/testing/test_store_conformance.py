@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
-from distwindow import Decision
+from distwindow import ConfigurationError, Decision
+from distwindow.concurrency.commands import SLOT_COMMANDS
 from distwindow.ring.clock import SYSTEM, Clock
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Flush, Lease
@@ -16,6 +18,7 @@ from distwindow.ring.store import Store
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.testing import StoreTests, random_history, store_conformance
 from distwindow.testing.conformance import MakeStore
+from distwindow.testing.histories import FEATURES
 
 Reply = TypeVar("Reply")
 
@@ -136,6 +139,80 @@ class UnknownSource(MemoryStore):
 def test_what_is_wrong_is_named(make_store: MakeStore, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         store_conformance(make_store)
+
+
+def _of_cost_1(command: Any) -> Any:
+    charges = tuple(charge._replace(cost=1) for charge in command.charges)
+    return replace(command, charges=charges)
+
+
+def _later(command: Any) -> Any:
+    return replace(command, now_ms=command.now_ms + 1000)
+
+
+FAULTS: dict[str, Callable[[Any], Any]] = {
+    "acquire": lambda command: replace(command, write_limit=False),
+    "lease": lambda command: replace(command, prefetch=False),
+    "peek": _of_cost_1,
+    "flush": lambda command: replace(command, pull=True),
+    "refund": lambda command: replace(command, charged_ms=command.now_ms),
+    "read": lambda command: replace(command, charges=command.charges[::-1]),
+    "reset": lambda command: replace(command, charges=command.charges[:1]),
+    "acquire_shaped": lambda command: replace(command, cap_ms=None),
+    "peek_shaped": _of_cost_1,
+    "borrow": lambda command: replace(command, max_wait_ms=2 * command.max_wait_ms),
+    "acquire_turn": lambda command: replace(command, takes_next=False),
+    "hold": lambda command: replace(command, waited_ms=command.waited_ms[:1]),
+    "renew": lambda command: replace(command, ttl_ms=command.ttl_ms + 1),
+    "free": lambda command: replace(command, holders=command.holders[:1]),
+    "holders": _later,
+    "breaker_flush": lambda command: replace(command, sender=""),
+    "breaker_probe": lambda command: replace(command, probe_id="a.1"),
+    "breaker_adaptive": lambda command: replace(command, force_ms=0),
+    "view_flush": lambda command: replace(command, max_origins=1000),
+    "view_read": _later,
+}
+"""By script: the command that a store executes in place of the one that it was given."""
+
+
+@pytest.mark.parametrize(
+    ("feature", "script"),
+    [(name, script) for name, each in FEATURES.items() for script in sorted(each.scripts)],
+)
+def test_a_fault_in_one_command_fails_the_law_of_its_feature(feature: str, script: str) -> None:
+    class Faulty(MemoryStore):
+        def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
+            if command.script == script:
+                command = FAULTS[script](command)
+            return super().execute(command)
+
+    with pytest.raises(AssertionError, match=f"^{feature}, seed ") as caught:
+        store_conformance(Faulty)
+    executed = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert len(executed) < 20
+
+
+class NoSlots(MemoryStore):
+    """Leaves slots out."""
+
+    def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
+        if command.script in SLOT_COMMANDS:
+            raise ConfigurationError("this store has no slots")
+        return super().execute(command)
+
+
+def test_a_store_may_leave_a_feature_out() -> None:
+    store_conformance(NoSlots, seeds=range(3), without=["slots"])
+    with pytest.raises(ConfigurationError, match="no slots"):
+        store_conformance(NoSlots, seeds=range(3))
+
+
+def test_what_a_store_leaves_out_it_does_not_execute() -> None:
+    for feature in FEATURES.keys() - {"windows"}:
+        with pytest.raises(AssertionError, match=r"the store leaves '.*' out, and"):
+            store_conformance(MemoryStore, seeds=range(3), without=[feature])
+    with pytest.raises(ValueError, match="a store may leave out shaping, borrowing"):
+        store_conformance(MemoryStore, without=["windows"])
 
 
 def test_concurrent_calls_that_read_before_they_count_are_found() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import pairwise
 from random import Random
 
-import fakeredis
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,91 +16,34 @@ from distwindow.ring.key import line_name, ring_name_prefix
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import (
-    LARGEST_LIMIT_INDEX,
+    FEATURES,
     MINUTE_MS,
     START_MS,
     HistoryStep,
     commands_of,
-    random_history,
+    limits_together,
 )
 from distwindow.waiting.commands import AcquireTurn, TurnReply
 from distwindow.waiting.line import MAX_LINE_WINDOWS
-from tests.clock_and_stores import Execute, blocking, fresh_key
+from tests.clock_and_stores import Execute
+from tests.stores.test_stores_agree import drawn_histories
 
 W = MINUTE_MS
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-COMMANDS = [*["acquire_turn"] * 8, *["acquire"] * 2, "borrow", "lease", "flush", "refund", "reset"]
-ELAPSED = [0, 0, 0, 1, W // 7, W - 1, W, W + 1, 2 * W, 5 * W, -1, -W]
-
-
-def crowded_history(seed: int) -> list[HistoryStep]:
-    """Return a history of mostly one ring, of which most windows are full."""
-    random = Random(seed)
-    ring = [random.randrange(LARGEST_LIMIT_INDEX)]
-    return [
-        step._replace(
-            name=random.choice(COMMANDS),
-            limits=ring if seed % 3 else step.limits,
-            elapsed_ms=random.choice([*ELAPSED, step.elapsed_ms]),
-        )
-        for step in random_history(seed)
-    ]
-
-
-histories = st.builds(
-    lambda seed, dropped: [s for i, s in enumerate(crowded_history(seed)) if i not in dropped],
-    st.integers(0, 2**32),
-    st.sets(st.integers(0, 40), max_size=40),
-)
-
-
-@pytest.fixture(scope="module")
-def stores(examples_url: str, cluster_url: str) -> Iterator[dict[str, Execute]]:
-    fake = fakeredis.FakeServer()
-    with ExitStack() as stack:
-        opened = {
-            "redis": blocking(examples_url),
-            "cluster": blocking(cluster_url),
-            "fakeredis": blocking(fakeredis.FakeRedis(server=fake)),
-        }
-        yield {name: stack.enter_context(store) for name, store in opened.items()}
-
-
-def agree(stores: dict[str, Execute], history: list[HistoryStep]) -> list[TurnReply]:
-    """Compare all replies. Return those with turns."""
-    specification, turns = MemoryStore().execute, []
-    of_store = {name: commands_of(history, fresh_key()) for name in stores}
-    for command in commands_of(history, "key"):
-        expected = specification(command)
-        if isinstance(expected, TurnReply):
-            turns.append(expected)
-        for name, execute in stores.items():
-            same = next(of_store[name])
-            assert execute(same) == expected, f"{name} differs on {same}"
-    return turns
+WAITING = FEATURES["waiting"]
+histories = drawn_histories(limits_together(), 40)
 
 
 def test_lines_are_long_in_these_histories() -> None:
     """Otherwise the tests below would test nothing."""
-    turns = [turn for seed in range(60) for turn in agree({}, crowded_history(seed))]
+    turns = []
+    for seed in range(60):
+        execute, history = MemoryStore().execute, WAITING.random_history(Random(seed), 40)
+        replies = [execute(command) for command in commands_of(history, "key")]
+        turns += [reply for reply in replies if isinstance(reply, TurnReply)]
     assert sum(not turn.acquire_reply.admitted for turn in turns) > 300
     assert sum(turn.turn_in_ms > turn.acquire_reply.retry_ms > 0 for turn in turns) > 150
     assert sum(turn.queued > 1 for turn in turns) > 20
-
-
-@pytest.mark.slow
-@settings(LENIENT, max_examples=40)
-@given(history=histories)
-def test_every_store_agrees(stores: dict[str, Execute], history: list[HistoryStep]) -> None:
-    agree(stores, history)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@settings(LENIENT, max_examples=500)
-@given(history=histories)
-def test_redis_agrees_at_length(stores: dict[str, Execute], history: list[HistoryStep]) -> None:
-    agree({"redis": stores["redis"]}, history)
 
 
 @settings(LENIENT, max_examples=80)
@@ -286,10 +226,9 @@ def test_a_line_is_at_most_a_thousand_windows_long() -> None:
     assert turns[-40] == turns[-1]
 
 
-def test_reset_ends_the_line(stores: dict[str, Execute]) -> None:
+def test_reset_ends_the_line() -> None:
     reset = CommandCache("turns", LIMIT, [line_name]).reset_command
-    for execute in (MemoryStore().execute, *stores.values()):
-        crowd(execute, LIMIT, 20, START_MS)
-        assert execute(reset(charges_for(LIMIT, 1))).affected == 2
-        assert crowd(execute, LIMIT, 1, START_MS) == [START_MS + 5 * W]
-        execute(reset(charges_for(LIMIT, 1)))
+    execute = MemoryStore().execute
+    crowd(execute, LIMIT, 20, START_MS)
+    assert execute(reset(charges_for(LIMIT, 1))).affected == 2
+    assert crowd(execute, LIMIT, 1, START_MS) == [START_MS + 5 * W]
