@@ -59,9 +59,7 @@ for _, counted in ipairs(live) do
     digits(number) .. ' ' .. digits(total) .. ' ' .. digits(bad))
 end
 if sender ~= '' then remember_flush(breaker, sender, seq, known_number) end
-local total, bad = totals(breaker)
-local reached = breaker.measure == 'ratio' and bad / total or bad
-if total >= breaker.min_calls and reached >= breaker.threshold then
+if is_reached(breaker) then
   open(breaker)
 else
   keep(breaker)

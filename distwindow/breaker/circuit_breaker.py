@@ -40,7 +40,7 @@ from .cache import BreakerCache, CachedBreaker
 from .call import AsyncBreakerCall, BreakerCall
 from .operations import admit, send_state
 from .record import BreakerChange, BreakerOpen
-from .rules import BreakerRule
+from .rules import RULES, BreakerRule
 from .states import BreakerAdmission, BreakerKeyState, BreakerStates, OnBreakerStoreError
 
 
@@ -366,8 +366,8 @@ class WithRule:
     def _set_rule(self, rule: Any) -> None:
         if not isinstance(rule, BreakerRule) or type(rule) is BreakerRule:
             raise ConfigurationError(
-                f"{short_repr(rule)} is no rule of a circuit breaker; give an ErrorRatio, a "
-                "SlowRatio or an ErrorCount"
+                f"{short_repr(rule)} is no rule of a circuit breaker; give one of "
+                f"{', '.join(each.__name__ for each in RULES)}"
             )
         self._rule = rule
 
@@ -454,7 +454,7 @@ class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, BreakerAdmission
             pay()
 
     `store` is what a `Limiter` takes: a URL, `memory://`, or a redis-py client that stays the
-    caller's. `rule` is an `ErrorRatio`, a `SlowRatio` or an `ErrorCount`.
+    caller's. `rule` is one of `distwindow.breaker.rules.RULES`, such as an `ErrorRatio`.
 
     A call is decided in this process, by the last known state. How calls ended is flushed every
     `flush_interval` seconds, and the states of the breakers in use are refreshed every

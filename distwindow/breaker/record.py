@@ -63,9 +63,14 @@ class BreakerRecord:
 
     def totals(self, rule: BreakerRule, now: int) -> tuple[int, int]:
         """Return the calls in the window, and the bad ones among them."""
+        counts = self._window(rule, now)
+        return sum(c[0] for c in counts), sum(c[1] for c in counts)
+
+    def _window(self, rule: BreakerRule, now: int) -> list[tuple[int, int]]:
+        """Return the same by bucket, the oldest first."""
         newest = now // rule.bucket_ms
-        live = [b for b in self.buckets.values() if newest - rule.buckets < b[0] <= newest]
-        return sum(b[1] for b in live), sum(b[2] for b in live)
+        live = sorted(b for b in self.buckets.values() if newest - rule.buckets < b[0] <= newest)
+        return [(total, bad) for _, total, bad in live]
 
     def live_counts(
         self, rule: BreakerRule, counts: Iterable[CallCounts], now: int
@@ -92,8 +97,7 @@ class BreakerRecord:
             total, bad = min(known_total + total, MAX_TOTAL), min(known_bad + bad, MAX_TOTAL)
             self.buckets[number % rule.buckets] = (number, total, bad)
         self.expires_at_ms = (now // rule.bucket_ms + rule.buckets + 1) * rule.bucket_ms
-        total, bad = self.totals(rule, now)
-        if rule.reached_by(bad, total):
+        if rule.reached_by(self._window(rule, now)):
             self._open(rule, now)
 
     def take_probe(self, rule: BreakerRule, probe_id: str, now: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
@@ -22,7 +23,7 @@ MAX_PROBES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerRule:
-    """Base class of all rules. Use `ErrorRatio`, `SlowRatio` or `ErrorCount`.
+    """Base class of all `RULES`: use one of these.
 
     A rule looks at the calls that ended in the last `window` seconds, counted in `buckets` buckets.
     It opens the breaker for `open_for` seconds when at least `min_calls` ended and the bad ones
@@ -86,8 +87,11 @@ class BreakerRule:
         """`probe_timeout` in ms."""
         return milliseconds("probe_timeout", self.probe_timeout)
 
-    def reached_by(self, bad: int, total: int) -> bool:
-        """True if so many bad ones among so many calls open a closed breaker."""
+    def reached_by(self, counts: Sequence[tuple[int, int]]) -> bool:
+        """True if the calls of a window, (all, bad) by bucket, the oldest first, open a closed
+        breaker.
+        """
+        total, bad = sum(c[0] for c in counts), sum(c[1] for c in counts)
         if total < self.min_calls:
             return False
         return (bad / total if self.measure == "ratio" else bad) >= self.threshold
@@ -166,6 +170,10 @@ class ErrorCount(BreakerRule):
     def threshold(self) -> float:
         """The number of failed calls."""
         return self.count
+
+
+RULES: tuple[type[BreakerRule], ...] = (ErrorRatio, SlowRatio, ErrorCount)
+"""Every rule."""
 
 
 def settings_of(rule: BreakerRule) -> dict[str, float]:

@@ -10,7 +10,7 @@ import redis
 
 from ..breaker.commands import ADAPTIVE, BreakerNameParts, StoredBreaker, parse_breaker_hash
 from ..breaker.record import STATES
-from ..breaker.rules import ErrorCount, ErrorRatio, SlowRatio
+from ..breaker.rules import RULES
 from ..ring.key import RingNameParts
 from .key_text import json_text, shell_word
 from .render import format_rate
@@ -19,8 +19,7 @@ from .table import Cell, Column, Table
 
 _PIPELINE_SIZE = 500
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    rule.kind: {each.name: each.default for each in dataclasses.fields(rule)}
-    for rule in (ErrorRatio, SlowRatio, ErrorCount)
+    rule.kind: {each.name: each.default for each in dataclasses.fields(rule)} for rule in RULES
 }
 _STATE_STYLES = {"closed": "", "open": "red", "half_open": "yellow"}
 

@@ -11,6 +11,8 @@ local CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 -- A breaker that is not closed, and that nobody calls, is kept for this long beyond its times.
 local KEPT_MS = 3600000
 local MAX_BUCKETS = 60
+-- The largest threshold of each measure.
+local MOST = {ratio = 1, count = MAX_TOTAL}
 
 -- In how many ms `time` comes; 0 if it has come. A time that is further ahead than was ever set is from
 -- before the clock was set back, and has come.
@@ -56,7 +58,7 @@ local function parse_breaker()
   local breaker = {key = KEYS[1], senders = KEYS[2], measure = measure,
     min_calls = whole(ARGV[4], 1), open_ms = whole(ARGV[5], 1), probe_ms = whole(ARGV[6], 1),
     probes = whole(ARGV[7], 1), bucket_ms = whole(ARGV[8], 1), span = whole(ARGV[9], 1)}
-  if #KEYS ~= 2 or KEYS[2] ~= KEYS[1] .. ':senders' or measure ~= 'ratio' and measure ~= 'count'
+  if #KEYS ~= 2 or KEYS[2] ~= KEYS[1] .. ':senders' or not MOST[measure]
     or #threshold > 400 or not string.find(threshold, '^%d+%.?%d*$')
     or not (now >= 0 and now <= MAX_TOTAL) or client_now and string.find(client_now, '%D')
     or not (breaker.min_calls and breaker.open_ms and breaker.probe_ms and breaker.probes
@@ -65,7 +67,7 @@ local function parse_breaker()
     return nil
   end
   breaker.threshold = tonumber(threshold)
-  if breaker.threshold <= 0 or breaker.threshold > (measure == 'ratio' and 1 or MAX_TOTAL) then
+  if breaker.threshold <= 0 or breaker.threshold > MOST[measure] then
     return nil
   end
   breaker.start = now - now % breaker.bucket_ms
@@ -81,6 +83,13 @@ local function totals(breaker)
     end
   end
   return total, bad
+end
+
+-- True if the calls in the window open a closed breaker.
+local function is_reached(breaker)
+  local total, bad = totals(breaker)
+  local reached = breaker.measure == 'ratio' and bad / total or bad
+  return total >= breaker.min_calls and reached >= breaker.threshold
 end
 
 -- Write the state, and let the hash expire when the breaker does.

@@ -168,7 +168,7 @@ def _agrees(rule: DegradeRule, calls: list[tuple[int, bool]], bad: list[bool]) -
     for number, (rt_ms, error) in enumerate(calls, 1):
         oracle.on_request_complete(1000, rt_ms=rt_ms, error=error)
         is_open = oracle.state == "open"
-        assert made.reached_by(sum(bad[:number]), number) == is_open
+        assert made.reached_by([(number, sum(bad[:number]))]) == is_open
         if is_open:
             return
 
