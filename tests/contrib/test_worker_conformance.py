@@ -1,4 +1,4 @@
-"""Workers of dramatiq, RQ, arq and taskiq keep one limit for the fleet: none lost, none twice.
+"""Workers of each task queue of `KINDS` keep one limit for the fleet: none lost, none twice.
 
 The bound is judged by the limiter's own clock (`Decision.now_ms`), because the moments at which
 jobs start are later by what a worker needs, and drift over the edges of buckets.
