@@ -11,7 +11,7 @@ from typing import NamedTuple
 from distwindow import Decision, Limiter
 from distwindow.acquire import wait_until_admitted
 from distwindow.runtime.drivers import run_blocking
-from distwindow.waiting.waiting import QueueSlot
+from distwindow.waiting.waiting import PermitWaiter
 
 TIMEOUT_S = 5.0
 FLUSH_S = 600.0
@@ -39,16 +39,16 @@ class Admission(NamedTuple):
 def acquire_plainly(limiter: Limiter, key: str) -> Decision:
     """Wait as `acquire` does without turns: the head of the queue asks whenever there is room."""
     command = limiter._command_cache.acquire_command(key)
-    slot = QueueSlot(limiter._wait_queues, command, None)
+    waiter = PermitWaiter(limiter._wait_queues, command, None)
     try:
-        slot.wait()
+        waiter.wait()
         return run_blocking(
-            wait_until_admitted(command, slot),
+            wait_until_admitted(command, waiter),
             lambda _: limiter.try_acquire(key),
             limiter._store.clock.sleep,
         )
     finally:
-        slot.leave()
+        waiter.leave()
 
 
 def serve(url: str, orders: Connection) -> None:

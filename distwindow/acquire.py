@@ -20,23 +20,23 @@ from .runtime.steps import Operation, Sleep, StoreStep
 from .shaping.operations import wait_until_paced
 from .waiting.waiting import (
     AsyncInterruptibleSleep,
-    AsyncQueueSlot,
+    AsyncPermitWaiter,
     InterruptibleSleep,
-    QueueSlot,
+    PermitWaiter,
     Turns,
     WaitQueues,
     wait_for_turn,
 )
 
 
-def wait_until_admitted(command: Acquire, slot: QueueSlot) -> Operation[Decision]:
+def wait_until_admitted(command: Acquire, waiter: PermitWaiter) -> Operation[Decision]:
     """Send `command` again and again until it is admitted, and sleep for `retry_after` in between.
 
     Time is taken from the decisions, and so from the store's clock. Raises `RateLimitExceeded` as
     soon as it is certain that the caller's timeout ends before the permits are there.
     """
     began_ms: int | None = None
-    timeout = slot.remaining_s
+    timeout = waiter.remaining_s
     while True:
         decision: Decision = yield command
         if decision.allowed:
@@ -48,7 +48,7 @@ def wait_until_admitted(command: Acquire, slot: QueueSlot) -> Operation[Decision
         waited = (decision.now_ms - began_ms) / 1000
         if timeout is not None and waited + decision.retry_after > timeout:
             raise RateLimitExceeded(decision)
-        slot.on_refused(decision)
+        waiter.on_refused(decision)
         yield Sleep(decision.retry_after)
 
 
@@ -73,7 +73,7 @@ def wait_until_admitted(command: Acquire, slot: QueueSlot) -> Operation[Decision
 D = TypeVar("D")  # what a call returns: a decision, or an awaitable one
 S = TypeVar("S")  # what sleeping returns: nothing, or something awaitable
 
-_Wait: TypeAlias = "Callable[[QueueSlot], Operation[Decision]]"
+_Wait: TypeAlias = "Callable[[PermitWaiter], Operation[Decision]]"
 
 
 class _BaseAdmission(Generic[D, S]):
@@ -171,23 +171,23 @@ class Admission(_BaseAdmission[Decision, object]):
                 return decision
             refused.append(decision)
         command, wait, execute = self._wait_for(key, cost, priority, refused)
-        slot = QueueSlot(queues, command, timeout, priority=priority, began_at=began_at)
+        waiter = PermitWaiter(queues, command, timeout, priority=priority, began_at=began_at)
         try:
-            if slot.wait() or queues.times_freed != times_freed:
+            if waiter.wait() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
-            sleep = InterruptibleSleep(slot, self._clock, self._sleep)
+            sleep = InterruptibleSleep(waiter, self._clock, self._sleep)
             try:
-                return run_blocking(wait(slot), execute, sleep)
+                return run_blocking(wait(waiter), execute, sleep)
             except StoreError:
                 if self._raises_always:
                     raise
-            wait_without_line = wait_until_admitted(command, slot)
+            wait_without_line = wait_until_admitted(command, waiter)
             return run_blocking(wait_without_line, lambda _: self._try_acquire(key, cost), sleep)
         finally:
             try:
-                slot.leave()
+                waiter.leave()
             finally:
-                slot.leave()  # a signal handler may have raised in the first
+                waiter.leave()  # a signal handler may have raised in the first
 
     def _proceed(self, key: AnyKey, cost: int) -> Decision:
         decision = self._try_acquire(key, cost)
@@ -214,20 +214,20 @@ class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
                 return decision
             refused.append(_Answered(decision))
         command, wait, execute = self._wait_for(key, cost, priority, refused)
-        slot = AsyncQueueSlot(queues, command, timeout, priority=priority, began_at=began_at)
+        waiter = AsyncPermitWaiter(queues, command, timeout, priority=priority, began_at=began_at)
         try:
-            if await slot.wait_async() or queues.times_freed != times_freed:
+            if await waiter.wait_async() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
-            sleep = AsyncInterruptibleSleep(slot, self._clock, self._sleep)
+            sleep = AsyncInterruptibleSleep(waiter, self._clock, self._sleep)
             try:
-                return await run_async(wait(slot), execute, sleep)
+                return await run_async(wait(waiter), execute, sleep)
             except StoreError:
                 if self._raises_always:
                     raise
-            wait_without_line = wait_until_admitted(command, slot)
+            wait_without_line = wait_until_admitted(command, waiter)
             return await run_async(wait_without_line, lambda _: self._try_acquire(key, cost), sleep)
         finally:
-            slot.leave()
+            waiter.leave()
 
     async def _proceed(self, key: AnyKey, cost: int) -> Decision:
         decision = await self._try_acquire(key, cost)

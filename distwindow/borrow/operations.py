@@ -12,7 +12,7 @@ from ..ring.key import AnyKey
 from ..runtime.command_cache import CommandCache
 from ..runtime.steps import Operation, Sleep, send
 from ..runtime.strategy import Strategy
-from ..waiting.waiting import QueueSlot
+from ..waiting.waiting import PermitWaiter
 from .commands import Borrow, borrow_decision
 
 
@@ -38,19 +38,19 @@ class PriorityCall:
         reply = yield from send(command)
         return borrow_decision(command, reply, settings.source)
 
-    def wait_until_admitted(self, slot: QueueSlot) -> Operation[Decision]:
+    def wait_until_admitted(self, waiter: PermitWaiter) -> Operation[Decision]:
         """Repeat the call until it is admitted, sleep for `retry_after` in between, and then until
         the bucket begins that it has borrowed from. Raises `RateLimitExceeded` as soon as it is
         certain that the caller's timeout ends before the call may proceed.
         """
         began_ms: int | None = None
-        timeout, max_wait = slot.remaining_s, self._borrowing.max_wait
+        timeout, max_wait = waiter.remaining_s, self._borrowing.max_wait
         while True:
-            if (remaining := slot.remaining_s) is not None:
+            if (remaining := waiter.remaining_s) is not None:
                 max_wait = min(max_wait, remaining)
             decision = yield from self.attempt(max_wait)
             if decision.allowed:
-                slot.leave()  # the next waiter borrows while this one sleeps
+                waiter.leave()  # the next waiter borrows while this one sleeps
                 if decision.wait:
                     yield Sleep(decision.wait)
                 return decision
@@ -64,7 +64,7 @@ class PriorityCall:
                     # What it could borrow then begins after the timeout, so it can only wait for
                     # room. Otherwise it would ask more and more often, as the timeout comes nearer.
                     max_wait = 0.0
-            slot.on_refused(decision)
+            waiter.on_refused(decision)
             yield Sleep(decision.retry_after)
 
 

@@ -16,12 +16,12 @@ from ..ring.replies import AcquireReply
 from ..ring.stats import ShapingStats
 from ..runtime.command_cache import CommandCache
 from ..runtime.steps import Operation, Sleep
-from ..waiting.waiting import QueueSlot
+from ..waiting.waiting import PermitWaiter
 from .commands import AcquireShaped, PeekShaped, ReadShaped, any_shaped
 from .shaping import shaping_of, shaping_stats
 
 
-def wait_until_paced(acquire: Acquire, slot: QueueSlot) -> Operation[Decision]:
+def wait_until_paced(acquire: Acquire, waiter: PermitWaiter) -> Operation[Decision]:
     """Send this `AcquireShaped` again until it is admitted, and sleep until it may proceed.
 
     The store is told how long the caller can still wait, so that no moment after its timeout is
@@ -30,15 +30,15 @@ def wait_until_paced(acquire: Acquire, slot: QueueSlot) -> Operation[Decision]:
     """
     command = cast(AcquireShaped, acquire)
     began_ms: int | None = None
-    timeout = slot.remaining_s
+    timeout = waiter.remaining_s
     while True:
-        remaining = slot.remaining_s
+        remaining = waiter.remaining_s
         capped = command.unshared() if remaining is None else command.capped(remaining)
         decision: Decision = yield capped
         if decision.allowed:
             # The next waiter gets its moment while this one sleeps: the pace would slow down
             # otherwise, because a call that asks later than it could is promised a later moment.
-            slot.leave()
+            waiter.leave()
             if decision.wait:
                 yield Sleep(decision.wait)
             return decision
@@ -52,7 +52,7 @@ def wait_until_paced(acquire: Acquire, slot: QueueSlot) -> Operation[Decision]:
         waited = (decision.now_ms - began_ms) / 1000
         if timeout is not None and waited + proceeds_in > timeout:
             raise RateLimitExceeded(decision)
-        slot.on_refused(decision)
+        waiter.on_refused(decision)
         yield Sleep(decision.retry_after)
 
 

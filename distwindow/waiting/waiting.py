@@ -157,7 +157,7 @@ class QueueTurns:
         """How many waiters may ask without waiting for a turn, as there is room for them."""
 
 
-class QueueSlot(Waiter):
+class PermitWaiter(Waiter):
     """A waiter for permits. `wait` raises `RateLimitExceeded` when the timeout ends too early for
     them. Its `retry_after` is when the head of the queue has its permits, or its turn: the waiter's
     own are not there before.
@@ -269,8 +269,8 @@ class AsyncWaiter(Waiter):
             self._loop.call_soon_threadsafe(self._event.set)
 
 
-class AsyncQueueSlot(AsyncWaiter, QueueSlot):
-    """`QueueSlot` for tasks."""
+class AsyncPermitWaiter(AsyncWaiter, PermitWaiter):
+    """`PermitWaiter` for tasks."""
 
 
 class _Queue:
@@ -322,16 +322,16 @@ class WaitQueues:
         self.times_freed = 0
         """How often permits were given back in this process."""
 
-    def join(self, slot: Waiter, name: bytes) -> None:
-        """Put `slot` at the end of the queue of this name."""
+    def join(self, waiter: Waiter, name: bytes) -> None:
+        """Put `waiter` at the end of the queue of this name."""
         with self._lock:
             queue = self.by_name.get(name)
             if queue is None:
                 queue = self.by_name[name] = _Queue()
-            slot._queue = queue  # before it is appended, so that it can leave if interrupted here
-            if slot._deadline is not None:
-                queue.earliest_deadline = min(queue.earliest_deadline, slot._deadline)
-            queue.waiting.append(slot)
+            waiter._queue = queue  # first, so that it can leave if it is interrupted here
+            if waiter._deadline is not None:
+                queue.earliest_deadline = min(queue.earliest_deadline, waiter._deadline)
+            queue.waiting.append(waiter)
 
     def wake_too_late(self, head: Waiter, queue: _Queue, until: float) -> None:
         """Wake those behind `head` whose timeouts end before `until` (monotonic seconds), when the
@@ -341,11 +341,11 @@ class WaitQueues:
             return
         with self._lock:
             earliest = math.inf
-            for slot in list(queue.waiting):
-                if slot is not head and slot._deadline is not None:
-                    earliest = min(earliest, slot._deadline)
-                    if slot._deadline < until:
-                        slot.wake()
+            for waiter in list(queue.waiting):
+                if waiter is not head and waiter._deadline is not None:
+                    earliest = min(earliest, waiter._deadline)
+                    if waiter._deadline < until:
+                        waiter.wake()
             queue.earliest_deadline = earliest
 
     def on_freed(self, charges: Iterable[Charge]) -> None:
@@ -383,11 +383,11 @@ class WaitQueues:
         queue = self.by_name.get(name)
         return 0 if queue is None else len(queue.waiting)
 
-    def leave(self, slot: Waiter, queue: _Queue, name: bytes) -> None:
-        """Take `slot` out of `queue`, and wake the head."""
+    def leave(self, waiter: Waiter, queue: _Queue, name: bytes) -> None:
+        """Take `waiter` out of `queue`, and wake the head."""
         with self._lock:
-            if slot in queue.waiting:
-                queue.waiting.remove(slot)
+            if waiter in queue.waiting:
+                queue.waiting.remove(waiter)
             if queue.waiting:
                 queue.waiting[0].wake()
             elif self.by_name.get(name) is queue:
@@ -407,20 +407,22 @@ class WaitQueues:
 class InterruptibleSleep:
     """Sleeps of one waiter in a thread."""
 
-    def __init__(self, slot: QueueSlot, clock: Clock, sleep: Callable[[float], object]) -> None:
+    def __init__(
+        self, waiter: PermitWaiter, clock: Clock, sleep: Callable[[float], object]
+    ) -> None:
         """`sleep`: that of `clock`, which is the store's."""
-        self._slot, self._clock, self._sleep = slot, clock, sleep
+        self._waiter, self._clock, self._sleep = waiter, clock, sleep
 
     def __call__(self, seconds: float) -> object:
         """Sleep for `seconds`, or until permits are given back. Return what the clock's `sleep` has
         returned, for `run_blocking` to check.
         """
-        slot, clock = self._slot, self._clock
+        waiter, clock = self._waiter, self._clock
         if clock is not SYSTEM:
-            return None if slot.consume_wake() else self._sleep(seconds)
+            return None if waiter.consume_wake() else self._sleep(seconds)
         until = clock.monotonic() + seconds
-        while not slot.consume_wake() and (left := until - clock.monotonic()) > 0:
-            slot.sleep(left)
+        while not waiter.consume_wake() and (left := until - clock.monotonic()) > 0:
+            waiter.sleep(left)
         return None
 
 
@@ -428,21 +430,21 @@ class AsyncInterruptibleSleep:
     """Sleeps of one waiter in a task."""
 
     def __init__(
-        self, slot: AsyncQueueSlot, clock: Clock, sleep: Callable[[float], Awaitable[object]]
+        self, waiter: AsyncPermitWaiter, clock: Clock, sleep: Callable[[float], Awaitable[object]]
     ) -> None:
         """`sleep`: that of `clock`, which is the store's."""
-        self._slot, self._clock, self._sleep = slot, clock, sleep
+        self._waiter, self._clock, self._sleep = waiter, clock, sleep
 
     async def __call__(self, seconds: float) -> None:
         """Do as `InterruptibleSleep`."""
-        slot, clock = self._slot, self._clock
+        waiter, clock = self._waiter, self._clock
         if clock is not SYSTEM:
-            if not slot.consume_wake():
+            if not waiter.consume_wake():
                 await self._sleep(seconds)
             return
         until = clock.monotonic() + seconds
-        while not slot.consume_wake() and (left := until - clock.monotonic()) > 0:
-            await slot.sleep_async(left)
+        while not waiter.consume_wake() and (left := until - clock.monotonic()) > 0:
+            await waiter.sleep_async(left)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -591,7 +593,7 @@ class Turns:
         return command
 
 
-def wait_for_turn(command: Acquire, turns: Turns, slot: QueueSlot) -> Operation[Decision]:
+def wait_for_turn(command: Acquire, turns: Turns, waiter: PermitWaiter) -> Operation[Decision]:
     """Ask until the call of `command` is admitted, and sleep until its turn in between. `command`
     itself stands for the plain call, which whoever drives this sends as `try_acquire` does.
 
@@ -599,25 +601,25 @@ def wait_for_turn(command: Acquire, turns: Turns, slot: QueueSlot) -> Operation[
     is room. A turn after the timeout is no such certainty, as it is a hint: then the call is sent
     once more when the timeout ends.
     """
-    queue = slot.turns
-    deadline = _Deadline(slot)
-    if not slot.is_head or queue.turn is None or queue.free_calls > 0:
+    queue = waiter.turns
+    deadline = _Deadline(waiter)
+    if not waiter.is_head or queue.turn is None or queue.free_calls > 0:
         deadline.begin()
         decision: Decision = yield command
         queue.free_calls = max(0, queue.free_calls - 1) if decision.allowed else 0
         if decision.allowed:
             return decision
         deadline.check(decision)
-        slot.on_refused(decision)
+        waiter.on_refused(decision)
         room_in_s = decision.retry_after if queue.turn is not None else 0.0
     else:
         room_in_s = 0.0
     while True:
         if queue.turn is not None:
-            seconds = turns.sleep_s(command, queue.turn, room_in_s, slot.remaining_s)
+            seconds = turns.sleep_s(command, queue.turn, room_in_s, waiter.remaining_s)
             if seconds > 0:
                 yield Sleep(seconds)
-        takes_next = turns.takes_next and slot.has_followers
+        takes_next = turns.takes_next and waiter.has_followers
         held_ms = 0 if queue.turn is None else queue.turn.turn_ms
         deadline.begin()
         answer = yield from turns.ask(command, held_ms, takes_next=takes_next)
@@ -630,22 +632,22 @@ def wait_for_turn(command: Acquire, turns: Turns, slot: QueueSlot) -> Operation[
         queue.turn, queue.free_calls = answer.turn, 0
         room_in_s = decision.retry_after
         turn_s = (answer.turn.turn_ms - decision.now_ms) / 1000
-        slot.on_refused(decision, turn_s)
+        waiter.on_refused(decision, turn_s)
         deadline.check(decision, turn_s)
 
 
 class _Deadline:
-    """When the waiter of a slot gives up, by the clock of the store, which decisions have."""
+    """When a waiter gives up, by the clock of the store, which decisions have."""
 
-    def __init__(self, slot: QueueSlot) -> None:
-        self._slot = slot
+    def __init__(self, waiter: PermitWaiter) -> None:
+        self._waiter = waiter
         self._remaining_s: float | None = None
         self._began_ms: int | None = None
 
     def begin(self) -> None:
         """The first call is about to be sent: the time that is left counts from its decision."""
         if self._began_ms is None:
-            self._remaining_s = self._slot.remaining_s
+            self._remaining_s = self._waiter.remaining_s
 
     def check(self, decision: Decision, turn_s: float | None = None) -> None:
         """Raise `RateLimitExceeded` if there is no room before the timeout ends, or if it has ended
@@ -657,6 +659,6 @@ class _Deadline:
             self._began_ms = decision.now_ms
         waited = (decision.now_ms - self._began_ms) / 1000
         too_late = waited + decision.retry_after > self._remaining_s
-        if too_late or self._slot.remaining_s == 0.0:
+        if too_late or self._waiter.remaining_s == 0.0:
             retry_after = decision.retry_after if turn_s is None else turn_s
             raise RateLimitExceeded(decision._replace(retry_after=retry_after))

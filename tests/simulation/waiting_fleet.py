@@ -19,7 +19,7 @@ from distwindow.ring.commands import Acquire
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.runtime.steps import Sleep
 from distwindow.stores.memory import MemoryStore
-from distwindow.waiting.waiting import QueueSlot, Turns, WaitQueues, wait_for_turn
+from distwindow.waiting.waiting import PermitWaiter, Turns, WaitQueues, wait_for_turn
 from tests.clock_and_stores import T0, ManualClock
 
 TRIP_MS = 1
@@ -39,16 +39,16 @@ class Waiter:
         self.timeout = timeout
         self.arrived_ms = 0
         self.command = process.commands.acquire_command("key", cost)
-        self.slot = QueueSlot(process.queues, self.command, timeout)
+        self.permit_waiter = PermitWaiter(process.queues, self.command, timeout)
         self.operation: Generator[Any, Any, Decision] | None = None
         self.ended = False
 
     def begin(self) -> None:
         by_turns = self.process.fleet.by_turns and self.process.turns.applies_to(self.command)
         self.operation = (
-            wait_for_turn(self.command, self.process.turns, self.slot)
+            wait_for_turn(self.command, self.process.turns, self.permit_waiter)
             if by_turns
-            else wait_until_admitted(self.command, self.slot)
+            else wait_until_admitted(self.command, self.permit_waiter)
         )
 
 
@@ -100,10 +100,10 @@ class Fleet:
                 continue
             if what == "arrives":
                 waiter.arrived_ms = when_ms
-                waiter.slot._deadline = (
+                waiter.permit_waiter._deadline = (
                     None if waiter.timeout is None else self.clock.monotonic() + waiter.timeout
                 )
-                waiter.slot._join()
+                waiter.permit_waiter._join()
                 if waiter.timeout is not None:
                     self.at(when_ms + int(waiter.timeout * 1000), waiter, "looks")
                 self.look(waiter)
@@ -116,16 +116,19 @@ class Fleet:
         return self
 
     def look(self, waiter: Waiter) -> None:
-        """Do what `QueueSlot.wait` does when it is woken."""
+        """Do what `PermitWaiter.wait` does when it is woken."""
         if waiter.operation is not None:
             return
         try:
-            begins = waiter.slot._is_head() or waiter.slot._remaining_s_or_raise() == 0.0
+            begins = (
+                waiter.permit_waiter._is_head()
+                or waiter.permit_waiter._remaining_s_or_raise() == 0.0
+            )
         except RateLimitExceeded as refused:
             self.refused.append((waiter.number, refused))
             self.end(waiter)
             return
-        remaining = waiter.slot.remaining_s
+        remaining = waiter.permit_waiter.remaining_s
         if not begins and remaining is not None and remaining < TRIP_MS / 1000:
             self.at(self.clock.now_ms() + TRIP_MS, waiter, "looks")  # as it is not yet over
         if begins:
@@ -160,11 +163,11 @@ class Fleet:
 
     def end(self, waiter: Waiter) -> None:
         waiter.ended = True
-        waiter.slot.leave()
+        waiter.permit_waiter.leave()
         queue = waiter.process.queues.by_name.get(waiter.command.charges[0].ring)
         if queue is not None:
             for other in self.waiters:
-                if other.slot is queue.waiting[0]:
+                if other.permit_waiter is queue.waiting[0]:
                     self.look(other)
 
 

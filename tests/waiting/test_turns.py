@@ -17,7 +17,7 @@ from distwindow.runtime.steps import Sleep
 from distwindow.stores.memory import MemoryStore
 from distwindow.waiting import waiting as turns
 from distwindow.waiting.commands import AcquireTurn, TurnReply
-from distwindow.waiting.waiting import QueueSlot, RetryAt, Turns, WaitQueues, wait_for_turn
+from distwindow.waiting.waiting import PermitWaiter, RetryAt, Turns, WaitQueues, wait_for_turn
 from tests.clock_and_stores import T0, ManualClock
 from tests.state_tables import Row, RowChecks
 
@@ -37,10 +37,10 @@ class Queue:
         )
         self.turns = Turns(commands, strategy, "store", self.clock)
         queues = WaitQueues(self.clock)
-        self.head = QueueSlot(queues, self.command, timeout)
+        self.head = PermitWaiter(queues, self.command, timeout)
         self.head._join()
         for _ in range(followers):
-            QueueSlot(queues, self.command, None)._join()
+            PermitWaiter(queues, self.command, None)._join()
         self.steps: list[Any] = []
         self.operation: Generator[Any, Any, Decision] = wait_for_turn(
             self.command, self.turns, self.head
@@ -203,7 +203,7 @@ def test_a_turn_that_is_over_is_used_at_once() -> None:
 def test_who_is_not_the_head_leaves_the_turn_alone() -> None:
     """A waiter whose timeout ends while nobody has been refused sends out of turn."""
     queue = Queue().holds()
-    outside = QueueSlot(queue.head._queues, queue.command, 0.0)
+    outside = PermitWaiter(queue.head._queues, queue.command, 0.0)
     outside._join()
     operation = wait_for_turn(queue.command, queue.turns, outside)
     assert next(operation) is queue.command

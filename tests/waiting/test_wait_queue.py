@@ -8,7 +8,7 @@ from distwindow import Decision, Limit, Limiter, RateLimitExceeded
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.stores.memory import MemoryStore
 from distwindow.waiting import waiting as wait_queue
-from distwindow.waiting.waiting import QueueSlot, WaitQueues
+from distwindow.waiting.waiting import PermitWaiter, WaitQueues
 from tests.clock_and_stores import ManualClock
 from tests.state_tables import Row, RowChecks
 
@@ -23,38 +23,38 @@ class Queue:
         self.clock = ManualClock()
         self.queues = WaitQueues(self.clock)
 
-    def slot(self, timeout: float | None = None) -> QueueSlot:
-        return QueueSlot(self.queues, COMMAND, timeout)
+    def waiter(self, timeout: float | None = None) -> PermitWaiter:
+        return PermitWaiter(self.queues, COMMAND, timeout)
 
-    def join(self, timeout: float | None = None) -> QueueSlot:
-        slot = self.slot(timeout)
-        slot._join()
-        return slot
+    def join(self, timeout: float | None = None) -> PermitWaiter:
+        waiter = self.waiter(timeout)
+        waiter._join()
+        return waiter
 
-    def refuse(self, head: QueueSlot, retry_after: float) -> None:
+    def refuse(self, head: PermitWaiter, retry_after: float) -> None:
         limit = Limit("10/second")
         decision = Decision(
             False, "k", 1, limit, 0, retry_after, 1.0, 0.0, "over_limit", "store", 0
         )
         head.on_refused(decision)
 
-    def where(self, slot: QueueSlot) -> str:
+    def where(self, waiter: PermitWaiter) -> str:
         queue = self.queues.by_name.get(COMMAND.charges[0].ring)
-        if queue is None or slot not in queue.waiting:
+        if queue is None or waiter not in queue.waiting:
             return "left"
-        return "head" if slot._is_head() else "waiting"
+        return "head" if waiter._is_head() else "waiting"
 
 
-def waits(queue: Queue, slot: QueueSlot) -> str:
+def waits(queue: Queue, waiter: PermitWaiter) -> str:
     """Call `wait` without a sleep, and leave the queue after an exception, as callers do. Return
-    the state of the slot.
+    the state of the waiter.
     """
     try:
-        slot.wait()
+        waiter.wait()
     except RateLimitExceeded:
-        slot.leave()
-        return f"{queue.where(slot)}, with RateLimitExceeded"
-    return "sends out of turn" if queue.where(slot) == "waiting" else queue.where(slot)
+        waiter.leave()
+        return f"{queue.where(waiter)}, with RateLimitExceeded"
+    return "sends out of turn" if queue.where(waiter) == "waiting" else queue.where(waiter)
 
 
 @ROW_CHECKS.row("-", "joins an empty queue")
@@ -83,26 +83,26 @@ def _() -> str:
 def _() -> str:
     queue = Queue()
     queue.refuse(queue.join(), 5.0)
-    return waits(queue, queue.slot(timeout=1.0))
+    return waits(queue, queue.waiter(timeout=1.0))
 
 
 @ROW_CHECKS.row("waiting", "its timeout ends, and the head was refused")
 def _() -> str:
     queue = Queue()
-    head, slot = queue.join(), queue.join(timeout=1.0)
+    head, waiter = queue.join(), queue.join(timeout=1.0)
     queue.refuse(head, 0.5)
     queue.clock.move(1000)
     with pytest.raises(RateLimitExceeded):
-        slot._remaining_s_or_raise()
-    slot.leave()
-    return f"{queue.where(slot)}, with RateLimitExceeded"
+        waiter._remaining_s_or_raise()
+    waiter.leave()
+    return f"{queue.where(waiter)}, with RateLimitExceeded"
 
 
 @ROW_CHECKS.row("waiting", "its timeout ends, and nobody was refused")
 def _() -> str:
     queue = Queue()
     queue.join()
-    return waits(queue, queue.slot(timeout=0.0))
+    return waits(queue, queue.waiter(timeout=0.0))
 
 
 @ROW_CHECKS.row("head", "is refused")
@@ -161,14 +161,14 @@ def test_who_has_left_its_queue_sleeps_on_when_permits_are_given_back() -> None:
     assert not admitted.consume_wake()
 
 
-def test_a_slot_that_never_joined_can_leave() -> None:
+def test_a_waiter_that_never_joined_can_leave() -> None:
     queue = Queue()
     head = queue.join()
-    queue.slot().leave()
+    queue.waiter().leave()
     assert queue.where(head) == "head"
 
 
-def test_the_queue_is_dropped_when_its_last_slot_leaves() -> None:
+def test_the_queue_is_dropped_when_its_last_waiter_leaves() -> None:
     queue = Queue()
     queue.join().leave()
     assert queue.queues.by_name == {}

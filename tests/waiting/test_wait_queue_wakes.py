@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distwindow import Decision, Limit, RateLimitExceeded
 from distwindow.runtime.command_cache import CommandCache
-from distwindow.waiting.waiting import AsyncQueueSlot, QueueSlot, WaitQueues
+from distwindow.waiting.waiting import AsyncPermitWaiter, PermitWaiter, WaitQueues
 from tests.clock_and_stores import ManualClock
 
 COMMAND = CommandCache("property", "10/second").acquire_command("k")
@@ -42,21 +42,21 @@ def refusal(retry_after: float) -> Decision:
 class History:
     """A queue, and the moments at which its waiters give up, as a list of their own."""
 
-    def __init__(self, slot_type: type[QueueSlot]) -> None:
+    def __init__(self, waiter_type: type[PermitWaiter]) -> None:
         self.clock = ManualClock(auto_advance=False)
         self.queues = WaitQueues(self.clock)
-        self.slot_type = slot_type
-        self.waiting: list[tuple[QueueSlot, float | None]] = []
+        self.waiter_type = waiter_type
+        self.waiting: list[tuple[PermitWaiter, float | None]] = []
         self.is_reset = False
         self.join(None)
 
     def join(self, timeout: float | None) -> None:
-        slot = self.slot_type(self.queues, COMMAND, timeout)
-        slot._join()
+        waiter = self.waiter_type(self.queues, COMMAND, timeout)
+        waiter._join()
         deadline = None if timeout is None else self.clock.monotonic() + timeout
-        self.waiting.append((slot, deadline))
+        self.waiting.append((waiter, deadline))
 
-    def run(self, event: str, value: Any) -> list[QueueSlot]:
+    def run(self, event: str, value: Any) -> list[PermitWaiter]:
         """Let `event` happen. Return who has to be woken."""
         head, _ = self.waiting[0]
         if event == "joins":
@@ -64,11 +64,11 @@ class History:
         elif event == "passes":
             self.clock.move(int(value * 1000))
         elif event == "leaves":
-            slot, _ = self.waiting[value % len(self.waiting)]
+            waiter, _ = self.waiting[value % len(self.waiting)]
             if len(self.waiting) == 1:
                 return []
-            slot.leave()
-            self.waiting = [other for other in self.waiting if other[0] is not slot]
+            waiter.leave()
+            self.waiting = [other for other in self.waiting if other[0] is not waiter]
             return [self.waiting[0][0]]
         elif event == "is reset":
             self.queues.on_freed(COMMAND.charges)
@@ -82,24 +82,26 @@ class History:
             head.on_refused(refusal(value))
             until = self.clock.monotonic() + value
             behind = self.waiting[1:]
-            return [slot for slot, deadline in behind if deadline is not None and deadline < until]
+            return [
+                waiter for waiter, deadline in behind if deadline is not None and deadline < until
+            ]
         return []
 
-    def check_raises(self, woken: list[QueueSlot]) -> None:
-        for slot in woken:
-            if slot is not self.waiting[0][0]:
+    def check_raises(self, woken: list[PermitWaiter]) -> None:
+        for waiter in woken:
+            if waiter is not self.waiting[0][0]:
                 with pytest.raises(RateLimitExceeded):
-                    slot._remaining_s_or_raise()
+                    waiter._remaining_s_or_raise()
 
 
 @settings(deadline=None)
 @given(EVENTS)
 @example(SOME_ARE_OUTLASTED)
 def test_a_refusal_wakes_those_threads_that_it_outlasts(events: list[tuple[str, Any]]) -> None:
-    history = History(QueueSlot)
+    history = History(PermitWaiter)
     for event, value in events:
         expected = history.run(event, value)
-        woken = [slot for slot, _ in history.waiting if slot._wake_up.sleep(0)]
+        woken = [waiter for waiter, _ in history.waiting if waiter._wake_up.sleep(0)]
         assert woken == expected
         history.check_raises(woken)
 
@@ -110,15 +112,15 @@ def test_a_refusal_wakes_those_threads_that_it_outlasts(events: list[tuple[str, 
 @example(SOME_ARE_OUTLASTED)
 def test_a_refusal_wakes_those_tasks_that_it_outlasts(events: list[tuple[str, Any]]) -> None:
     async def run() -> None:
-        history = History(AsyncQueueSlot)
+        history = History(AsyncPermitWaiter)
         for event, value in events:
             expected = history.run(event, value)
             await asyncio.sleep(0)
-            woken: list[Any] = [slot for slot, _ in history.waiting]
-            woken = [slot for slot in woken if slot._event.is_set()]
+            woken: list[Any] = [waiter for waiter, _ in history.waiting]
+            woken = [waiter for waiter in woken if waiter._event.is_set()]
             assert woken == expected
-            for slot in woken:
-                slot._event.clear()
+            for waiter in woken:
+                waiter._event.clear()
             history.check_raises(woken)
 
     asyncio.run(run())
