@@ -1,4 +1,4 @@
---- breaker_probe: hand out a probe of a breaker that is not closed, renew one, or take in how one ended.
+--- breaker_probe: hand out a probe of a breaker that is not closed, renew one, or end one.
 --- KEYS   breaker senders
 --- ARGV   stamp measure threshold min_calls open_ms probe_ms probes bucket_ms buckets now_ms action probe_id
 --- RETURN stamp done now_ms state epoch retry_in_ms total bad

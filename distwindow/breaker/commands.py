@@ -146,9 +146,9 @@ class BreakerReply(NamedTuple):
     """The reply of both scripts."""
 
     done: bool
-    """True if the counts were taken, a probe was handed out, or its end was taken in."""
+    """True if the counts were taken, or a probe was handed out, renewed or ended."""
     state: int
-    """An index into `core.breaker_state.STATES`."""
+    """An index into `record.STATES`."""
     epoch: int
     retry_in_ms: int
     """Time until a call may be let through; 0 for now."""
@@ -243,7 +243,7 @@ class StoredBreaker(NamedTuple):
     """The content of a breaker's hash at some time."""
 
     state: int
-    """An index into `core.breaker_state.STATES`, or `ADAPTIVE`."""
+    """An index into `record.STATES`, or `ADAPTIVE`."""
     epoch: int
     retry_ms: int
     probes: int

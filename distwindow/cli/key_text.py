@@ -1,7 +1,7 @@
 """Keys as text: quoted so that a shell reads the same key again, and the spellings of one key.
 
-The text of a key is that of `protocol.keys.unescape`: bytes that are not UTF-8 are lone surrogates
-in it.
+The text of a key is that of `unescape` in `ring/key.py`: bytes that are not UTF-8 are lone
+surrogates in it.
 """
 
 from __future__ import annotations

@@ -416,7 +416,7 @@ class _Gate(Generic[L]):
         self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
 
     def add(self, task: T) -> T:
-        """Make the limiters of `task`, and return it. Nothing is connected to.
+        """Create the limiters of `task`, and return it. Nothing is connected to.
 
         Raises `ConfigurationError` for a store or a prefix that can never work.
         """

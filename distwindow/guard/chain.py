@@ -98,7 +98,7 @@ class ChainSlot:
 
 
 class SlotAdapter(NamedTuple):
-    """A slot in a chain, and what its methods are: that is told by the functions, not by what they
+    """A slot in a chain, and the kinds of its methods. The functions say these, and not what they
     return, as a token may be a generator or a future, too.
     """
 

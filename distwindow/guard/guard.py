@@ -122,7 +122,7 @@ class BaseGuard:
         return guard
 
     def _make_chains(self, *, owns_store: bool) -> None:
-        """Make the chains of all resources that have rules, on the store that is open now."""
+        """Create the chains of all resources that have rules, on the store that is open now."""
         self._owns_store = owns_store
         self._clock = self._store.clock
         self._lent_store = share_store(self._store, self._store_name, owned=owns_store)
@@ -196,7 +196,7 @@ class BaseGuard:
         return sampling
 
     def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
-        """Makes the worker sample."""
+        """Return the job by which the worker samples."""
         raise NotImplementedError  # threads and tasks have a worker each
 
     def _slot_of(self, rule: Any, named: dict[str, set[str]]) -> ChainSlot:

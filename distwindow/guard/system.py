@@ -126,7 +126,7 @@ class SystemSampling(FlushSource):
         self.after_fork()
 
     def after_fork(self) -> None:
-        """No worker of the parent's runs here: the next call wakes one."""
+        """Wait for the next call to wake a worker: those of the parent do not run here."""
         self.next_due_at = NEVER
 
     def on_call(self, now: float) -> None:
@@ -283,7 +283,7 @@ class SystemSlot(ChainSlot):
         self._passed = 0
 
     def after_fork(self) -> None:
-        """In a forked child: none of the parent's calls run here."""
+        """Start empty in a forked child: none of the parent's calls run here."""
         self._lock = threading.Lock()
         self._passed = 0
         self._running, self._node, self._passes = set(), StatisticNode(), deque()

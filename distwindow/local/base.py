@@ -279,7 +279,7 @@ class _ClosedLock(Generic[S]):
 
 
 class InProcess(Strategy):
-    """Has every call decided by `decide`, which executes a command in the store at once."""
+    """Decides every call by `decide`, which executes a command in the store at once."""
 
     def __init__(
         self,

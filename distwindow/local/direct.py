@@ -17,7 +17,7 @@ from .refusals import Refusals
 
 
 class Direct(ExactStrategy[KeyState]):
-    """Has every call decided by the store, unless a cached refusal decides it."""
+    """Asks the store for each decision that no cached refusal makes."""
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         states: KeyStateCache[KeyState] = KeyStateCache(options.max_local_keys)

@@ -90,8 +90,8 @@ class Demand:
 
 
 def worth_lease(command: Acquire, now: float, seconds: float) -> bool:
-    """For a key without a key state: true if a lease for `seconds` would save commands. If not,
-    take in a call of `command`.
+    """True if a lease for `seconds` would save commands, for a key without a key state. If not,
+    note a call of `command`.
 
     Most keys may be called too seldom for a lease, and their calls are to cost no more than in
     `direct`. So the demand of such a key is kept in its command, and as long as its calls are far
@@ -320,7 +320,7 @@ REVIEW_DELAY_S = 0.002
 
 
 class Leases:
-    """Takes in what the store grants."""
+    """Adds the permits that the store grants to the leases of their keys."""
 
     def __init__(
         self,

@@ -645,7 +645,7 @@ class _Deadline:
         self._began_ms: int | None = None
 
     def begin(self) -> None:
-        """The first call is about to be sent: the time that is left counts from its decision."""
+        """Note that a call is about to be sent: the time left counts from the first decision."""
         if self._began_ms is None:
             self._remaining_s = self._waiter.remaining_s
 

@@ -140,7 +140,7 @@ local function retry_in_ms(breaker)
   return first - now
 end
 
--- The reply; `done` is 1 if something was taken in or handed out.
+-- The reply; `done` is 1 if something was counted, handed out or ended.
 local function breaker_reply(stamp, breaker, done)
   local total, bad = totals(breaker)
   return {stamp, done, now, breaker.state, breaker.epoch, retry_in_ms(breaker), total, bad}

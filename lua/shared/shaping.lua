@@ -157,7 +157,7 @@ local function left_in(ring, now)
     (terms.max_wait_us + (now_us - terms.moment) - terms.rest / ring.limit) / step))
 end
 
--- Take in that a call was admitted that proceeds after `waits_us`.
+-- Note that a call was admitted that proceeds after `waits_us`.
 local function promise(ring, now, waits_us)
   local terms = ring.shaping
   if terms.max_wait_us then

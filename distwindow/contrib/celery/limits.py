@@ -84,7 +84,7 @@ class LimitTable:
         return CeleryTaskLimits(name, parsed, charge, source)
 
     def unlimited(self, task: Any) -> CeleryTaskLimits:
-        """Return that this task has no limits, whatever its options say."""
+        """Return the limits of a task as none, whatever its options say."""
         own = TaskArguments(str(task.name), task.run)
         return CeleryTaskLimits(own.task, (), KeyAndCost(own, None, 1, (), logger), "")
 

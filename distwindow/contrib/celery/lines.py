@@ -18,7 +18,7 @@ _SPARE = 64
 
 
 class Schedule(Generic[T]):
-    """For each item at most one moment, in seconds of any monotonic clock. Items are compared by
+    """At most one moment for each item, in seconds of any monotonic clock. Items are compared by
     identity. A cancelled moment stays in the heap until it comes, or until such moments are more
     than half of the heap: then the heap is built again without them.
     """

@@ -96,7 +96,7 @@ class OneTimer:
         self._at_s = 0.0
 
     def forget(self) -> None:
-        """Celery cancels a timer that is set while a connection to the broker fails."""
+        """Drop the timer: Celery cancels one that is set while a connection to the broker fails."""
         self._timer = None
 
     def call_by(self, at_s: float) -> None:

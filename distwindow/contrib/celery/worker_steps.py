@@ -178,7 +178,7 @@ class CeleryWorkerPort:
             self._put_back(())
 
     def begin_connection(self, consumer: Any, end: Callable[[], None]) -> None:
-        """`end` is called when kombu puts the messages of this connection back."""
+        """Keep the consumer. `end` is called when kombu puts its messages back."""
         self.consumer = consumer
         channel = self._channel = consumer.task_consumer.channel
 
