@@ -130,6 +130,7 @@ class Reachability:
         """When it was found to refuse calls, or to be away (monotonic seconds)."""
         self._failed_before = False
         """True if the last attempt to connect has failed."""
+        self._is_forgotten = False
         self._blocked: tuple[float, object] | None = None
         """Until when connecting is not tried (monotonic seconds), and why."""
 
@@ -185,10 +186,17 @@ class Reachability:
         self._state = "up"
         self.outages.end(self.name, is_known=False)
 
+    def forget(self) -> None:
+        """Do not probe it any more, as another server has taken its place."""
+        self._is_forgotten = True
+        self.stop_probing()
+
     def _leave_up(self, state: Literal["refusing", "away"], why: object) -> bool:
         """Change the state, and have it probed. False if nobody can, so that the next call has to
         find out.
         """
+        if self._is_forgotten:  # a probe that was under way has failed
+            return False
         with self.outages.lock:
             was, self._state = self._state, state
         if was == "up":

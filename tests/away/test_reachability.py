@@ -125,6 +125,14 @@ def test_a_server_that_answers_others_is_not_away() -> None:
     assert server.is_tried()
 
 
+def test_a_server_that_was_replaced_is_not_away_again_when_its_last_probe_fails() -> None:
+    server = away()
+    server.forget()
+    server.fail(slow=True)
+    assert server.poll() == "done"
+    assert server.outages.away == ()
+
+
 def test_where_nothing_can_probe_the_next_call_finds_out() -> None:
     server = Server(is_probed=False)
     server.fail(slow=True)

@@ -155,6 +155,7 @@ def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> 
 def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failure: str) -> None:
     with Cluster(replicas=1) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
+        health: Any = limiter.limiter.health
         keys_by_port = keys_of(cluster)
         lost = cluster.nodes[0]
         key = keys_by_port[lost.port][0]
@@ -179,6 +180,7 @@ def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failur
             print(f"failover {failover:.2f} s, healed {healed - failover:.2f} s later")
             with successor.client() as client:
                 assert used(client, PREFIX, key) >= 1
+            until(lambda: admitted() and health().up, 10, what="the lost node is forgotten")
         finally:
             if failure == "frozen":
                 lost.resume()

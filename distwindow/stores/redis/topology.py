@@ -26,9 +26,11 @@ from ...ring.clock import Clock
 from ...ring.command import Command
 from .server_clock import ServerClock
 
-MIN_PROBE_TIMEOUT_S = 0.25
+_MIN_PROBE_TIMEOUT_S = 0.25
 _MIN_REFRESH_S = 1.0
 """The least number of seconds between two readings of a cluster's map of slots."""
+_MIN_REFRESH_AWAY_S = 0.25
+"""The same while a node is away: another may take its place at any moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Node(Reachability):
         """
         if self.round_trip_s is None:
             return timeout
-        return min(timeout, max(MIN_PROBE_TIMEOUT_S, 4 * self.round_trip_s))
+        return min(timeout, max(_MIN_PROBE_TIMEOUT_S, 4 * self.round_trip_s))
 
     def invalidate_connections(self, generation: int) -> None:
         """Reopen every connection of this generation before its next call, because the replies of
@@ -201,15 +203,21 @@ class ClusterTopology:
         `_MIN_REFRESH_S`. Only the first caller gets True.
         """
         now = self._settings.clock.monotonic()
-        if not self._stale or now - self._refreshed_at < _MIN_REFRESH_S:
+        pause_s = _MIN_REFRESH_AWAY_S if self._settings.outages.away else _MIN_REFRESH_S
+        if not self._stale or now - self._refreshed_at < pause_s:
             return False
         self._refreshed_at = now
         return True
 
     def on_refreshed(self) -> None:
-        """Note that the client has read the map again."""
+        """Note that the client has read the map again. A node that is not in it any more was
+        replaced, and nobody waits for it to come back.
+        """
         self._moved.clear()
         self._stale = False
+        known = {(n.host, int(n.port)) for n in self.client.nodes_manager.nodes_cache.values()}
+        for address in self._nodes.keys() - known:
+            self._nodes.pop(address).forget()
 
     def _node(self, host: str, port: int) -> Node:
         node = self._nodes.get((host, port))
