@@ -18,6 +18,8 @@ PROBE_EVERY_S = 0.1
 """Seconds between two probes, on average. Each process draws its own, so that those of a fleet do
 not probe at the same moments.
 """
+QUIET_S = 10.0
+"""Seconds without a refused call after which a server is not taken to refuse calls any more."""
 BACKOFF_S = 0.1
 """Seconds in which a server is not connected to again that answers others, or that nothing probes.
 """
@@ -88,13 +90,13 @@ class Outages:
         LOG.warning("%s is away: %s (%s); %s until it is back", server, why, self.name, self.effect)
         self._notify()
 
-    def end(self, server: str, *, is_known: bool = True) -> None:
-        """Record that `server` is back, or that it is not known any more that it is away."""
+    def end(self, server: str, how: str = "is back") -> None:
+        """Record that `server` is back, or why it is not taken to be away any more."""
         with self.lock:
-            if self._away.pop(server, None) is None or not is_known:
+            if self._away.pop(server, None) is None:
                 return
             self.changed_at = time.time()
-        LOG.warning("%s is back (%s)", server, self.name)
+        LOG.warning("%s %s (%s)", server, how, self.name)
         self._notify()
 
     def _notify(self) -> None:
@@ -111,7 +113,7 @@ class Reachability:
       suspect  connecting fails                                   away
       suspect  connected                                          up
       up       the server refuses to execute calls                refusing: they go on being sent
-      refusing a call was answered                                up
+      refusing a call was answered, or none refused for a while   up
       away     a call needs a new connection                      away: it fails at once
       away     a probe has connected, or a call was answered      up
 
@@ -130,6 +132,8 @@ class Reachability:
         """When it was found to refuse calls, or to be away (monotonic seconds)."""
         self._failed_before = False
         """True if the last attempt to connect has failed."""
+        self._refused_at = -math.inf
+        """When it has refused the last call, monotonic seconds."""
         self._is_forgotten = False
         self._blocked: tuple[float, object] | None = None
         """Until when connecting is not tried (monotonic seconds), and why."""
@@ -165,6 +169,7 @@ class Reachability:
 
     def on_refused_call(self, why: str) -> None:
         """Record that the server does not execute calls now, and says why."""
+        self._refused_at = self._clock.monotonic()
         if self._state == "up":
             self._leave_up("refusing", why)
 
@@ -175,6 +180,10 @@ class Reachability:
         if self.answered_at > self._since:
             self.on_connected()
             self._state = "up"
+        if self._state == "refusing" and self._clock.monotonic() > self._refused_at + QUIET_S:
+            # Nobody calls: a program that is not called while this is down would never be again.
+            self._state = "up"
+            self.outages.end(self.name, f"has refused no call for {QUIET_S:g} s")
         if self._state == "up":
             self.outages.end(self.name)
             return "done"
@@ -184,7 +193,7 @@ class Reachability:
         """Have the next call find out by itself: nobody probes any more."""
         self.on_connected()
         self._state = "up"
-        self.outages.end(self.name, is_known=False)
+        self.outages.end(self.name, "is not probed any more")
 
     def forget(self) -> None:
         """Do not probe it any more, as another server has taken its place."""

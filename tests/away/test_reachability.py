@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from distwindow.away.outages import BACKOFF_S, Outages, Reachability
+from distwindow.away.outages import BACKOFF_S, QUIET_S, Outages, Reachability
 from tests.clock_and_stores import ManualClock
 
 
@@ -86,6 +86,17 @@ def test_refusing_an_answered_call_makes_it_up() -> None:
     server.last_answer = server.clock.monotonic()
     assert server.poll() == "done"
     assert server.told == [("10.0.0.7:6379",), ()]
+
+
+def test_refusing_a_server_that_nobody_calls_is_up_again() -> None:
+    server = Server()
+    server.on_refused_call("OOM command not allowed")
+    for _ in range(3):
+        server.clock.move(int(QUIET_S * 900))
+        assert server.poll() == "wait"
+        server.on_refused_call("OOM command not allowed")
+    server.clock.move(int(QUIET_S * 1000) + 1)
+    assert server.poll() == "done"
 
 
 def test_refusing_a_server_that_ends_is_away() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
@@ -598,7 +599,7 @@ class LoopDispatcher:
                         await self._read_map()
         except ConfigurationError:
             server.stop_probing()  # the next call raises it
-        except asyncio.CancelledError:
+        except BaseException:  # the loop ends, for example
             server.stop_probing()
             raise
 
@@ -669,7 +670,8 @@ class AsyncRedisStore:
         self._closed = False
         self.unknown_total = 0
         self.outages = settings.outages
-        self.outages.start_probe = self._start_probe
+        this_store = weakref.ref(self)
+        self.outages.start_probe = lambda server: _start_probe(this_store(), server)
         self._dispatchers: dict[asyncio.AbstractEventLoop, LoopDispatcher] = {}
         self.after_fork()
 
@@ -779,13 +781,18 @@ class AsyncRedisStore:
             )
         return dispatcher
 
-    def _start_probe(self, server: Reachability) -> bool:
+    def start_probe(self, server: Reachability) -> bool:
+        """Probe a server of the running loop. False if that can not be."""
         dispatcher = self._dispatchers.get(asyncio.get_running_loop())
         return dispatcher is not None and dispatcher.start_probe(server)
 
     def _count_unknown(self, calls: int) -> None:
         with self._lock:
             self.unknown_total += calls
+
+
+def _start_probe(store: AsyncRedisStore | None, server: Reachability) -> bool:
+    return store is not None and store.start_probe(server)
 
 
 def _cancel_again() -> None:

@@ -744,12 +744,16 @@ def _close_topology_client(topology: Topology) -> None:
 
 def _probe(server: Reachability, store: weakref.ref[RedisStore]) -> None:
     """Probe a server that is away until it is back, in a thread of its own."""
-    while True:
-        time.sleep(probe_pause_s())
-        used = store()
-        if used is None or used.probe(server):
-            return
-        del used
+    try:
+        while True:
+            time.sleep(probe_pause_s())
+            used = store()
+            if used is None or used.probe(server):
+                return
+            del used
+    except BaseException:  # the greenlet is killed, for example
+        server.stop_probing()
+        raise
 
 
 def _refresh_topology(topology: ClusterTopology) -> None:
