@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from .decision import Charge
@@ -32,6 +34,11 @@ def time_argument(now_ms: int | None) -> int | str:
 # server's clock has passed the deadline, and its reply begins with the stamp, so that a reply that
 # belongs to another call (client libraries have crossed replies) is never used. The stamp is one
 # word because each argument costs the server 0.1 us.
+#
+#   1700000000250.000042
+#   |             |
+#   |             nonce: a reply that begins with another stamp belongs to another call
+#   deadline: the server's time after which the script does nothing
 
 Reply = TypeVar("Reply")
 C = TypeVar("C", bound="Command[Any]")
@@ -46,6 +53,42 @@ STAMP_LENGTH = b"$%d\r\n" % STAMP_BYTES
 
 NO_DEADLINE_MS = 9_999_999_999_999
 """The deadline in a stamp as long as the time of the server is unknown (year 2286)."""
+
+_NONCES = 1_000_000
+
+
+class ServerClock:
+    """An estimate of one server's clock, from its time in the last reply and our time then.
+
+    It is the last reply and not the fastest one, so that a step of the server's clock is corrected
+    by the next reply. The server reads its clock before its reply arrives here, so the estimate is
+    never ahead of the server, and a deadline by it is never later than the caller's own.
+    """
+
+    __slots__ = ("_counter", "answered_at", "enabled", "last_reply")
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self._counter = itertools.count()
+        self.last_reply: tuple[int, float] | None = None
+        """The server's time in it, ms, and when it came, monotonic seconds; None before the
+        first. Whoever receives a reply sets both at once.
+        """
+        self.answered_at = -math.inf
+        """When the last call was answered, monotonic seconds. A handshake is none."""
+        self.enabled = enabled
+        """False with clock="client": scripts do not look at the server's time."""
+
+    def new_stamp(self, deadline: float) -> bytes:
+        """A new stamp, for a call that the server must not execute after `deadline` (monotonic
+        seconds). It has `NO_DEADLINE_MS` until the first reply.
+        """
+        last = self.last_reply
+        if last is None or not self.enabled:
+            until_ms = NO_DEADLINE_MS
+        else:
+            now_ms, at = last
+            until_ms = int(deadline * 1000 + (now_ms - at * 1000))
+        return b"%013d.%06d" % (until_ms, next(self._counter) % _NONCES)
 
 
 class FrameParts:
@@ -74,8 +117,6 @@ class Command(Generic[Reply]):
 
     charges: tuple[Charge, ...]
     now_ms: int | None = None
-    _split_frame: tuple[bytes, bytes] | None = field(default=None, repr=False, kw_only=True)
-    """The parts before and after the stamp in `frame`; None until the first call of it."""
 
     @property
     def keys(self) -> list[bytes]:
@@ -91,38 +132,21 @@ class Command(Generic[Reply]):
         raise NotImplementedError  # each script has a reply of its own
 
     def frame(self, stamp: bytes) -> bytes:
-        """Return the EVALSHA in RESP. All stamps have 20 bytes, so what surrounds them is built
-        once.
-        """
-        split = self._split_frame
-        if split is None:
-            split = self._split_frame = self._split_around_stamp()
-        return split[0] + stamp + split[1]
+        """Return the EVALSHA in RESP."""
+        return self._pack(b"EVALSHA", load_script(self.script).sha, stamp)
 
     def eval_frame(self, stamp: bytes) -> bytes:
         """Return an EVAL with the whole script, for a server that does not have the script."""
-        before_keys, after_stamp = self._frame_parts(b"EVAL", load_script(self.script).text)
-        return before_keys + self._keys_frame() + stamp + after_stamp
+        return self._pack(b"EVAL", load_script(self.script).text, stamp)
 
     def with_time(self: C, now_ms: int) -> C:
         """Return this command with the client's time."""
-        return replace(self, now_ms=now_ms, _split_frame=None)
+        return replace(self, now_ms=now_ms)
 
-    def _split_around_stamp(self) -> tuple[bytes, bytes]:
-        """Return what comes before and after the stamp in an EVALSHA."""
-        before_keys, after_stamp = self._frame_parts(b"EVALSHA", load_script(self.script).sha)
-        return before_keys + self._keys_frame(), after_stamp
-
-    def _frame_parts(self, verb: bytes, script: str) -> tuple[bytes, bytes]:
-        """Return what comes before the keys, and what comes after the stamp."""
-        keys, arguments = len(self.keys), self.arguments()
-        opening = bulk_strings([verb, script, keys])
-        words = bulk_strings(arguments)
-        return b"*%d\r\n%s" % (keys + len(arguments) + 4, opening), b"\r\n" + words
-
-    def _keys_frame(self) -> bytes:
-        """Return the keys, and the length of the stamp, which follows them."""
-        return bulk_strings(self.keys) + STAMP_LENGTH
+    def _pack(self, verb: bytes, script: str, stamp: bytes) -> bytes:
+        keys = self.keys
+        words = [verb, script, len(keys), *keys, stamp, *self.arguments()]
+        return b"*%d\r\n%b" % (len(words), bulk_strings(words))
 
 
 def bulk_strings(words: Iterable[bytes | int | str]) -> bytes:

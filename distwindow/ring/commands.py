@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from .command import STAMP_LENGTH, Command, FrameParts, ScriptReply, ring_arguments, time_argument
+from .command import (
+    STAMP_BYTES,
+    STAMP_LENGTH,
+    Command,
+    FrameParts,
+    ScriptReply,
+    bulk_strings,
+    ring_arguments,
+    time_argument,
+)
 from .decision import BorrowedCharge, Charge
 from .key import AnyKey, ring_name, senders_name
 from .limit import Limit, expires_in_ms
@@ -25,9 +34,9 @@ from .replies import (
     parse_acquire_reply,
     ring_state,
 )
-from .scripts import load_script
 from .stats import Bucket
 
+_NO_STAMP = bytes(STAMP_BYTES)
 _MAX_CACHED_COMBINED = 64
 """An `Acquire` caches its combined commands up to this number of calls."""
 
@@ -60,6 +69,8 @@ class Acquire(Command[AcquireReply]):
     """Not a part of the command: `leased` keeps here what it knows of the demand for a key that has
     no key state (`local/leases.py`), which saves a look-up in each call.
     """
+    _split_frame: tuple[bytes, bytes] | None = field(default=None, repr=False, kw_only=True)
+    """The parts before and after the stamp in `frame`; None until the first call of it."""
     _combined: dict[int, Acquire] | None = field(default=None, repr=False, kw_only=True)
     """The cached commands of `combined`, by their number of calls; None until there is one."""
     ring_link: Any = field(default=None, repr=False, kw_only=True)
@@ -112,19 +123,32 @@ class Acquire(Command[AcquireReply]):
             **changes,  # type: ignore[arg-type]  # they are fields of type int
         )
 
+    def frame(self, stamp: bytes) -> bytes:
+        """Return the EVALSHA in RESP. All stamps have 20 bytes, so what surrounds them is built
+        once.
+        """
+        split = self._split_frame
+        if split is None:
+            split = self._split_frame = self._split_around_stamp()
+        return split[0] + stamp + split[1]
+
     def _split_around_stamp(self) -> tuple[bytes, bytes]:
         parts = self.frame_parts
         if parts is None:
-            parts = self.frame_parts = FrameParts()
+            return self._split_whole()
+        if len(self.charges) == 1:
+            ring = self.charges[0].ring
+            keys = b"$%d\r\n%b\r\n%b" % (len(ring), ring, STAMP_LENGTH)
+        else:
+            keys = bulk_strings(self.keys) + STAMP_LENGTH
         if not parts.after_stamp:
-            parts.before_keys, parts.after_stamp = self._frame_parts(
-                b"EVALSHA", load_script(self.script).sha
-            )
-        if len(self.charges) > 1:
-            return parts.before_keys + self._keys_frame(), parts.after_stamp
-        ring = self.charges[0].ring
-        head = b"%b$%d\r\n%b\r\n%b" % (parts.before_keys, len(ring), ring, STAMP_LENGTH)
-        return head, parts.after_stamp
+            head, parts.after_stamp = self._split_whole()
+            parts.before_keys = head.removesuffix(keys)
+        return parts.before_keys + keys, parts.after_stamp
+
+    def _split_whole(self) -> tuple[bytes, bytes]:
+        head, _, tail = Command.frame(self, _NO_STAMP).partition(_NO_STAMP)
+        return head, tail
 
 
 @dataclass(slots=True, eq=False)

@@ -92,7 +92,7 @@ class AcquireShaped(Acquire):
         return replace(self, cap_ms=cap_ms, _split_frame=None)
 
     def _split_around_stamp(self) -> tuple[bytes, bytes]:
-        return Command._split_around_stamp(self)
+        return self._split_whole()  # it has more keys than its rings
 
 
 @dataclass(slots=True, eq=False)

@@ -243,7 +243,7 @@ def test_without_the_guard_check_a_swapped_reply_would_be_used(
         def __ne__(self, other: object) -> bool:
             return False
 
-    from distwindow.stores.redis.server_clock import ServerClock
+    from distwindow.ring.command import ServerClock
 
     guard = ServerClock.new_stamp
     monkeypatch.setattr(ServerClock, "new_stamp", lambda self, until: Anything(guard(self, until)))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limiter, StoreError, StoreTimeout, StoreUnavailable
-from distwindow.stores.redis.server_clock import ServerClock
+from distwindow.ring.command import ServerClock
 from tests.harness import (
     Call,
     Harness,

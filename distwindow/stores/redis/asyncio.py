@@ -512,13 +512,12 @@ class LoopDispatcher:
         self._in_flight.add(tick)
         topology = self.topology
         only = self._only_connection(topology)
-        until_ms = 0 if only is None else only.node.clock.to_server_ms(tick.deadline)
         for batch in tick.batches:
             if not batch.drop_cancelled():
                 batch.done = True
             elif only is not None and batch.wants_decision:
                 batch.connection = only
-                batch.stamp = stamp = only.node.clock.new_stamp(until_ms)
+                batch.stamp = stamp = only.node.clock.new_stamp(tick.deadline)
                 one_call = len(batch.futures) == 1
                 command = batch.command if one_call else batch.combined()
                 only.send_frame(command.frame(stamp), batch)

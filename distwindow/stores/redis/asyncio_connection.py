@@ -228,7 +228,8 @@ class PipelinedConnection(asyncio.Protocol):
         # callers, because looking at our clock for each would cost more.
         now_ms = short_reply_time_ms(raw)
         if now_ms is not None:
-            self.node.clock.update(now_ms)
+            self.node.clock.answered_at = now = self._clock.monotonic()
+            self.node.clock.last_reply = now_ms, now
 
     def close_socket(self) -> None:
         """Shut down the socket, which asyncio leaves open when its loop is closed. uvloop has

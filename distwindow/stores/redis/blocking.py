@@ -64,9 +64,9 @@ from ...ring.command import Command
 from ...ring.commands import Acquire
 from ...ring.decision import Decision, Source
 from ...ring.limit import expires_in_ms
-from ...ring.replies import AcquireReply, split_reply
+from ...ring.replies import PAST_DEADLINE, AcquireReply, split_reply
 from ...runtime.decisions import admitted_decision, decision_of
-from .connections import BlockingConnection, ThreadConnections, try_to_connect
+from .connections import NOT_OPEN, BlockingConnection, ThreadConnections, try_to_connect
 from .outcome import (
     JobTimeout,
     NoReply,
@@ -510,9 +510,21 @@ class RedisStore:
             return self._execute_nested(command)
         try:
             this_thread.call_in_progress = True
+            began = self._monotonic()
             if deadline is None:
-                deadline = self._monotonic() + self._timeout
-            return self._execute_alone(command, deadline)
+                deadline = began + self._timeout
+            connection = this_thread.only_connection
+            if connection is None or began >= deadline:
+                return self._execute_alone(command, deadline)
+            # What `execute_once` does, as long as nothing goes wrong.
+            clock = connection.node.clock
+            stamp = clock.new_stamp(deadline)
+            raw = connection.exchange(command.frame(stamp), began, deadline)
+            if type(raw) is list and len(raw) >= 3 and raw[0] == stamp and raw[1] != PAST_DEADLINE:
+                clock.answered_at = now = self._monotonic()
+                clock.last_reply = raw[2], now
+                return command.reply(raw)
+            return self._go_on(command, connection, stamp, raw, deadline)
         except BaseException as exc:  # as in `decide`
             self._count_unknown(exc)
             raise
@@ -550,18 +562,38 @@ class RedisStore:
             # A new thread may take over an open connection, and then needs no `execute_once`.
             self._connection_to(self._topology.node_of(command))
             connection = this_thread.only_connection
-        if connection is None or not connection.validate(began):
+        if connection is None:
             return self._execute_alone(command, deadline)
         clock = connection.node.clock
-        stamp = clock.new_stamp(clock.to_server_ms(deadline))
-        raw = connection.round_trip(command.frame(stamp), deadline)
+        stamp = clock.new_stamp(deadline)
+        raw = connection.exchange(command.frame(stamp), began, deadline)
         share = short_reply(raw, stamp)
-        if share is not None:
-            self._call_sharing.round_trip_s = clock.update(share[1]) - began
-            return share
+        if share is None:
+            return self._go_on(command, connection, stamp, raw, deadline)
+        clock.answered_at = now = self._monotonic()
+        clock.last_reply = share[1], now
+        self._call_sharing.round_trip_s = now - began
+        return share
+
+    def _go_on(
+        self,
+        command: Command[Reply],
+        connection: BlockingConnection,
+        stamp: bytes,
+        raw: RawReply,
+        deadline: float,
+    ) -> Reply:
+        """Have `execute_once` take the raw reply to the first request of a call."""
+        if raw is NOT_OPEN:
+            return self._execute_alone(command, deadline)
+        sent = Request(connection.node, command, deadline, stamp=stamp)
+        return self._take_reply(sent, command, raw, deadline)
+
+    def _take_reply(
+        self, sent: Request, command: Command[Reply], raw: RawReply, deadline: float
+    ) -> Reply:
         topology = self._topology
         assert topology is not None
-        sent = Request(connection.node, command, deadline, stamp=stamp)
         execution = execute_once(command, topology, self._settings, deadline, sent=sent)
         next(execution)
         return self._drive(execution, raw, topology, deadline)
@@ -635,8 +667,6 @@ class RedisStore:
         """Send the commands of these numbers to `node` in one write, and put the reply or error of
         each into `replies`. True if the node has answered all of them.
         """
-        topology = self._topology
-        assert topology is not None
         if deadline is None:
             deadline = self._monotonic() + self._timeout
         batch = [commands[number] for number in numbers]
@@ -653,10 +683,8 @@ class RedisStore:
             if isinstance(raw, DistwindowError):
                 replies[number] = raw
                 continue
-            execution = execute_once(command, topology, self._settings, deadline, sent=request)
-            next(execution)
             try:
-                replies[number] = self._drive(execution, raw, topology, deadline)
+                replies[number] = self._take_reply(request, command, raw, deadline)
             except DistwindowError as exc:
                 replies[number] = exc
         return not isinstance(raws[-1], (NoReply, DistwindowError))

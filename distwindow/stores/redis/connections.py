@@ -321,6 +321,9 @@ connections.
 """
 
 
+NOT_OPEN = NoReply("the connection is not open", sent=False)
+
+
 class BlockingConnection:
     """A connection to one node, used by one thread at a time. It reopens after it was closed."""
 
@@ -353,7 +356,7 @@ class BlockingConnection:
     def execute_request(self, request: Request, deadline: float) -> RawReply:
         """Send a request and return the raw reply to it."""
         if (
-            not self.validate(self._clock.monotonic())
+            not self._validate(self._clock.monotonic())
             and (no_reply := self._open(deadline)) is not None
         ):
             return no_reply
@@ -364,7 +367,21 @@ class BlockingConnection:
         self._round_trip_s = 0.0
         return self.round_trip(request.frame(), deadline, replies=2 if request.asking else 1)
 
-    def validate(self, now: float) -> bool:
+    def exchange(self, frame: bytes, now: float, deadline: float) -> RawReply:
+        """Send `frame` and return the raw reply to it; `NOT_OPEN` if there is no connection that
+        seems to be open. `now` is when the call began.
+        """
+        if (
+            now - self._last_used_at <= _FRESH_S
+            and self._transport is not None
+            and self._generation == self.node.generation
+        ):
+            self._last_used_at = now
+        elif not self._validate(now):
+            return NOT_OPEN
+        return self.round_trip(frame, deadline)
+
+    def _validate(self, now: float) -> bool:
         """True if there is a connection that seems to be open. One that does not is closed. It is
         not checked if a call began on it in the last few milliseconds.
         """
@@ -411,7 +428,7 @@ class BlockingConnection:
         on that did not come, there is a `NoReply` for each request.
         """
         if (
-            not self.validate(self._clock.monotonic())
+            not self._validate(self._clock.monotonic())
             and (no_reply := self._open(deadline)) is not None
         ):
             return [no_reply] * len(requests)

@@ -33,7 +33,7 @@ class HandshakeResult(NamedTuple):
         node.on_connected()
         node.round_trip_s = self.round_trip_s
         if self.now_ms is not None:
-            node.clock.update(self.now_ms, self.at)
+            node.clock.last_reply = self.now_ms, self.at
 
 
 Handshake: TypeAlias = "Generator[tuple[str, ...], RawReply, HandshakeResult]"

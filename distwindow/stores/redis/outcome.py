@@ -331,8 +331,7 @@ class Request:
 
     def frame(self) -> bytes:
         """The bytes to send, with a new stamp."""
-        clock = self.node.clock
-        self.stamp = clock.new_stamp(clock.to_server_ms(self._deadline))
+        self.stamp = self.node.clock.new_stamp(self._deadline)
         frame = self._command.eval_frame if self._send_script else self._command.frame
         return ASKING + frame(self.stamp) if self.asking else frame(self.stamp)
 
@@ -361,7 +360,8 @@ def execute_once(
         raw = yield request
         error = None
         if type(raw) is list and len(raw) >= 3 and raw[0] == request.stamp:
-            node.clock.update(raw[2])
+            node.clock.answered_at = now = settings.clock.monotonic()
+            node.clock.last_reply = raw[2], now
             if raw[1] != PAST_DEADLINE:
                 return command.reply(raw)
             failure: StoreError = timed_out(node.name, settings.timeout, sent=False)

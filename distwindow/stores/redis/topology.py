@@ -23,8 +23,7 @@ from redis.retry import Retry
 from ...away.outages import BACKOFF_S, Outages, Reachability
 from ...errors import ConfigurationError, StoreUnavailable, short_repr
 from ...ring.clock import Clock
-from ...ring.command import Command
-from .server_clock import ServerClock
+from ...ring.command import Command, ServerClock
 
 _MIN_PROBE_TIMEOUT_S = 0.25
 _MIN_REFRESH_S = 1.0
@@ -57,7 +56,7 @@ class Node(Reachability):
         super().__init__(name, settings.clock, settings.outages)
         self.new_connection = new_connection
         """Makes a redis-py connection to it that is not connected yet; blocking or asyncio."""
-        self.clock = ServerClock(settings.clock, enabled=not settings.client_clock)
+        self.clock = ServerClock(enabled=not settings.client_clock)
         self.generation = 0
         """A connection that was opened in an earlier generation is closed before its next call."""
         self.round_trip_s: float | None = None
