@@ -15,14 +15,14 @@ import os
 import secrets
 import socket
 
-from ..concurrency.commands import Free, Hold, HolderName, HoldReply, slots_name
+from ..concurrency.commands import Free, Hold, HolderName, HoldReply
 from ..local.eventual import Eventual
 from ..local.fleet_sync import EventualKeyState, share_of
 from ..local.key_state import StateName
 from ..options import Options
 from ..ring.clock import NEVER, Clock
 from ..ring.decision import Charge, Decision, with_cost
-from ..ring.key import AnyKey
+from ..ring.key import AnyKey, slots_name
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule, OutgoingCommand
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ..ring.command import Command, Reply, ScriptReply, time_argument
-from ..ring.key import AnyKey, line_name, ring_name_prefix, unescape
+from ..ring.key import LINE, line_name, unescape
 
-_SLOTS = b":slots"
 _NAME = re.compile(rb"\{([^{}]*)\}([^{}]*):slots", re.DOTALL)
 
 MAX_HOLDERS = 1000
@@ -26,11 +25,6 @@ PLACE_MS = 1000
 MAX_OWNER_CHARS = 32
 """Characters of the owner in a holder's name. With them a name is about 64 bytes long, and so a
 sorted set of up to 128 holders keeps its compact form (`zset-max-listpack-value`)."""
-
-
-def slots_name(prefix: str, key: AnyKey) -> bytes:
-    """Return the Redis key of the slots of `key`."""
-    return ring_name_prefix(prefix, key) + _SLOTS
 
 
 def parse_slots_name(prefix: str, name: bytes) -> str | None:
@@ -153,13 +147,14 @@ class Hold(SlotCommand[HoldReply]):
 
     @property
     def keys(self) -> list[bytes]:
-        return [self.slots_name, line_name(self.slots_name)]
+        return [self.slots_name, self.slots_name + LINE]
 
     def arguments(self) -> list[bytes | int | str]:
         arguments: list[bytes | int | str] = [self.limit, self.ttl_ms, self.holder]
         if self.is_head or self.waited_ms:
             asks = "head" if self.is_head else "new"
-            return [*arguments, time_argument(self.now_ms), asks, *self.waited_ms]
+            now: int | str = "" if self.now_ms is None else self.now_ms
+            return [*arguments, now, asks, *self.waited_ms]
         return arguments if self.now_ms is None else [*arguments, self.now_ms]
 
     def reply(self, raw: ScriptReply) -> HoldReply:
@@ -191,7 +186,7 @@ class Free(SlotCommand[FreeReply]):
     holders: tuple[bytes, ...] = ()
 
     def arguments(self) -> list[bytes | int | str]:
-        return [time_argument(self.now_ms), *self.holders]
+        return ["" if self.now_ms is None else self.now_ms, *self.holders]
 
     def reply(self, raw: ScriptReply) -> FreeReply:
         return FreeReply(raw[1], raw[2])

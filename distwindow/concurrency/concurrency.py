@@ -19,15 +19,14 @@ from ..errors import ConfigurationError, DistwindowError, short_repr
 from ..lifecycle import AsyncLifecycle, BlockingLifecycle
 from ..options import ClockChoice, Options, check_timeout
 from ..ring.clock import SYSTEM, Clock
-from ..ring.key import AnyKey
+from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
 from ..runtime.drivers import run_async, run_blocking
 from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep
 from ..runtime.worker import SHUTDOWN
 from ..waiting.waiting import AsyncWaiter, Waiter, WaitQueues
-from .claim import SlotClaim
-from .commands import HoldReply
-from .held import HeldSlots, SlotJob
+from .commands import Free, HoldReply
+from .held import HeldSlots, SlotClaim, SlotJob
 from .operations import SlotOperations, exceeded
 from .slot import AsyncSlot, AsyncSlotBlock, Slot, SlotBlock
 from .stats import ConcurrencyStats
@@ -60,9 +59,7 @@ class BaseConcurrency:
         self._store_name = store_name(store)
         self._timeout = float(timeout)
         self._name = options.name
-        self._held = register_after_fork(
-            HeldSlots(self._prefix, limit, round(ttl * 1000), self._owner)
-        )
+        self._held = register_after_fork(HeldSlots(limit, round(ttl * 1000), self._owner))
 
     def _use_clock(self, clock: Clock) -> None:
         """Make what reads the clock, which is the store's."""
@@ -70,7 +67,7 @@ class BaseConcurrency:
         self._operations = SlotOperations(
             self._held, self._wait_queues, clock.monotonic, self._timeout
         )
-        self._held.on_freed = self._wait_queues.wake_head
+        self._held.wait_queues = self._wait_queues
 
     def __repr__(self) -> str:
         return (
@@ -106,6 +103,9 @@ class BaseConcurrency:
         """The name for log lines; without passwords."""
         return f"concurrency limit {self._prefix!r} at {self._store_name}"
 
+    def _new_claim(self, key: AnyKey, timeout: float | None = 0.0) -> SlotClaim:
+        return self._held.new_claim(key, slots_name(self._prefix, key), timeout)
+
     def _owner(self) -> str:
         """Return the name of this process, for people."""
         if self._name is not None:
@@ -127,28 +127,17 @@ class BaseSlotDriver:
         """True if the slot of `claim` was lost."""
         return self._held.check_lost(claim, self._monotonic())
 
-    def leave_line(self, claim: SlotClaim, waiter: Waiter) -> None:
-        """Give back the places in the line, by the worker, if the caller of `claim` has given up,
-        and nobody else waits here.
+    def leave_line(self, claim: SlotClaim) -> None:
+        """Give back the places in the line, by the worker, if the caller of `claim`, which waits if
+        it is refused, has given up, and nobody else waits here.
         """
-        has_place = waiter.may_wait and claim.may_have_place and not claim.is_renewed
+        has_place = claim.command.waited_ms and claim.may_have_place
         if has_place and not self._wait_queues.count(claim.name):
             self._held.leave_line(claim.name, self._monotonic())
 
     def abandon(self, claim: SlotClaim) -> None:
         """Free what `claim` may hold, by the worker. Waits for nothing."""
         self._held.end(claim, self._monotonic())
-
-    def end(self, claim: SlotClaim) -> None:
-        """Note that the block of `claim` has ended. Whoever calls this frees it next; the worker
-        does if that takes too long.
-        """
-        self._held.end(claim, self._monotonic() + 2 * self._operations.request_timeout)
-
-    def leave_to_worker(self, claim: SlotClaim) -> None:
-        """Leave to the worker what the caller could not free, or not for good."""
-        if not claim.is_gone:
-            self._held.end(claim, claim.free_again_at(self._monotonic(), 0.0))
 
     def request_deadline(self) -> float:
         """Return the deadline of a request that is sent now, monotonic seconds."""
@@ -219,7 +208,9 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         Entering raises `ConcurrencyExceeded` when there was no slot for `timeout` seconds (None: no
         timeout), `StoreTimeout` or `StoreUnavailable`; whatever it raises, nothing stays held.
         """
-        return SlotBlock(self._driver, self._held.new_claim(key), check_timeout(timeout))
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        return SlotBlock(self._driver, self._new_claim(key, timeout), timeout)
 
     def try_hold(self, key: AnyKey) -> Slot:
         """Return a slot of `key` that is held already, or one that is false if all are held.
@@ -229,7 +220,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         or in another process for the slots that are free, there is none. Raises `StoreTimeout` or
         `StoreUnavailable`.
         """
-        claim = self._held.new_claim(key)
+        claim = self._new_claim(key)
         try:
             reply = self._driver.ask(claim)
             return Slot(self._driver, claim, None if reply.granted else exceeded(claim, reply))
@@ -239,7 +230,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
 
     def stats(self, key: AnyKey) -> ConcurrencyStats:
         """Return who holds the slots of `key`, and how many wait for one in this object."""
-        claim = self._held.new_claim(key)
+        claim = self._new_claim(key)
         return self._driver.run(self._operations.stats(claim))
 
     def _end_calls(self) -> None:
@@ -264,9 +255,13 @@ class _ThreadSlots(BaseSlotDriver):
         self._store = store
 
     def ask(self, claim: SlotClaim) -> HoldReply:
-        """Ask once for a slot."""
-        self._held.add(claim)
-        reply = self.run(self._operations.try_hold(claim), claim)
+        """Ask once for a slot. Nobody must overtake those that wait in this process: while there
+        are some, this is refused.
+        """
+        if claim.name in self._wait_queues.by_name:
+            reply = HoldReply(False, claim.command.limit, 0, 0)
+        else:
+            reply = self._ask_first(claim, 0.0)
         if reply.granted:
             self._held.on_granted(claim)
         else:
@@ -275,34 +270,73 @@ class _ThreadSlots(BaseSlotDriver):
 
     def wait(self, claim: SlotClaim, timeout: float | None) -> None:
         """Wait until `claim` is granted. If this raises, the caller abandons the claim."""
-        waiter = Waiter(self._wait_queues, claim.name, timeout)
+        began_at = self._monotonic()
+        reply = None
         try:
-            self._held.add(claim)
-            others_wait = self._wait_queues.count(claim.name) > 0
-            refused = None
-            if not others_wait:
-                refused = self.run(self._operations.try_hold(claim, waiter), claim)
-            if refused is None or not refused.granted:
-                if waiter.wait():
-                    refused = None  # that was long ago
-                waiting = self._operations.wait_for_slot(claim, waiter, refused)
-                self.run(waiting, claim, waiter.sleep)
+            if claim.name not in self._wait_queues.by_name:
+                reply = self._ask_first(claim, timeout)
+            if reply is None or not reply.granted:
+                self._queue_up(claim, timeout, began_at, reply)
             self._held.on_granted(claim)
+        except BaseException:  # raised by a signal handler, too
+            self.leave_line(claim)
+            raise
+
+    def _ask_first(self, claim: SlotClaim, timeout: float | None) -> HoldReply:
+        """Ask while nobody waits. No operation is needed unless that fails."""
+        if self._held.hold_call is not None:
+            self._held.hold_call()
+        sent_at = self._monotonic()
+        self._held.add(claim, sent_at + self._operations.request_timeout)
+        try:
+            reply = self._store.execute(claim.command, claim.deadline)
+        except DistwindowError as exc:
+            claim.on_failure(exc, sent_at)
+            again = self._operations.ask_again(claim, exc, timeout, sent_at)
+            if again is None:
+                raise
+        else:
+            claim.on_reply(reply, sent_at)
+            return reply
+        return self.run(again, claim)
+
+    def _queue_up(
+        self,
+        claim: SlotClaim,
+        timeout: float | None,
+        began_at: float,
+        refused: HoldReply | None,
+    ) -> None:
+        """Wait in the queue of this process, and then as its head."""
+        waiter = Waiter(self._wait_queues, claim.name, timeout, began_at=began_at)
+        try:
+            if waiter.wait():
+                refused = None  # that was long ago
+            waiting = self._operations.wait_for_slot(claim, waiter, refused)
+            self.run(waiting, claim, waiter.sleep)
         finally:
             try:
                 waiter.leave()
             finally:
                 waiter.leave()  # a signal handler may have raised in the first
-                self.leave_line(claim, waiter)
 
     def free(self, claim: SlotClaim) -> None:
         """Free the slot of a block that has ended. What fails is left to the worker."""
+        sent_at = self._monotonic()
         try:
-            self.end(claim)
-            if not claim.is_gone:
-                self.run(self._operations.free(claim))
+            self._held.end(claim, sent_at + 2 * self._operations.request_timeout)
+            free = Free((), slots_name=claim.name, holders=(claim.command.holder,))
+            for _ in range(0 if claim.is_gone else 2):
+                try:
+                    self._store.execute(free, sent_at + self._operations.request_timeout)
+                except DistwindowError:
+                    sent_at = self._monotonic()
+                else:
+                    self._held.take_free_reply(claim, sent_at)
+                    return
         finally:
-            self.leave_to_worker(claim)
+            if not claim.is_gone:  # the worker frees it
+                self._held.end(claim, claim.free_again_at(self._monotonic(), 0.0))
 
     def run(
         self,
@@ -356,7 +390,9 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:
         """See `Concurrency.hold`; `async with`."""
-        return AsyncSlotBlock(self._driver, self._held.new_claim(key), check_timeout(timeout))
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        return AsyncSlotBlock(self._driver, self._new_claim(key, timeout), timeout)
 
     def try_hold(self, key: AnyKey) -> Unawaited[AsyncSlot]:
         """See `Concurrency.try_hold`; `release` is awaited, and the block is `async with`. What it
@@ -365,7 +401,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         return UnawaitedCoroutine(self._try_hold(key))
 
     async def _try_hold(self, key: AnyKey) -> AsyncSlot:
-        claim = self._held.new_claim(key)
+        claim = self._new_claim(key)
         try:
             reply = await self._driver.ask(claim)
             return AsyncSlot(self._driver, claim, None if reply.granted else exceeded(claim, reply))
@@ -375,7 +411,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
 
     async def stats(self, key: AnyKey) -> ConcurrencyStats:
         """See `Concurrency.stats`."""
-        claim = self._held.new_claim(key)
+        claim = self._new_claim(key)
         return await self._driver.run(self._operations.stats(claim))
 
     async def _end_calls(self) -> None:
@@ -400,9 +436,13 @@ class _TaskSlots(BaseSlotDriver):
         self._store = store
 
     async def ask(self, claim: SlotClaim) -> HoldReply:
-        """Ask once for a slot."""
-        self._held.add(claim)
-        reply = await self.run(self._operations.try_hold(claim), claim)
+        """Ask once for a slot. Nobody must overtake those that wait in this process: while there
+        are some, this is refused.
+        """
+        if claim.name in self._wait_queues.by_name:
+            reply = HoldReply(False, claim.command.limit, 0, 0)
+        else:
+            reply = await self._ask_first(claim, 0.0)
         if reply.granted:
             self._held.on_granted(claim)
         else:
@@ -411,33 +451,72 @@ class _TaskSlots(BaseSlotDriver):
 
     async def wait(self, claim: SlotClaim, timeout: float | None) -> None:
         """Wait until `claim` is granted. If this raises, the caller abandons the claim."""
-        waiter = AsyncWaiter(self._wait_queues, claim.name, timeout)
+        began_at = self._monotonic()
+        reply = None
         try:
-            self._held.add(claim)
-            others_wait = self._wait_queues.count(claim.name) > 0
-            refused = None
-            if not others_wait:
-                refused = await self.run(self._operations.try_hold(claim, waiter), claim)
-            if refused is None or not refused.granted:
-                if await waiter.wait_async():
-                    refused = None  # that was long ago
-                waiting = self._operations.wait_for_slot(claim, waiter, refused)
-                await self.run(waiting, claim, waiter.sleep_async)
+            if claim.name not in self._wait_queues.by_name:
+                reply = await self._ask_first(claim, timeout)
+            if reply is None or not reply.granted:
+                await self._queue_up(claim, timeout, began_at, reply)
             self._held.on_granted(claim)
+        except BaseException:  # raised by a signal handler, too
+            self.leave_line(claim)
+            raise
+
+    async def _ask_first(self, claim: SlotClaim, timeout: float | None) -> HoldReply:
+        """Ask while nobody waits. No operation is needed unless that fails."""
+        if self._held.hold_call is not None:
+            self._held.hold_call()
+        sent_at = self._monotonic()
+        self._held.add(claim, sent_at + self._operations.request_timeout)
+        try:
+            reply = await self._store.execute(claim.command, claim.deadline)
+        except DistwindowError as exc:
+            claim.on_failure(exc, sent_at)
+            again = self._operations.ask_again(claim, exc, timeout, sent_at)
+            if again is None:
+                raise
+        else:
+            claim.on_reply(reply, sent_at)
+            return reply
+        return await self.run(again, claim)
+
+    async def _queue_up(
+        self,
+        claim: SlotClaim,
+        timeout: float | None,
+        began_at: float,
+        refused: HoldReply | None,
+    ) -> None:
+        """Wait in the queue of this process, and then as its head."""
+        waiter = AsyncWaiter(self._wait_queues, claim.name, timeout, began_at=began_at)
+        try:
+            if await waiter.wait_async():
+                refused = None  # that was long ago
+            waiting = self._operations.wait_for_slot(claim, waiter, refused)
+            await self.run(waiting, claim, waiter.sleep_async)
         finally:
             waiter.leave()
-            self.leave_line(claim, waiter)
 
     async def free(self, claim: SlotClaim) -> None:
         """Free the slot of a block that has ended. What fails is left to the worker, and so is a
         slot whose task is cancelled here.
         """
+        sent_at = self._monotonic()
         try:
-            self.end(claim)
-            if not claim.is_gone:
-                await self.run(self._operations.free(claim))
+            self._held.end(claim, sent_at + 2 * self._operations.request_timeout)
+            free = Free((), slots_name=claim.name, holders=(claim.command.holder,))
+            for _ in range(0 if claim.is_gone else 2):
+                try:
+                    await self._store.execute(free, sent_at + self._operations.request_timeout)
+                except DistwindowError:
+                    sent_at = self._monotonic()
+                else:
+                    self._held.take_free_reply(claim, sent_at)
+                    return
         finally:
-            self.leave_to_worker(claim)
+            if not claim.is_gone:  # the worker frees it
+                self._held.end(claim, claim.free_again_at(self._monotonic(), 0.0))
 
     def run(
         self,

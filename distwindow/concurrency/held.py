@@ -13,12 +13,226 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from ..errors import DistwindowError, closed_failure, short_repr
+from ..errors import DistwindowError, StoreError, closed_failure, short_repr
 from ..ring.key import AnyKey
 from ..runtime.flush import FlushSource, OutgoingCommand
 from ..runtime.worker import FlushJob
-from .claim import SlotClaim
-from .commands import MAX_HOLDERS, Free, FreeReply, Hold, HolderName, Renew, RenewReply, slots_name
+from ..waiting.waiting import WaitQueues
+from .commands import (
+    MAX_HOLDERS,
+    Free,
+    FreeReply,
+    Hold,
+    HolderName,
+    HoldReply,
+    Renew,
+    RenewReply,
+)
+
+# --------------------------------------------------------------------------------------------------
+#
+# One holder's claim to a slot, from the first request until the store has surely no trace of it.
+#
+# The name of a holder is in the store's set at most once, so to hold, to renew and to free may be
+# sent again. An outcome that is unknown is therefore asked for again, and what cannot be asked any
+# more is freed; no slot is given up on, and none is assumed.
+#
+#     state    the holder in the store     the block               the worker
+#     new      surely absent               has not begun           -
+#     asking   unknown, or surely absent   has not begun           -
+#     held     present until `expires_at`  runs                    renews it
+#     lost     unknown                     runs, `lost` is true    -
+#     ended    unknown                     has ended, or never     frees it: again, until a reply is
+#                                          will begin              final or its time is over
+#     gone     surely absent               has ended               -
+#
+#     from    event                                           to
+#     new     the caller gives up                             gone
+#     new     a hold is sent                                  asking
+#     asking  its reply: granted                              held
+#     asking  its reply: refused                              asking
+#     asking  its reply is lost                               asking, unsettled
+#     asking  the caller gives up, all replies refused        gone
+#     asking  the caller gives up, one is unsettled           ended
+#     held    a renewal is acknowledged                       held
+#     held    a renewal finds it absent                       lost
+#     held    `expires_at` comes                              lost
+#     held    the block ends                                  ended
+#     held    its object is garbage-collected                 ended
+#     lost    the block ends                                  ended
+#     ended   a free is acknowledged                          gone
+#     ended   a free is acknowledged, a hold may still come   ended
+#     ended   every deadline that it may have is over         gone
+#     held    the process forks, in the child                 gone
+#
+# A caller gives up when its timeout is over, when the store fails, and when it is cancelled or
+# interrupted, at whatever line. A hold whose reply was lost may still be on its way: the server
+# executes it up to the deadline in its stamp. So a free is final only if all holds were answered,
+# or if it was sent after the last of these deadlines. `expires_at` counts from before it was
+# sent, and allows for a drift between the clocks, so it comes before the deadline in the store.
+#
+# The block's thread sets `ended`, and the worker sets `lost`: neither undoes what the other did.
+
+MAX_CLOCK_DRIFT = 0.1
+"""The part of a time by which the clock here may be slower than the store's, as for leases."""
+CLOCK_MARGIN_S = 0.001
+"""The store's clock is read in whole ms."""
+_NO_TIME = -math.inf
+
+
+class SlotClaim:
+    """The state of one holder. Times are monotonic seconds."""
+
+    __slots__ = (
+        "_may_be_stored",
+        "_may_have_place",
+        "_unsettled",
+        "command",
+        "deadline",
+        "ended",
+        "extended_at",
+        "frees",
+        "key",
+        "lost",
+        "name",
+        "next_due_at",
+        "owner",
+        "process",
+        "ttl_s",
+    )
+
+    def __init__(self, key: AnyKey, command: Hold, process: str = "") -> None:
+        self.key = key
+        self.name = command.slots_name
+        """The Redis key of the slots."""
+        self.command = command
+        """The hold that is sent first. It has the holder's name in the store."""
+        self.process = process
+        """The part of the holder's name that this process alone has: a child has another."""
+        self.ttl_s = command.ttl_ms / 1000
+        self.extended_at = _NO_TIME
+        """When the last request was sent that gave or extended the slot; at first long ago."""
+        self.lost = ""
+        """Why the slot was lost; empty if it was not."""
+        self.ended = False
+        """True once the block has ended, or if it never will begin."""
+        self.frees = 0
+        """The number of times that it was freed without a final reply."""
+        self.next_due_at = math.inf
+        """When the worker has to renew or to free it."""
+        self.owner: Callable[[], object] | None = None
+        """A weak reference to the object by which the caller holds it."""
+        self._may_be_stored = False
+        self._may_have_place = False
+        self._unsettled = 0
+        """Holds whose outcome is unknown."""
+        self.deadline = _NO_TIME
+        """The last time at which the server may execute one of them: that of the last hold."""
+
+    @property
+    def expires_at(self) -> float:
+        """Until when it surely has its slot."""
+        return self.extended_at + self.ttl_s / (1 + MAX_CLOCK_DRIFT) - CLOCK_MARGIN_S
+
+    @property
+    def is_dropped(self) -> bool:
+        """True if the object by which the caller held it was garbage-collected."""
+        return self.owner is not None and self.owner() is None
+
+    @property
+    def is_gone(self) -> bool:
+        """True once the caller has given up or the block has ended, and the store surely has no
+        trace of it.
+        """
+        return self.ended and not self._may_be_stored
+
+    @property
+    def may_have_place(self) -> bool:
+        """False if each hold that was sent surely was not executed: then the store knows no place
+        of this process by it. A claim that has sent none may be named by that of another waiter.
+        """
+        was_sent = self.deadline != _NO_TIME
+        return self._may_have_place or self._unsettled > 0 or not was_sent
+
+    @property
+    def is_renewed(self) -> bool:
+        """True if the worker renews it."""
+        return self.extended_at != _NO_TIME and not self.ended and not self.lost
+
+    @property
+    def state(self) -> str:
+        """The state by the table above."""
+        if self.is_gone:
+            return "gone"
+        if self.ended:
+            return "ended"
+        if self.extended_at != _NO_TIME:
+            return "lost" if self.lost else "held"
+        return "asking" if self.deadline != _NO_TIME else "new"
+
+    def on_send(self, deadline: float) -> None:
+        """Note that a hold is sent now, which the server may execute until `deadline`."""
+        self.deadline = max(self.deadline, deadline)
+        self._unsettled += 1
+        self._may_be_stored = True
+
+    def on_reply(self, reply: HoldReply, sent_at: float) -> None:
+        """Take the reply to a hold."""
+        self._unsettled -= 1
+        self._may_have_place = True
+        if reply.granted:
+            self.extended_at = sent_at
+        else:
+            self.on_freed(sent_at)
+
+    def on_failure(self, exc: DistwindowError, sent_at: float) -> None:
+        """Take the failure of a hold. Its outcome is unknown only if `.charged` is None."""
+        if not isinstance(exc, StoreError) or exc.charged is False:
+            self._unsettled -= 1
+            self.on_freed(sent_at)
+
+    def on_renewed(self, sent_at: float) -> None:
+        """Take an acknowledged renewal."""
+        self.extended_at = max(self.extended_at, sent_at)
+
+    def on_freed(self, sent_at: float) -> None:
+        """Take an acknowledged free, or a hold that was refused or not executed: no hold can be
+        executed after a request that was sent then, if all were answered, or are too late.
+        """
+        if self._unsettled <= 0 or sent_at >= self.deadline:
+            self._may_be_stored = False
+
+    def lose(self, why: str) -> bool:
+        """Note that the slot is lost. True if that is new."""
+        if self.lost or self.ended:
+            return False
+        self.lost = why
+        return True
+
+    def disown(self) -> None:
+        """In a forked child: the slot is the parent's."""
+        self.lost = "the process was forked, and the parent has it"
+        self._may_be_stored = False
+        self.ended = True
+
+    def expire(self, now: float) -> bool:
+        """Note that the deadlines in the store are over, if they are. True if so."""
+        if now < max(self.extended_at, self.deadline) + self.ttl_s * (1 + MAX_CLOCK_DRIFT):
+            return False
+        self._may_be_stored = False
+        return True
+
+    def free_again_at(self, now: float, seconds: float) -> float:
+        """Return when to free it again: a free that was acknowledged may be final later."""
+        return self.deadline if now < self.deadline else now + seconds
+
+    def __repr__(self) -> str:
+        return f"SlotClaim({self.command.holder!r}, {self.state})"
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The job of the worker.
 
 
 class SlotJob(FlushJob):
@@ -80,18 +294,19 @@ class HeldSlots(FlushSource):
     and with signal handlers: each change of the dictionary is one call of a C function.
     """
 
-    def __init__(self, prefix: str, limit: int, ttl_ms: int, owner: Callable[[], str]) -> None:
-        self._prefix, self._limit, self._ttl_ms = prefix, limit, ttl_ms
+    def __init__(self, limit: int, ttl_ms: int, owner: Callable[[], str]) -> None:
+        self._limit, self._ttl_ms = limit, ttl_ms
         self._find_owner = owner
         self.wake: Callable[[], object] = _ignore
-        self.on_freed: Callable[[bytes], object] = _ignore
-        """Called with the name of slots of which one was freed."""
+        self.wait_queues: WaitQueues | None = None
+        """The queues of those who wait for slots: the head is woken when one is freed."""
         self.ends_all: Callable[[], bool] = _false
         """True once the process ends, and so every slot has to be freed."""
         self._claims: dict[bytes, SlotClaim] = {}
         self._left_lines: set[bytes] = set()
         """The names of slots for which nobody waits here any more."""
-        self._hold_call: Callable[[], object] | None = None
+        self.hold_call: Callable[[], object] | None = None
+        """Holds up a call while the process ends; None at other times."""
         self._is_closed = False
         self._has_told_of_drop = False
         self.after_fork()
@@ -104,29 +319,36 @@ class HeldSlots(FlushSource):
         self._left_lines = set()
         self._lock = threading.RLock()
         """Re-entrant, as a signal handler may use the limit that it has interrupted."""
-        self._owner = self._find_owner()
         self._process = secrets.token_hex(6)
-        self._ids = map(f"{self._process}.%d".__mod__, itertools.count())
+        name = HolderName(self._limit, self._ttl_ms, f"{self._process}.\0", self._find_owner())
+        template = name.encode().replace(b"%", b"%%").replace(b"\0", b"%d")
+        self._names = map(template.__mod__, itertools.count())
+        """The names of the holders to come."""
         self.next_due_at = math.inf
 
     # -- the life of a claim --
 
-    def new_claim(self, key: AnyKey) -> SlotClaim:
-        """Return a claim with a name that no other has. It is not known here before `add`. Raises
-        `ConfigurationError` once this is closed.
+    def new_claim(self, key: AnyKey, name: bytes, timeout: float | None = 0.0) -> SlotClaim:
+        """Return a claim to a slot of this name, which no other holder has had. It is not known
+        here before `add`. Raises `ConfigurationError` once this is closed.
         """
-        self._check_open()
-        return SlotClaim(key, self._new_command(slots_name(self._prefix, key)), self._process)
+        if self._is_closed:
+            raise closed_failure("concurrency limit")
+        waited_ms = () if timeout == 0 else (0,)
+        return SlotClaim(key, self._new_command(name, waited_ms), self._process)
 
-    def add(self, claim: SlotClaim) -> None:
-        """Know `claim`, before anything is sent for it. A claim that was made before the process
-        forked gets a new name, because the parent may use the other one. Raises
-        `ConfigurationError` once this is closed.
+    def add(self, claim: SlotClaim, deadline: float) -> None:
+        """Know `claim`, before a hold is sent for it that the server may execute until `deadline`.
+        A claim that was made before the process forked gets a new name, because the parent may use
+        the other one. Raises `ConfigurationError` once this is closed.
         """
-        self._check_open()
+        if self._is_closed:
+            raise closed_failure("concurrency limit")
         if claim.process is not self._process:
-            claim.process, claim.command = self._process, self._new_command(claim.name)
-        self._claims[claim.holder] = claim
+            claim.process = self._process
+            claim.command = self._new_command(claim.name, claim.command.waited_ms)
+        self._claims[claim.command.holder] = claim
+        claim.on_send(deadline)
 
     def on_granted(self, claim: SlotClaim) -> None:
         """Renew the slot from now on."""
@@ -136,7 +358,7 @@ class HeldSlots(FlushSource):
         """Note that the block of `claim` has ended, or that its caller has given up. The worker
         frees it at `free_at` (monotonic seconds), unless that is done before.
         """
-        claim.end()
+        claim.ended = True
         if claim.is_gone:
             self.forget(claim)
         else:
@@ -144,7 +366,7 @@ class HeldSlots(FlushSource):
 
     def forget(self, claim: SlotClaim) -> None:
         """Drop a claim that is gone."""
-        self._claims.pop(claim.holder, None)
+        self._claims.pop(claim.command.holder, None)
 
     def leave_line(self, name: bytes, now: float) -> None:
         """Tell the store, by the worker, that nobody waits here for a slot of this name. It is told
@@ -160,7 +382,9 @@ class HeldSlots(FlushSource):
         claim.on_freed(sent_at)
         if claim.is_gone:
             self.forget(claim)
-        self.on_freed(claim.name)
+        queues = self.wait_queues
+        if queues is not None and claim.name in queues.by_name:
+            queues.wake_head(claim.name)
 
     def check_lost(self, claim: SlotClaim, now: float) -> bool:
         """True if the slot of `claim` is lost, or was when its block ended."""
@@ -179,21 +403,12 @@ class HeldSlots(FlushSource):
         """Refuse new claims, because the store is closed."""
         self._is_closed = True
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise closed_failure("concurrency limit")
-
     def settled_at(self) -> float:
         """Return when everything can be freed for good: after the last deadline of a hold whose
         reply was lost.
         """
         ended = [claim.deadline for claim in self._claims.copy().values() if claim.ended]
         return max(ended, default=-math.inf)
-
-    def hold_call(self) -> None:
-        """Hold up a call while the process ends."""
-        if self._hold_call is not None:
-            self._hold_call()
 
     # -- for the worker: see FlushSource --
 
@@ -224,10 +439,11 @@ class HeldSlots(FlushSource):
             elif everything or claim.next_due_at <= soon:
                 renewed.setdefault(claim.name, []).append(claim)
         for name, claims in _batches(freed):
-            free = Free((), slots_name=name, holders=tuple(claim.holder for claim in claims))
+            holders = tuple(claim.command.holder for claim in claims)
+            free = Free((), slots_name=name, holders=holders)
             outgoing.append(OutgoingCommand(free, partial(self._on_freed, claims)))
         for name, claims in _batches(renewed):
-            holders = tuple(claim.holder for claim in claims)
+            holders = tuple(claim.command.holder for claim in claims)
             renew = Renew((), slots_name=name, ttl_ms=self._ttl_ms, holders=holders)
             outgoing.append(OutgoingCommand(renew, partial(self._on_renewed, claims)))
 
@@ -237,7 +453,7 @@ class HeldSlots(FlushSource):
             self._lower_due(claim.next_due_at)
 
     def pause_calls(self, hold: Callable[[], object]) -> None:
-        self._hold_call = hold
+        self.hold_call = hold
 
     def unreturned_permits(self) -> int:
         """Return how many slots are still to be freed."""
@@ -291,20 +507,21 @@ class HeldSlots(FlushSource):
                 short_repr(claim.key),
             )  # fmt: skip
 
-    def _new_command(self, name: bytes) -> Hold:
+    def _new_command(self, name: bytes, waited_ms: tuple[int, ...] = ()) -> Hold:
         """Return the command for a new holder of a slot of this name."""
-        holder = HolderName(self._limit, self._ttl_ms, next(self._ids), self._owner)
         return Hold(
             (),
             slots_name=name,
             limit=self._limit,
             ttl_ms=self._ttl_ms,
-            holder=holder.encode(),
+            holder=next(self._names),
+            waited_ms=waited_ms,
         )
 
     def _set_due(self, claim: SlotClaim, at: float) -> None:
         claim.next_due_at = at
-        if self._lower_due(at):
+        # `reschedule` raises `next_due_at` first, and then reads those of the claims.
+        if at < self.next_due_at and self._lower_due(at):
             self.wake()
 
     def _lower_due(self, at: float) -> bool:

@@ -35,9 +35,8 @@ from dataclasses import replace
 from ..errors import ConcurrencyExceeded, DistwindowError, StoreError, StoreTimeout
 from ..runtime.steps import Operation, Sleep, send
 from ..waiting.waiting import Waiter, WaitQueues
-from .claim import SlotClaim
-from .commands import MAX_PLACES, Free, Hold, HolderName, Holders, HoldReply
-from .held import HeldSlots
+from .commands import MAX_PLACES, HolderName, Holders, HoldReply
+from .held import HeldSlots, SlotClaim
 from .stats import ConcurrencyStats, Holder
 
 MIN_POLL_S = 0.005
@@ -71,13 +70,16 @@ class SlotOperations:
         self.request_timeout = timeout / 2
         """Seconds until a request counts as lost."""
 
-    def try_hold(self, claim: SlotClaim, waiter: Waiter | None = None) -> Operation[HoldReply]:
-        """Ask once for a slot. Nobody must overtake those that wait in this process: while there
-        are some, this is refused. `waiter`: of a caller that waits if it is refused.
+    def ask_again(
+        self, claim: SlotClaim, failure: DistwindowError, timeout: float | None, began_at: float
+    ) -> Operation[HoldReply] | None:
+        """Ask for a slot again, after the first hold has ended with `failure`; None if that would
+        be in vain. `timeout`, `began_at`: those of a caller that waits if it is refused.
         """
-        if self._queues.count(claim.name):
-            return HoldReply(False, claim.command.limit, 0, 0)
-        return (yield from self._ask(claim, waiter))
+        give_up_at = began_at + max(self._timeout, timeout or 0.0)
+        if not self._may_ask_again(failure, _RETRY_S, give_up_at):
+            return None
+        return self._ask(claim, give_up_at, began_at=began_at, pause=_RETRY_S)
 
     def wait_for_slot(
         self, claim: SlotClaim, waiter: Waiter, refused: HoldReply | None
@@ -92,7 +94,8 @@ class SlotOperations:
             if waiter.remaining_s == 0.0:
                 raise exceeded(claim, reply or HoldReply(False, claim.command.limit, 0, 0))
             if reply is None or reply is not refused:
-                reply = yield from self._ask(claim, waiter, is_head=True)
+                give_up_at = self._monotonic() + max(self._timeout, waiter.remaining_s or 0.0)
+                reply = yield from self._ask(claim, give_up_at, head=waiter)
                 if reply.granted:
                     return reply
             refused = None
@@ -102,20 +105,6 @@ class SlotOperations:
                 seconds = min(seconds, reply.ends_ms / 1000)
             left = waiter.remaining_s
             yield Sleep(seconds if left is None else min(seconds, left))
-
-    def free(self, claim: SlotClaim) -> Operation[None]:
-        """Free the slot of a claim that has ended. Where that fails, the worker does it."""
-        command = Free((), slots_name=claim.name, holders=(claim.holder,))
-        for last in (False, True):
-            sent_at = self._monotonic()
-            try:
-                yield from send(command)
-            except DistwindowError:
-                if last:
-                    return
-            else:
-                self._held.take_free_reply(claim, sent_at)
-                return
 
     def stats(self, claim: SlotClaim) -> Operation[ConcurrencyStats]:
         """Return who holds the slots that `claim`, which is never sent, is about."""
@@ -135,41 +124,48 @@ class SlotOperations:
         )
 
     def _ask(
-        self, claim: SlotClaim, waiter: Waiter | None, *, is_head: bool = False
+        self,
+        claim: SlotClaim,
+        give_up_at: float,
+        *,
+        head: Waiter | None = None,
+        began_at: float = 0.0,
+        pause: float = 0.0,
     ) -> Operation[HoldReply]:
-        """Send the hold, and again if its reply is lost, until the timeout of `waiter` is over, and
-        for as long as the store has to answer: to hold a slot that is held already only extends it.
+        """Send the hold, and again if its reply is lost, until the caller's time and that of the
+        store to answer are over: to hold a slot that is held already only extends it. `head`: the
+        head of the queue; `began_at`: of a caller that is in none.
         """
-        patience = None if waiter is None else waiter.remaining_s
-        give_up_at = self._monotonic() + max(self._timeout, patience or 0.0)
-        pause = _RETRY_S
         while True:
-            self._held.hold_call()
+            if pause:
+                yield Sleep(pause)
+            if self._held.hold_call is not None:
+                self._held.hold_call()
             sent_at = self._monotonic()
-            claim.on_send(sent_at + self.request_timeout)
+            self._held.add(claim, sent_at + self.request_timeout)
+            command = claim.command
+            if head is not None:
+                waited_ms = head.first_waited_ms(MAX_PLACES)
+                command = replace(command, is_head=True, waited_ms=waited_ms)
+            elif command.waited_ms:
+                command = replace(command, waited_ms=(round((sent_at - began_at) * 1000),))
             try:
-                reply: HoldReply = yield _with_places(claim.command, waiter, is_head=is_head)
+                reply: HoldReply = yield command
             except DistwindowError as exc:
                 claim.on_failure(exc, sent_at)
-                # A server that is silent may answer the next request; one that refuses may not.
-                may_answer = isinstance(exc, StoreTimeout) or (
-                    isinstance(exc, StoreError) and exc.charged is None
-                )
-                if not may_answer or self._monotonic() + pause >= give_up_at:
+                pause = min(2 * pause, MAX_POLL_S) or _RETRY_S
+                if not self._may_ask_again(exc, pause, give_up_at):
                     raise
             else:
                 claim.on_reply(reply, sent_at)
                 return reply
-            yield Sleep(pause)
-            pause = min(2 * pause, MAX_POLL_S)
 
-
-def _with_places(command: Hold, waiter: Waiter | None, *, is_head: bool) -> Hold:
-    """Return the command with which this waiter asks."""
-    if waiter is None or not waiter.may_wait:
-        return command
-    waited_ms = waiter.first_waited_ms(MAX_PLACES) if is_head else (waiter.waited_ms,)
-    return replace(command, is_head=is_head, waited_ms=waited_ms)
+    def _may_ask_again(self, failure: DistwindowError, pause: float, give_up_at: float) -> bool:
+        # A server that is silent may answer the next request; one that refuses may not.
+        may_answer = isinstance(failure, StoreTimeout) or (
+            isinstance(failure, StoreError) and failure.charged is None
+        )
+        return may_answer and self._monotonic() + pause < give_up_at
 
 
 def exceeded(claim: SlotClaim, reply: HoldReply) -> ConcurrencyExceeded:

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 from weakref import ref
 
 from ..async_use import EnteredBlock, only_async_with
 from ..errors import ConcurrencyExceeded, short_repr
 from ..ring.key import AnyKey
-from .claim import SlotClaim
+from .held import SlotClaim
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,17 +48,18 @@ class SlotDriver(Protocol[W_co]):
         """Free the slot of a claim."""
 
 
-class _BaseSlot:
+class _BaseSlot(Generic[W_co]):
     """Base class of both slots."""
 
     def __init__(
         self,
-        driver: SlotDriver[Any],
+        driver: SlotDriver[W_co],
         claim: SlotClaim,
-        refusal: ConcurrencyExceeded | None,
-        owns_claim: bool,
+        refusal: ConcurrencyExceeded | None = None,
+        *,
+        owns_claim: bool = True,
     ) -> None:
-        self._base_driver = driver
+        self._driver = driver
         self._claim = claim
         self._refusal = refusal
         if owns_claim:  # a slot of `try_hold`; that of `hold` belongs to its block
@@ -79,7 +80,7 @@ class _BaseSlot:
         """True once the slot was lost while it was held: it could not be renewed in time, or the
         store has it no more. Another holder may have it, so stop what it guards. It stays true.
         """
-        return self._base_driver.is_lost(self._claim)
+        return self._driver.is_lost(self._claim)
 
     @property
     def refusal(self) -> ConcurrencyExceeded | None:
@@ -97,19 +98,8 @@ class _BaseSlot:
         raise TypeError("a slot cannot be pickled or copied: this process holds it, and renews it")
 
 
-class Slot(_BaseSlot):
+class Slot(_BaseSlot[None]):
     """One slot of a `Concurrency`. True while it is held."""
-
-    def __init__(
-        self,
-        driver: SlotDriver[None],
-        claim: SlotClaim,
-        refusal: ConcurrencyExceeded | None = None,
-        *,
-        owns_claim: bool = True,
-    ) -> None:
-        super().__init__(driver, claim, refusal, owns_claim)
-        self._driver = driver
 
     def release(self) -> None:
         """Free the slot before the end of the block. A second release does nothing. Never raises
@@ -131,19 +121,8 @@ class Slot(_BaseSlot):
 
 
 @only_async_with
-class AsyncSlot(_BaseSlot):
+class AsyncSlot(_BaseSlot[Awaitable[None]]):
     """One slot of an `AsyncConcurrency`. True while it is held."""
-
-    def __init__(
-        self,
-        driver: SlotDriver[Awaitable[None]],
-        claim: SlotClaim,
-        refusal: ConcurrencyExceeded | None = None,
-        *,
-        owns_claim: bool = True,
-    ) -> None:
-        super().__init__(driver, claim, refusal, owns_claim)
-        self._driver = driver
 
     async def release(self) -> None:
         """See `Slot.release`. If it is cancelled, the slot is freed in the background."""
@@ -162,23 +141,21 @@ class AsyncSlot(_BaseSlot):
         await self.release()
 
 
-class _BaseBlock(EnteredBlock):
+class _BaseBlock(EnteredBlock, Generic[W_co]):
     """The claim of a block of `hold`, and whether it was entered."""
 
-    def __init__(self, driver: SlotDriver[Any], claim: SlotClaim, timeout: float | None) -> None:
-        self._base_driver = driver
+    def __init__(self, driver: SlotDriver[W_co], claim: SlotClaim, timeout: float | None) -> None:
+        self._driver = driver
         self._claim = claim
         self._timeout = timeout
         self._entered = False
         claim.owner = ref(self)
 
-    def _on_enter(self) -> None:
-        if self._entered:
-            raise RuntimeError(
-                f"this block of {short_repr(self._claim.key)} was entered before; call `hold` "
-                "again for each block"
-            )
-        self._entered = True
+    def _entered_before(self) -> RuntimeError:
+        return RuntimeError(
+            f"this block of {short_repr(self._claim.key)} was entered before; call `hold` again "
+            "for each block"
+        )
 
     def _not_entered(self) -> RuntimeError:
         return RuntimeError(
@@ -187,7 +164,7 @@ class _BaseBlock(EnteredBlock):
         )
 
 
-class SlotBlock(_BaseBlock):
+class SlotBlock(_BaseBlock[None]):
     """`with slots.hold(key) as slot:`."""
 
     _written = (
@@ -195,16 +172,13 @@ class SlotBlock(_BaseBlock):
         "block `if slot:`"
     )
 
-    def __init__(self, driver: SlotDriver[None], claim: SlotClaim, timeout: float | None) -> None:
-        super().__init__(driver, claim, timeout)
-        self._driver = driver
-        self._slot = Slot(driver, claim, owns_claim=False)
-
     def __enter__(self) -> Slot:
-        self._on_enter()
+        if self._entered:
+            raise self._entered_before()
+        self._entered = True
         try:
             self._driver.wait(self._claim, self._timeout)
-            return self._slot
+            return Slot(self._driver, self._claim, owns_claim=False)
         except BaseException:  # raised by a signal handler, too
             self._driver.abandon(self._claim)
             raise
@@ -226,7 +200,7 @@ class SlotBlock(_BaseBlock):
 
 
 @only_async_with
-class AsyncSlotBlock(_BaseBlock):
+class AsyncSlotBlock(_BaseBlock[Awaitable[None]]):
     """`async with slots.hold(key) as slot:`."""
 
     _written = (
@@ -234,18 +208,13 @@ class AsyncSlotBlock(_BaseBlock):
         "slot:` and in that block `if slot:`"
     )
 
-    def __init__(
-        self, driver: SlotDriver[Awaitable[None]], claim: SlotClaim, timeout: float | None
-    ) -> None:
-        super().__init__(driver, claim, timeout)
-        self._driver = driver
-        self._slot = AsyncSlot(driver, claim, owns_claim=False)
-
     async def __aenter__(self) -> AsyncSlot:
-        self._on_enter()
+        if self._entered:
+            raise self._entered_before()
+        self._entered = True
         try:
             await self._driver.wait(self._claim, self._timeout)
-            return self._slot
+            return AsyncSlot(self._driver, self._claim, owns_claim=False)
         except BaseException:  # a cancellation, or raised by a signal handler
             self._driver.abandon(self._claim)
             raise

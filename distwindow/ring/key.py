@@ -93,7 +93,8 @@ _UNESCAPED_KEY = re.compile(rf"[!-$&-z|]{{1,{_MAX_ESCAPED_BYTES}}}")
 """A key of printable ASCII that `escape` returns as it is, as it does with most keys."""
 _SENDERS = b":senders"
 _SHAPING = b":shaping"
-_LINE = b":line"
+_SLOTS = b":slots"
+LINE = b":line"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
@@ -138,11 +139,16 @@ def shaping_name(ring: bytes) -> bytes:
     return ring + _SHAPING
 
 
+def slots_name(prefix: str, key: AnyKey) -> bytes:
+    """Return the Redis key of the slots of `key`."""
+    return ring_name_prefix(prefix, key) + _SLOTS
+
+
 def line_name(ring: bytes) -> bytes:
     """Return the Redis key of the hash with the virtual line of a ring, and of the sorted set with
     the line for slots.
     """
-    return ring + _LINE
+    return ring + LINE
 
 
 class RingNameParts(NamedTuple):
@@ -173,7 +179,7 @@ def is_senders_name(prefix: str, name: bytes) -> bool:
 
 def is_line_name(prefix: str, name: bytes) -> bool:
     """True if `name` is the `line_name` of a ring of this prefix; no ring has such a name."""
-    ring = name.removesuffix(_LINE)
+    ring = name.removesuffix(LINE)
     return ring != name and parse_ring_name(prefix, ring) is not None
 
 

@@ -36,7 +36,6 @@ from ..concurrency.commands import (
     HolderName,
     Holders,
     Renew,
-    slots_name,
 )
 from ..errors import ConfigurationError
 from ..minute.commands import VIEW_COMMANDS, ViewFlush, ViewRead, views_name
@@ -56,7 +55,7 @@ from ..ring.commands import (
     charges_of,
 )
 from ..ring.decision import BorrowedCharge, Charge
-from ..ring.key import AnyKey, line_name, ring_name_prefix
+from ..ring.key import AnyKey, line_name, ring_name_prefix, slots_name
 from ..ring.limit import Limit
 from ..ring.stats import Bucket
 from ..shaping.commands import SHAPING_COMMANDS, AcquireShaped, PeekShaped, ReadShaped

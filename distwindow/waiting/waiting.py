@@ -325,10 +325,9 @@ class WaitQueues:
     def join(self, waiter: Waiter, name: bytes) -> None:
         """Put `waiter` at the end of the queue of this name."""
         with self._lock:
-            queue = self.by_name.get(name)
-            if queue is None:
-                queue = self.by_name[name] = _Queue()
-            waiter._queue = queue  # first, so that it can leave if it is interrupted here
+            # The waiter has its queue first, so that it can leave if it is interrupted here.
+            waiter._queue = queue = self.by_name.get(name) or _Queue()
+            self.by_name[name] = queue
             if waiter._deadline is not None:
                 queue.earliest_deadline = min(queue.earliest_deadline, waiter._deadline)
             queue.waiting.append(waiter)

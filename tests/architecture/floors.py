@@ -40,7 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 LOWER_HALF = {
     "breaker": {"rules", "record", "commands", "memory", "operations"},
     "away": {"outages"},
-    "concurrency": {"stats", "commands", "memory", "operations", "claim", "held"},
+    "concurrency": {"stats", "commands", "memory", "operations", "held"},
 }
 """The files that know the engine only; the others use the store, the worker and the entry."""
 BESIDE = {

@@ -14,7 +14,7 @@ import random
 import time
 
 from distwindow import Concurrency
-from distwindow.concurrency.commands import slots_name
+from distwindow.ring.key import slots_name
 from tests.attack.client import now_ms
 from tests.attack.client_logs import ClientLogs, read_client_logs
 from tests.attack.faulty_fleet import ALL_FAULTS, PROCESS_FAULTS, FaultyFleet

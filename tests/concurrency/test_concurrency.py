@@ -385,7 +385,7 @@ def test_many_threads_never_hold_more_than_the_limit() -> None:
 def test_a_block_that_was_made_before_a_fork_has_its_own_holder(slots: Concurrency) -> None:
     """Otherwise parent and child would hold one slot together."""
     block = slots.hold("k")
-    parents = block._claim.holder
+    parents = block._claim.command.holder
     slots._held.after_fork()
     with block:
         (holder,) = slots._held._claims

@@ -1,14 +1,13 @@
-"""Every row of the table in `concurrency/claim.py`."""
+"""Every row of the table in `concurrency/held.py`."""
 
 from __future__ import annotations
 
 import pytest
 
 from distwindow import StoreTimeout, StoreUnavailable
-from distwindow.concurrency import claim as slot_claim
-from distwindow.concurrency.claim import SlotClaim
+from distwindow.concurrency import held as slot_claim
 from distwindow.concurrency.commands import HoldReply
-from distwindow.concurrency.held import HeldSlots
+from distwindow.concurrency.held import HeldSlots, SlotClaim
 from distwindow.runtime.strategy import OutgoingCommand
 from tests.state_tables import Row, RowChecks
 
@@ -21,7 +20,7 @@ NOT_EXECUTED = StoreUnavailable("no connection", charged=False)
 
 
 def new_claim() -> SlotClaim:
-    return HeldSlots("unit", 2, int(TTL_S * 1000), lambda: "owner").new_claim("k")
+    return HeldSlots(2, int(TTL_S * 1000), lambda: "owner").new_claim("k", b"unit:{k}:slots")
 
 
 def asked(at: float = 0.0) -> SlotClaim:
@@ -37,7 +36,7 @@ def granted(at: float = 0.0) -> SlotClaim:
 
 
 def ended(claim: SlotClaim) -> str:
-    claim.end()
+    claim.ended = True
     return claim.state
 
 
@@ -108,7 +107,7 @@ def _() -> str:
 
 @ROW_CHECKS.row("held", "`expires_at` comes")
 def _() -> str:
-    held = HeldSlots("unit", 2, int(TTL_S * 1000), lambda: "owner")
+    held = HeldSlots(2, int(TTL_S * 1000), lambda: "owner")
     claim = granted()
     assert not held.check_lost(claim, claim.expires_at - 0.001)
     assert held.check_lost(claim, claim.expires_at)
@@ -124,9 +123,9 @@ def _() -> str:
 
 @ROW_CHECKS.row("held", "its object is garbage-collected")
 def _() -> str:
-    held = HeldSlots("unit", 2, int(TTL_S * 1000), lambda: "owner")
+    held = HeldSlots(2, int(TTL_S * 1000), lambda: "owner")
     claim, outgoing = granted(), list[OutgoingCommand]()
-    held.add(claim)
+    held.add(claim, TIMEOUT_S)
     claim.owner = lambda: None
     held.collect_commands(1.0, outgoing)
     assert [each.command.script for each in outgoing] == ["free"]
@@ -143,7 +142,7 @@ def _() -> str:
 @ROW_CHECKS.row("ended", "a free is acknowledged")
 def _() -> str:
     claim = granted()
-    claim.end()
+    claim.ended = True
     claim.on_freed(0.1)
     return claim.state
 
@@ -152,7 +151,7 @@ def _() -> str:
 def _() -> str:
     claim = asked()
     claim.on_failure(UNKNOWN, 0.0)
-    claim.end()
+    claim.ended = True
     claim.on_freed(0.4)
     state = claim.state
     assert claim.free_again_at(0.4, 9.0) == TIMEOUT_S
@@ -164,7 +163,7 @@ def _() -> str:
 @ROW_CHECKS.row("ended", "every deadline that it may have is over")
 def _() -> str:
     claim = asked()
-    claim.end()
+    claim.ended = True
     assert not claim.expire(TIMEOUT_S + TTL_S)
     assert claim.expire(TIMEOUT_S + TTL_S * 1.1 + 0.001)
     return claim.state

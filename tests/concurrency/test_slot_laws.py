@@ -19,8 +19,8 @@ from distwindow.concurrency.commands import (
     Holders,
     HoldReply,
     Renew,
-    slots_name,
 )
+from distwindow.ring.key import slots_name
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import (
     FEATURES,

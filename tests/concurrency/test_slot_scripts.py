@@ -24,10 +24,9 @@ from distwindow.concurrency.commands import (
     HoldReply,
     Renew,
     RenewReply,
-    slots_name,
 )
 from distwindow.ring.command import Command
-from distwindow.ring.key import line_name
+from distwindow.ring.key import line_name, slots_name
 from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.scripts import load_script
 from tests.clock_and_stores import T0, fresh_key

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from distwindow import Limiter
-from distwindow.concurrency.commands import Hold, HolderName, HoldReply, slots_name
+from distwindow.concurrency.commands import Hold, HolderName, HoldReply
+from distwindow.ring.key import slots_name
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
