@@ -29,7 +29,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..errors import StoreError
+from ..errors import StoreError, closed_failure
 from ..options import Options
 from ..ring.clock import NEVER
 from ..ring.key import AnyKey, normalize_key
@@ -114,6 +114,9 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         self._store = f"{store_name} {id(store)}" if self.in_process else store_name
         """Which store it is: breakers of one name in two stores are two."""
         self._sync_s = options.sync_interval
+        self._fresh_s = -NEVER if self.in_process else options.sync_interval
+        """No call asks for a state that is not older than this."""
+        self.is_closed = False
         self._tick_s = min(options.flush_interval, options.sync_interval)
         self._max_keys = options.max_local_keys
         self._window_ms = window_ms
@@ -209,14 +212,20 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
                 self._states[state.key] = kept
             return kept
 
-    def decide(self, state: S) -> A | None:
-        """Decide a call by what is known; None if the store has to be asked. Raises `BreakerOpen`
-        if the call is refused.
+    def decide(self, key: AnyKey) -> A | None:
+        """Decide a call of `key` by what is known; None if the store has to be asked. Raises
+        `BreakerOpen` if the call is refused, `ConfigurationError` once the breaker is closed.
         """
+        if self.is_closed:
+            raise closed_failure("circuit breaker")
         if self._hold is not None:
             self._hold()
+        state = self._states.get(key) if key.__class__ is str else None
+        if state is None:
+            state = self.get_or_create(key)
         now = self.monotonic()
-        if self.must_query_store(state, now):
+        # The first half is False for a state that was refreshed within a sync interval.
+        if now - state.known_at > self._fresh_s and self.must_query_store(state, now):
             return None
         state.is_wanted = True
         if not state.is_active:
@@ -251,11 +260,6 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         self._away_until = state.away_until = -NEVER
         state.offset_ms = now_ms - now * 1000
         state.known_at = now
-
-    def bucket_start_ms(self, state: S, now: float) -> int:
-        """Return the start of the bucket of now, ms on the store's clock."""
-        now_ms = int(now * 1000 + state.offset_ms)
-        return now_ms - now_ms % self._bucket_ms
 
     def activate(self, state: S, now: float) -> None:
         """Add `state` to those that the worker follows, from the next tick on."""

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from .. import _fork
 from ..async_use import EnteredBlock, only_async_with
 from ..failure_types import FailureTypes
+from ..ring.key import AnyKey
+from .cache import BreakerCache
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 A = TypeVar("A")  # a call that was let through
+W_co = TypeVar("W_co", covariant=True)  # what asking returns: the call, or something awaitable
+D_co = TypeVar("D_co", covariant=True)  # what sending returns: nothing, or something awaitable
 
 
-class _BaseBreakerCall(EnteredBlock, Generic[A]):
+class CallDriver(Protocol[A, W_co, D_co]):
+    """A breaker as its calls use it."""
+
+    _failure_types: FailureTypes
+    _states: BreakerCache[Any, A]
+
+    def _ask(self, key: AnyKey) -> W_co:
+        """Have the store decide a call of `key`."""
+
+    def _send(self, admission: A) -> D_co:
+        """Send what was counted, as the end of this call decides."""
+
+
+class _BaseBreakerCall(EnteredBlock, Generic[A, W_co, D_co]):
     """A call that was admitted, and whether the caller has said how it ended."""
 
-    def __init__(self, failure_types: FailureTypes, restarted: Callable[[A], A]) -> None:
-        self._failure_types = failure_types
-        self._restarted = restarted
+    def __init__(self, breaker: CallDriver[A, W_co, D_co], key: AnyKey) -> None:
+        self._breaker = breaker
+        self._key = key
         self._admission: A | None = None
         self._is_entered = False
         self._forks = 0
@@ -43,9 +60,10 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
     def restart(self) -> None:
         """Begin the response time now: something else has held the call back."""
         if self._admission is not None:
-            self._admission = self._restarted(self._admission)
+            self._admission = self._breaker._states.restarted(self._admission)
 
-    def _begin(self) -> None:
+    def _begin(self) -> A | None:
+        """Return the call if it is let through by what is known."""
         if self._is_entered:
             raise RuntimeError(
                 "this call of a circuit breaker was entered before; write `breaker.call(key)` anew "
@@ -53,35 +71,37 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
             )
         self._is_entered = True
         self._forks = _fork.forks
+        return self._breaker._states.decide(self._key)
 
-    def _end(self, exc: BaseException | None) -> tuple[A, bool | None]:
-        """Return what was admitted, and whether it failed. It ends once."""
+    def _end(self, exc: BaseException | None) -> A | None:
+        """Record how the call ended, once. Return it if that is to be sent at once."""
         admission, self._admission = self._admission, None
         if admission is None:
             raise RuntimeError("this call of a circuit breaker has not been entered, or has ended")
-        failed = self._failure_types.failed(exc)
-        return admission, True if self._marked_failed else failed
+        if self._forks != _fork.forks:
+            return None
+        breaker = self._breaker
+        failed: bool | None = self._marked_failed
+        if exc is not None and not failed:
+            failed = breaker._failure_types.failed(exc)
+        return admission if breaker._states.record(admission, failed) else None
+
+    def _withdraw(self) -> A | None:
+        """Do as `_end`, for a call that is not made, if it was let through."""
+        admission, self._admission = self._admission, None
+        if admission is None or self._forks != _fork.forks:
+            return None
+        return admission if self._breaker._states.record(admission, None) else None
 
 
-class BreakerCall(_BaseBreakerCall[A]):
+class BreakerCall(_BaseBreakerCall[A, A, None]):
     """`with breaker.call(key) as call:`. Raises `BreakerOpen` where the block would begin."""
 
     _written = "`with breaker.call(key):`, which raises `BreakerOpen` if refused"
 
-    def __init__(
-        self,
-        failure_types: FailureTypes,
-        admit: Callable[[], A],
-        finish: Callable[[A, bool | None], object],
-        restarted: Callable[[A], A],
-    ) -> None:
-        super().__init__(failure_types, restarted)
-        self._admit = admit
-        self._finish = finish
-
     def __enter__(self) -> Self:
-        self._begin()
-        self._admission = self._admit()
+        admission = self._begin()
+        self._admission = self._breaker._ask(self._key) if admission is None else admission
         return self
 
     def __exit__(
@@ -90,39 +110,28 @@ class BreakerCall(_BaseBreakerCall[A]):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        admission, failed = self._end(exc)
-        if self._forks == _fork.forks:
-            self._finish(admission, failed)
+        to_send = self._end(exc)
+        if to_send is not None:
+            self._breaker._send(to_send)
 
     def withdraw(self) -> None:
         """End a call that was let through, if it was, and is not made: nothing is counted, and a
         probe goes to another call.
         """
-        admission, self._admission = self._admission, None
-        if admission is not None and self._forks == _fork.forks:
-            self._finish(admission, None)
+        to_send = self._withdraw()
+        if to_send is not None:
+            self._breaker._send(to_send)
 
 
 @only_async_with
-class AsyncBreakerCall(_BaseBreakerCall[A]):
+class AsyncBreakerCall(_BaseBreakerCall[A, Awaitable[A], Awaitable[None]]):
     """`async with breaker.call(key) as call:`, the same for tasks."""
 
     _written = "`async with breaker.call(key):`, which raises `BreakerOpen` if refused"
 
-    def __init__(
-        self,
-        failure_types: FailureTypes,
-        admit: Callable[[], Awaitable[A]],
-        finish: Callable[[A, bool | None], Awaitable[object]],
-        restarted: Callable[[A], A],
-    ) -> None:
-        super().__init__(failure_types, restarted)
-        self._admit = admit
-        self._finish = finish
-
     async def __aenter__(self) -> Self:
-        self._begin()
-        self._admission = await self._admit()
+        admission = self._begin()
+        self._admission = await self._breaker._ask(self._key) if admission is None else admission
         return self
 
     async def __aexit__(
@@ -131,12 +140,13 @@ class AsyncBreakerCall(_BaseBreakerCall[A]):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        admission, failed = self._end(exc)
-        if self._forks == _fork.forks:
-            await self._finish(admission, failed)
+        # Before anything is awaited: if the task is cancelled then, the worker sends it.
+        to_send = self._end(exc)
+        if to_send is not None:
+            await self._breaker._send(to_send)
 
     async def withdraw(self) -> None:
         """See `BreakerCall.withdraw`."""
-        admission, self._admission = self._admission, None
-        if admission is not None and self._forks == _fork.forks:
-            await self._finish(admission, None)
+        to_send = self._withdraw()
+        if to_send is not None:
+            await self._breaker._send(to_send)

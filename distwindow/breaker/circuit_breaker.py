@@ -11,7 +11,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_args
 
 from .._fork import register_after_fork
@@ -60,7 +59,6 @@ class BaseBreaker:
         self._store_name = store_name(store)
         self._name = f"breaker {options.prefix!r} at {self._store_name}"
         self._failure_types = FailureTypes(options.errors, options.ignore)
-        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
@@ -82,14 +80,10 @@ class BaseBreaker:
         """The beginning of the names of all breakers in the store."""
         return self._prefix
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise closed_failure("circuit breaker")
-
 
 def check_is_no_function(key: Any) -> None:
     """Raise `TypeError` for a function in the place of the key of `call`: it would never run."""
-    if key.__class__ is not str and callable(key):
+    if callable(key):
         name = function_name(key)
         raise TypeError(
             f"call takes the key of a service, and never runs {name}: write "
@@ -179,16 +173,22 @@ def protect_function(breaker: _Breaker, key: DecoratorKey, fallback: Any, functi
 
     @functools.wraps(function)
     def protected(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            # Only a refusal of this call leads to the fallback, and not a `BreakerOpen` that the
-            # function itself raises.
+        # Only a refusal of this call leads to the fallback, and not a `BreakerOpen` that the
+        # function itself raises.
+        call = breaker.call(key_of(args, kwargs))
+        try:
+            call.__enter__()
+        except BreakerOpen:
+            if fallback is None:
+                raise
+        else:
             try:
-                stack.enter_context(breaker.call(key_of(args, kwargs)))
-            except BreakerOpen:
-                if fallback is None:
-                    raise
-            else:
-                return function(*args, **kwargs)
+                value = function(*args, **kwargs)
+            except BaseException as exc:
+                call.__exit__(type(exc), exc, exc.__traceback__)
+                raise
+            call.__exit__(None, None, None)
+            return value
         return fallback(*args, **kwargs)
 
     return protected
@@ -205,14 +205,20 @@ def protect_async_function(
 
     @functools.wraps(function)
     async def protected(*args: Any, **kwargs: Any) -> Any:
-        async with AsyncExitStack() as stack:
+        call = breaker.call(key_of(args, kwargs))
+        try:
+            await call.__aenter__()
+        except BreakerOpen:
+            if fallback is None:
+                raise
+        else:
             try:
-                await stack.enter_async_context(breaker.call(key_of(args, kwargs)))
-            except BreakerOpen:
-                if fallback is None:
-                    raise
-            else:
-                return await function(*args, **kwargs)
+                value = await function(*args, **kwargs)
+            except BaseException as exc:
+                await call.__aexit__(type(exc), exc, exc.__traceback__)
+                raise
+            await call.__aexit__(None, None, None)
+            return value
         value = fallback(*args, **kwargs)
         return await value if inspect.isawaitable(value) else value
 
@@ -249,9 +255,9 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 
     def call(self, key: AnyKey) -> AsyncBreakerCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
-        check_is_no_function(key)
-        admit = functools.partial(self._admit, key)
-        return AsyncBreakerCall(self._failure_types, admit, self._finish, self._states.restarted)
+        if key.__class__ is not str:
+            check_is_no_function(key)
+        return AsyncBreakerCall(self, key)
 
     def protect(
         self,
@@ -267,24 +273,29 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 
     async def _refreshed(self, key: AnyKey) -> S:
         """Return what the store knows of `key` now."""
-        self._check_open()
+        if self._states.is_closed:
+            raise closed_failure("circuit breaker")
         state = self._states.get_or_create(key)
         raise_failure(await self._run(send_state(self._states, state)))
         return state
 
     async def _end_calls(self) -> None:
-        self._is_closed = True
+        self._states.is_closed = True
         self._states.wake = ignore_wake
 
     async def _admit(self, key: AnyKey) -> A:
-        self._check_open()
-        state = self._states.get_or_create(key)
-        admission = self._states.decide(state)
-        return await self._run(admit(self._states, state)) if admission is None else admission
+        admission = self._states.decide(key)
+        return await self._ask(key) if admission is None else admission
+
+    async def _ask(self, key: AnyKey) -> A:
+        return await self._run(admit(self._states, self._states.get_or_create(key)))
 
     async def _finish(self, admission: A, failed: bool | None) -> None:
-        # Before anything is awaited: if the task is cancelled then, the worker sends it.
-        if self._states.record(admission, failed) and not self._is_closed:
+        if self._states.record(admission, failed):
+            await self._send(admission)
+
+    async def _send(self, admission: A) -> None:
+        if not self._states.is_closed:
             await self._run(send_state(self._states, self._states.state_of(admission)))
 
 
@@ -310,9 +321,9 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         beginning of its block if it is refused, and counts its end. `fail()` of the object that
         `as` gives counts it as failed though it raises nothing.
         """
-        check_is_no_function(key)
-        admit = functools.partial(self._admit, key)
-        return BreakerCall(self._failure_types, admit, self._finish, self._states.restarted)
+        if key.__class__ is not str:
+            check_is_no_function(key)
+        return BreakerCall(self, key)
 
     def protect(
         self,
@@ -333,23 +344,29 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
 
     def _refreshed(self, key: AnyKey) -> S:
         """Return what the store knows of `key` now."""
-        self._check_open()
+        if self._states.is_closed:
+            raise closed_failure("circuit breaker")
         state = self._states.get_or_create(key)
         raise_failure(self._run(send_state(self._states, state)))
         return state
 
     def _end_calls(self) -> None:
-        self._is_closed = True
+        self._states.is_closed = True
         self._states.wake = ignore_wake  # the thread that closes flushes from here on
 
     def _admit(self, key: AnyKey) -> A:
-        self._check_open()
-        state = self._states.get_or_create(key)
-        admission = self._states.decide(state)
-        return self._run(admit(self._states, state)) if admission is None else admission
+        admission = self._states.decide(key)
+        return self._ask(key) if admission is None else admission
+
+    def _ask(self, key: AnyKey) -> A:
+        return self._run(admit(self._states, self._states.get_or_create(key)))
 
     def _finish(self, admission: A, failed: bool | None) -> None:
-        if self._states.record(admission, failed) and not self._is_closed:
+        if self._states.record(admission, failed):
+            self._send(admission)
+
+    def _send(self, admission: A) -> None:
+        if not self._states.is_closed:
             # If the store does not take it now, the worker sends it again.
             self._run(send_state(self._states, self._states.state_of(admission)))
 

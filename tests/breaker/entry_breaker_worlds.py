@@ -40,13 +40,13 @@ class World:
         )
         self.ends: list[bool | None] = []
         """What the breaker was told of ends, in order."""
-        finish = self.breaker._finish
+        record = self.breaker._states.record
 
         def note(admission: Any, failed: bool | None) -> Any:
             self.ends.append(failed)
-            return finish(admission, failed)
+            return record(admission, failed)
 
-        self.breaker._finish = note
+        self.breaker._states.record = note
         self.entry = self.new_entry()
         self.taken = 0
         """Permits that other calls have used."""
