@@ -160,7 +160,8 @@ class Admission(_BaseAdmission[Decision, object]):
 
     def acquire(self, key: AnyKey, cost: int, timeout: float | None, priority: bool) -> Decision:
         """See `Limiter.acquire`."""
-        timeout = check_timeout(timeout)
+        if timeout is not None:
+            timeout = check_timeout(timeout)
         refused: list[Decision] = []
         queues = self._queues
         began_at = queues.clock.monotonic()
@@ -203,7 +204,8 @@ class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
         self, key: AnyKey, cost: int, timeout: float | None, priority: bool
     ) -> Decision:
         """See `Limiter.acquire`."""
-        timeout = check_timeout(timeout)
+        if timeout is not None:
+            timeout = check_timeout(timeout)
         refused: list[Awaitable[Decision]] = []
         queues = self._queues
         began_at = queues.clock.monotonic()

@@ -47,7 +47,7 @@ from .ring.limit import Limit, LimitSpec
 from .ring.stats import Stats
 from .ring.store import AsyncStore, Store
 from .runtime import operations as key_operations
-from .runtime.steps import Operation
+from .runtime.steps import Operation, send
 from .shaping.operations import make_command_cache
 from .waiting.waiting import Turns, WaitQueues
 
@@ -389,9 +389,9 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         if decision.charged is None:
             return  # let through by `on_store_error`: it is not counted
-        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
-        if recording is not None:
-            await self._run(recording)
+        command = self._strategy.record(decision, failed, rt_ms)
+        if command is not None:  # a store in this process counts it
+            await self._run(send(command))
 
 
 __all__ = ["AsyncLimiter", "Limiter"]
@@ -517,7 +517,22 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             except StoreError as exc:
                 return self._policy.decide(key, cost, exc)
         decision = self._decide_locally(key, cost)
-        return self._acquire_remote(key, cost) if decision is None else decision
+        if decision is not None:
+            return decision
+        sent_at = self._store.clock.monotonic()
+        command = self._strategy.store_command(key, cost)
+        try:
+            if command is None:
+                decision = self._run(self._strategy.acquire_remote(key, cost))
+            else:  # the same as `acquire_remote`, without a generator and its driver
+                decision = self._store.decide(command)
+                if not decision[0]:
+                    self._strategy.cache_refusal(decision[1], decision, sent_at)
+        except StoreError as exc:
+            return self._policy.decide(key, cost, exc)
+        if self._observe is not None:
+            self._observe(decision)
+        return decision
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
         """Acquire over several keys, each with its own limits: `[(key, limits, cost), ...]`; all
@@ -680,26 +695,9 @@ class Limiter(BaseLimiter, BlockingLifecycle):
                 fetch.completion.wait(ends - self._store.clock.monotonic())
             self._source.wake = ignore_wake  # the thread that closes flushes from here on
 
-    def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:
-        """Return the decision that takes the store, after `decide_locally` has returned None."""
-        sent_at = self._store.clock.monotonic()
-        command = self._strategy.store_command(key, cost)
-        try:
-            if command is None:
-                decision = self._run(self._strategy.acquire_remote(key, cost))
-            else:  # the same as `acquire_remote`, without a generator and its driver
-                decision = self._store.decide(command)
-                if not decision[0]:
-                    self._strategy.cache_refusal(decision[1], decision, sent_at)
-        except StoreError as exc:
-            return self._policy.decide(key, cost, exc)
-        if self._observe is not None:
-            self._observe(decision)
-        return decision
-
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         if decision.charged is None:
             return  # let through by `on_store_error`: it is not counted
-        recording = key_operations.record(self._strategy, decision, failed, rt_ms)
-        if recording is not None:
-            self._run(recording)
+        command = self._strategy.record(decision, failed, rt_ms)
+        if command is not None:  # a store in this process counts it
+            self._run(send(command))

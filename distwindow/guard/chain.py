@@ -29,6 +29,8 @@ from ..options import check_origin
 #
 # The slots of this package are generators: they yield what their limiter or breaker has returned,
 # and are sent the result. That is the result itself in a thread, and is awaited first in a task.
+# `RateSlot`, which nearly every call meets, is none: `enter` returns the question, and `_settle` is
+# given the answer.
 
 LOG = logging.getLogger("distwindow")
 
@@ -76,6 +78,8 @@ class ChainSlot:
 
     rule: object | None = None
     """The rule that refusals name."""
+    _settle: Callable[[GuardCall, Any], Any] | None = None
+    """Given the answer to the question that `enter` has returned; returns the token."""
     order: int = 500
     """Where the slot stands: slots are entered from the lowest to the highest, and those of equal
     order as they were given. Authority has 100, system 200, flow 300, flow of grade "thread" 310,
@@ -104,7 +108,9 @@ class SlotAdapter(NamedTuple):
 
     slot: Any
     enter_kind: str | None
-    """"steps" for a generator function, "coroutine" for a coroutine function."""
+    """"steps" for a generator function, "coroutine" for a coroutine function, "question" for one
+    whose answer is settled.
+    """
     exit_kind: str | None
     has_exit: bool
     """False for a slot that has nothing to leave."""
@@ -114,7 +120,7 @@ def adapt_slot(slot: Any) -> SlotAdapter:
     """Return the adapter of `slot`."""
     return SlotAdapter(
         slot,
-        _kind_of(slot.enter),
+        "question" if getattr(slot, "_settle", None) else _kind_of(slot.enter),
         _kind_of(slot.exit),
         getattr(slot.exit, "__func__", None) is not ChainSlot.exit,
     )
@@ -142,11 +148,14 @@ class SlotStack:
     `taken`.
     """
 
-    __slots__ = ("_call", "_chain", "_name", "taken")
+    __slots__ = ("_chain", "_name", "call", "taken")
 
-    def __init__(self, chain: tuple[SlotAdapter, ...], call: GuardCall, name: str) -> None:
+    def __init__(
+        self, chain: tuple[SlotAdapter, ...], name: str, resource: str, *call: Any
+    ) -> None:
+        """`name` is that of the guard; `resource` and `call` are what `GuardCall` takes."""
         self._chain = chain
-        self._call = call
+        self.call = GuardCall(resource, *call)
         self._name = name
         self.taken: list[tuple[SlotAdapter, Any]] = []
 
@@ -155,8 +164,12 @@ class SlotStack:
         for adapter in self._chain:
             slot, kind, _, has_exit = adapter
             try:
-                token = slot.enter(self._call)
-                if kind == "steps":
+                token = slot.enter(self.call)
+                if kind == "question":
+                    if hasattr(token.__class__, "__await__"):  # in a task
+                        token = yield token
+                    token = slot._settle(self.call, token)
+                elif kind == "steps":
                     token = yield from token
                 elif kind is not None or token.__class__ is CoroutineType:
                     token = yield token
@@ -166,9 +179,9 @@ class SlotStack:
                 raise
             if has_exit:
                 self.taken.append((adapter, token))
-            if self._call.wait:
+            if self.call.wait:
                 # After the slot is noted as taken: a wait that is cancelled gives it back.
-                wait, self._call.wait = self._call.wait, 0.0
+                wait, self.call.wait = self.call.wait, 0.0
                 yield sleep(wait)
 
     def leave(self, outcome: Outcome) -> Steps:
@@ -180,7 +193,7 @@ class SlotStack:
         while self.taken:
             (slot, _, kind, _), token = self.taken.pop()
             try:
-                result = slot.exit(self._call, token, outcome)
+                result = slot.exit(self.call, token, outcome)
                 if kind == "steps":
                     yield from result
                 elif kind is not None or result.__class__ is CoroutineType:
@@ -190,7 +203,7 @@ class SlotStack:
             except DistwindowError as exc:
                 LOG.warning(
                     "the end of an entry on %s of %s was not recorded by %s: %s",
-                    short_repr(self._call.resource), self._name, type(slot).__name__, exc,
+                    short_repr(self.call.resource), self._name, type(slot).__name__, exc,
                 )  # fmt: skip
             except BaseException as exc:
                 failure = failure or exc

@@ -30,7 +30,6 @@ from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule
 from .chain import (
     NO_CONTEXT,
     ChainSlot,
-    GuardCall,
     Outcome,
     SlotAdapter,
     SlotStack,
@@ -242,10 +241,8 @@ class BaseGuard:
         """The rules."""
         return self._rules
 
-    def _begin(
-        self, resource: Any, origin: Any, cost: Any, context: Any
-    ) -> tuple[Chain, GuardCall]:
-        """Return the chain of a call, and the call. Raises for what no call can be."""
+    def _begin(self, resource: Any, origin: Any, cost: Any, context: Any) -> SlotStack:
+        """Return a call and its chain. Raises for what no call can be."""
         if self._is_closed:
             raise closed_failure("guard")
         check_name("resource", resource)
@@ -257,7 +254,7 @@ class BaseGuard:
             context, caller = context or ambient.name, caller or ambient.origin
         check_cost(cost)
         chain = self._chains.get(resource, self._chain_of_others)
-        return chain, GuardCall(resource, caller, cost, context)
+        return SlotStack(chain, self._name, resource, caller, cost, context)
 
     def _checked_slot(self, slot: Any) -> Any:
         return _checked_slot(slot, self._awaits_slots)
@@ -376,15 +373,14 @@ class _BaseGuardEntry(EnteredBlock):
     def __init__(
         self,
         guard: BaseGuard,
-        chain: Chain,
-        call: GuardCall,
+        slot_stack: SlotStack,
         any_thread: bool,
         sleep: Callable[[float], Any],
     ) -> None:
         self._guard = guard
         self._sleep = sleep
-        self._call = call
-        self._slot_stack = SlotStack(chain, call, guard._name)
+        self._call = slot_stack.call
+        self._slot_stack = slot_stack
         self._state = "new"
         self._any_thread = any_thread
         self._thread_id = 0
@@ -587,8 +583,8 @@ class AsyncGuard(BaseGuard, AsyncClosable):
         any_thread: bool = False,
     ) -> AsyncGuardEntry:
         """See `Guard.entry`; `async with`."""
-        chain, call = self._begin(resource, origin, cost, context)
-        return AsyncGuardEntry(self, chain, call, any_thread, self._store.sleep)
+        slot_stack = self._begin(resource, origin, cost, context)
+        return AsyncGuardEntry(self, slot_stack, any_thread, self._store.sleep)
 
     async def flush(self) -> None:
         """See `Guard.flush`."""
@@ -703,8 +699,8 @@ class Guard(BaseGuard, BlockingClosable):
         resource admits) is a `ValueError`; a `SystemRule` refuses a cost above its `qps` each time.
         A `StoreError` is raised where the store does not answer a flow rule.
         """
-        chain, call = self._begin(resource, origin, cost, context)
-        return GuardEntry(self, chain, call, any_thread, self._clock.sleep)
+        slot_stack = self._begin(resource, origin, cost, context)
+        return GuardEntry(self, slot_stack, any_thread, self._clock.sleep)
 
     def flush(self) -> None:
         """Send now what was counted in this process, and sample the machine if a `SystemRule`

@@ -101,26 +101,27 @@ class RateSlot(FlowRuleSlot):
         super().__init__(rule, named_origins)
         self._limiter = limiter
 
-    def enter(self, call: GuardCall) -> Steps:
+    def enter(self, call: GuardCall) -> Any:
         """See `ChainSlot.enter`."""
         key = self.key_for(call)
-        if key is None:
-            return None
-        decision = yield self._limiter.try_acquire(key, call.cost)
-        if not decision.allowed:
-            raise RateLimitExceeded(decision)
-        call.wait = decision.wait
+        return None if key is None else self._limiter.try_acquire(key, call.cost)
+
+    def _settle(self, call: GuardCall, decision: Any) -> Any:
+        if decision is not None:
+            if not decision.allowed:
+                raise RateLimitExceeded(decision)
+            call.wait = decision.wait
         return decision
 
-    def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
+    def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Any:
         """See `ChainSlot.exit`."""
         if token is None:
-            return
+            return None
         if not outcome.admitted:
-            yield self._limiter.refund(token)
-        elif outcome.failed is not None:
-            rt_ms = round(outcome.rt * 1000)
-            yield self._limiter._record(token, outcome.failed, rt_ms)
+            return self._limiter.refund(token)
+        if outcome.failed is None:
+            return None
+        return self._limiter._record(token, outcome.failed, round(outcome.rt * 1000))
 
 
 class ConcurrencySlot(FlowRuleSlot):

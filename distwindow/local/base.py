@@ -248,7 +248,8 @@ class LocalStrategy(Strategy, Generic[S]):
         """Return the key state that counts the end of the call that was decided by `decision`. It
         is that of its key, unless the call was over several keys or under other limits.
         """
-        self._key_states.check_open()
+        if self._key_states.closed:
+            self._key_states.check_open()
         charges = decision.charged or ()  # an admitted decision has charges
         key = charges[0].key
         state = self._get(key)
@@ -261,6 +262,8 @@ class LocalStrategy(Strategy, Generic[S]):
         is_own = self._cacheable(key) and rings == tuple(charge.ring for charge in own)
         name: StateName = key if is_own else rings
         plain = tuple(charge._replace(cost=1, bucket_start_ms=None) for charge in charges)
+        if plain == charges:
+            plain = charges  # so that the next end of a call is found to be of this state at once
         return self._key_states.get_or_add(name, lambda: self._new_state(name, plain, offset_ms))
 
 
@@ -374,6 +377,9 @@ class ExactStrategy(LocalStrategy[S]):
     ) -> None:
         super().__init__(commands, clock, states, schedule, counts, sources)
         self._refusals = refusals
+
+    def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
+        return self._command_cache.acquire_command(key, cost)
 
     def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
         """Decide by a permit that is held here or a refusal that still holds; None if the store has

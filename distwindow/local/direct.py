@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..options import Options
 from ..ring.clock import Clock
-from ..ring.commands import Acquire
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
 from ..runtime.command_cache import CommandCache
@@ -25,9 +24,6 @@ class Direct(ExactStrategy[KeyState]):
         counts = PendingCounts(states, schedule, clock.monotonic)
         refusals = Refusals(states, self._state_of, clock.monotonic)
         super().__init__(commands, clock, states, schedule, counts, [counts], refusals)
-
-    def store_command(self, key: AnyKey, cost: int) -> Acquire:
-        return self._command_cache.acquire_command(key, cost)
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Send the call to the store, which decides."""

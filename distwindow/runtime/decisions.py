@@ -34,13 +34,17 @@ def admitted_decision(
     command: Command[Any],
     index: int,
     left: int,
-    reset_ms: int,
+    reset_ms: int | None,
     now_ms: int,
     source: Source,
 ) -> Decision:
-    """Return the decision of an admitted call. Stores call this directly on their hot paths."""
+    """Return the decision of an admitted call. Stores call this directly on their hot paths.
+    `reset_ms`: None for that of a short reply, when the bucket of `now_ms` expires.
+    """
     charges = command.charges
     _, limit, cost, key, _ = charges[index]
+    if reset_ms is None:  # `expires_in_ms`
+        reset_ms = limit.span * limit.bucket_ms - now_ms % limit.bucket_ms
     charged = charges if type(command) is Acquire else None
     return _new_tuple(
         Decision,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from typing import Any
 
 from ..errors import short_repr
 from ..ring.clock import Clock
@@ -69,16 +68,6 @@ def reset(
     """Empty the windows of a key."""
     yield from send(commands.reset_command(charges))
     strategy.reset(charges[0].key)
-
-
-def record(
-    strategy: Strategy, decision: Decision, failed: bool, rt_ms: int
-) -> Operation[Any] | None:
-    """Record one finished call, in the bucket in which it ended. None if that is counted in this
-    process, which is not worth a generator and its driver at the end of each entry.
-    """
-    command = strategy.record(decision, failed, rt_ms)
-    return None if command is None else send(command)
 
 
 def before_multi_key(

@@ -125,8 +125,7 @@ def decision_of_share(command: Command[AcquireReply], share: CallShare) -> Decis
     if isinstance(share, AcquireReply):
         return decision_of(command, share, "store")
     left, now_ms = share
-    reset_ms = expires_in_ms(command.charges[0].limit, now_ms)
-    return admitted_decision(command, 0, left, reset_ms, now_ms, "store")
+    return admitted_decision(command, 0, left, None, now_ms, "store")
 
 
 def decisions_of_reply(
@@ -497,7 +496,10 @@ class RedisStore:
                 # Also a thread's first calls, so that threads that begin at the same time do not
                 # all connect at once, which may take longer than the timeout.
                 share = self._call_sharing.call(command, began, deadline, self._make_call)
-            return decision_of_share(command, share)
+            if isinstance(share, AcquireReply):
+                return decision_of(command, share, "store")
+            left, now_ms = share  # as in `decision_of_share`
+            return admitted_decision(command, 0, left, None, now_ms, "store")
         except BaseException as exc:  # raised by a signal handler, too: the outcome is unknown
             self._count_unknown(exc)
             raise
@@ -567,13 +569,13 @@ class RedisStore:
         clock = connection.node.clock
         stamp = clock.new_stamp(deadline)
         raw = connection.exchange(command.frame(stamp), began, deadline)
-        share = short_reply(raw, stamp)
-        if share is None:
-            return self._go_on(command, connection, stamp, raw, deadline)
-        clock.answered_at = now = self._monotonic()
-        clock.last_reply = share[1], now
-        self._call_sharing.round_trip_s = now - began
-        return share
+        if type(raw) is list and len(raw) == 3 and raw[0] == stamp and raw[1] >= 0:
+            _, left, now_ms = raw  # a short reply
+            clock.answered_at = now = self._monotonic()
+            clock.last_reply = now_ms, now
+            self._call_sharing.round_trip_s = now - began
+            return left, now_ms
+        return self._go_on(command, connection, stamp, raw, deadline)
 
     def _go_on(
         self,
