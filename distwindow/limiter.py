@@ -162,13 +162,29 @@ class _Attempt(Unawaited[Decision]):
     def __await__(self) -> Generator[Any, Any, Decision]:
         limiter = self._limiter
         decision = limiter._decide_locally(self._key, self._cost)
-        if decision is None:
-            return (yield from limiter._acquire_remote(self._key, self._cost).__await__())
-        limiter._calls_without_wait += 1
-        if limiter._calls_without_wait >= _YIELD_EVERY:
-            # Let other tasks run: a loop of calls that are decided here would stop them all.
-            limiter._calls_without_wait = 0
-            yield
+        if decision is not None:
+            limiter._calls_without_wait += 1
+            if limiter._calls_without_wait >= _YIELD_EVERY:
+                # Let other tasks run: a loop of calls that are decided here would stop them all.
+                limiter._calls_without_wait = 0
+                yield
+            return decision
+        limiter._calls_without_wait = 0
+        sent_at = limiter._monotonic()
+        strategy = limiter._strategy
+        command = strategy.store_command(self._key, self._cost)
+        try:
+            if command is None:
+                remote = strategy.acquire_remote(self._key, self._cost)
+                decision = yield from limiter._run(remote).__await__()
+            else:  # the same as `acquire_remote`, without a generator and its driver
+                decision = yield from limiter._store.decide(command).__await__()
+                if not decision.allowed:
+                    strategy.cache_refusal(decision.key, decision, sent_at)
+        except StoreError as exc:
+            return limiter._policy.decide(self._key, self._cost, exc)
+        if limiter._observe is not None:
+            limiter._observe(decision)
         return decision
 
 
@@ -247,24 +263,6 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             if self._calls_without_wait >= _YIELD_EVERY:
                 self._calls_without_wait = 0
                 await asyncio.sleep(0)
-        return decision
-
-    async def _acquire_remote(self, key: AnyKey, cost: int) -> Decision:
-        """Return the decision that takes the store, after `decide_locally` has returned None."""
-        self._calls_without_wait = 0
-        sent_at = self._monotonic()
-        command = self._strategy.store_command(key, cost)
-        try:
-            if command is None:
-                decision = await self._run(self._strategy.acquire_remote(key, cost))
-            else:  # the same as `acquire_remote`, without a generator and its driver
-                decision = await self._store.decide(command)
-                if not decision[0]:
-                    self._strategy.cache_refusal(decision[1], decision, sent_at)
-        except StoreError as exc:
-            return self._policy.decide(key, cost, exc)
-        if self._observe is not None:
-            self._observe(decision)
         return decision
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Unawaited[Decision]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.replies import AcquireReply
+from distwindow.runtime.decisions import decision_of
 from distwindow.stores.memory import MemoryStore
-from distwindow.stores.redis.blocking import (
-    CallShare,
-    decision_of_share,
-    decisions_of_reply,
-    short_reply,
-    split_share,
-)
-from distwindow.stores.redis.outcome import NoReply
+from distwindow.stores.redis.asyncio import Batch, LoopTick
+from distwindow.stores.redis.blocking import CallShare, decisions_of_reply, split_share
+from distwindow.stores.redis.outcome import NoReply, RawReply
 
 STAMP = b"1700000000250.000042"
 NOW_MS = 1_700_000_000_000
@@ -32,20 +31,43 @@ def test_shares_are_the_replies_of_calls_one_after_the_other(
     expected = [one_by_one.execute(command) for _ in range(calls)]
     reply = MemoryStore().execute(command.combined(calls))
     assert list(split_share(reply, calls, [cost])) == expected
-    decisions = [decision_of_share(command, share) for share in expected]
+    decisions = [decision_of(command, share, "store") for share in expected]
     assert decisions_of_reply(command, reply, calls) == decisions
     if reply.admitted == calls:
         # The script answers this with the short reply. `reset_ms` is then that of a window whose
         # newest bucket includes `now_ms`, as it is here.
         short: CallShare = (reply.left, reply.now_ms)
         shares = split_share(short, calls, [cost])
-        assert [decision_of_share(command, share) for share in shares] == decisions
+        assert [decisions_of_reply(command, share, 1)[0] for share in shares] == decisions
         assert decisions_of_reply(command, short, calls) == decisions
 
 
-def test_the_short_reply_is_recognized() -> None:
-    assert short_reply([STAMP, 0, NOW_MS], STAMP) == (0, NOW_MS)
-    for other in (
+class RecordingHandler:
+    """Takes the replies that are not short."""
+
+    def __init__(self) -> None:
+        self.replies: list[RawReply] = []
+
+    def on_reply(self, batch: Batch, raw: RawReply) -> None:
+        self.replies.append(raw)
+
+    def count_unknown(self, calls: int) -> None: ...
+
+
+def new_batch(handler: RecordingHandler, stamp: bytes | None, loop: Any) -> Batch:
+    batch = Batch(LoopTick(handler, 0.0), Acquire(charges_of("k", b"p", [Limit("9/s")], 1)), True)
+    batch.stamp = stamp
+    batch.futures.append(loop.create_future())
+    return batch
+
+
+async def test_the_short_reply_is_recognized() -> None:
+    loop = asyncio.get_running_loop()
+    handler = RecordingHandler()
+    batch = new_batch(handler, STAMP, loop)
+    batch.on_reply([STAMP, 0, NOW_MS])
+    assert batch.futures[0].result()[:5] == (True, "k", 1, Limit("9/s"), 0)
+    others: list[RawReply] = [
         [STAMP, -2, NOW_MS],
         [STAMP, 5, NOW_MS, 1],
         [b"1700000000250.000043", 5, NOW_MS],
@@ -53,9 +75,11 @@ def test_the_short_reply_is_recognized() -> None:
         ValueError("an error reply"),
         NoReply("timeout", sent=True),
         None,
-    ):
-        assert short_reply(other, STAMP) is None
-    assert short_reply([None, 5, NOW_MS], STAMP) is None
+    ]
+    for other in others:
+        new_batch(handler, STAMP, loop).on_reply(other)
+    new_batch(handler, None, loop).on_reply([STAMP, 5, NOW_MS])
+    assert handler.replies == [*others, [STAMP, 5, NOW_MS]]
 
 
 def test_a_refused_share_keeps_its_refusal() -> None:

@@ -21,8 +21,9 @@ from ...ring.command import Command
 from ...ring.commands import Acquire
 from ...ring.decision import Decision, Source
 from ...ring.replies import PAST_DEADLINE
+from ...runtime.decisions import admitted_decision
 from .asyncio_connection import PipelinedConnection, retrieve_exception
-from .blocking import CallShare, decision_of_share, decisions_of_reply, short_reply
+from .blocking import CallShare, decisions_of_reply
 from .handshake import connect_failure
 from .outcome import (
     NoReply,
@@ -58,14 +59,14 @@ class LoopTick:
         self.shared: dict[Acquire, Batch] = {}
         """The batches that further calls of equal commands join."""
 
-    def is_answered(self) -> bool:
-        """True if no call waits for a reply."""
-        return self.batches[-1].done and all([batch.done for batch in self.batches])
-
-    def clear(self) -> None:
-        """Drop the batches."""
+    def drop_answered(self) -> bool:
+        """Drop the batches if no call waits for a reply. True if so."""
+        for batch in reversed(self.batches):
+            if not batch.done:
+                return False
         self.batches.clear()
         self.shared.clear()
+        return True
 
 
 class Batch:
@@ -128,16 +129,16 @@ class Batch:
         if self.done:
             self._pass_late_reply(raw)
             return
-        reply = short_reply(raw, self.stamp)
-        if reply is None:
+        if not (type(raw) is list and len(raw) == 3 and raw[0] == self.stamp and raw[1] >= 0):
             self.tick.handler.on_reply(self, raw)
             return
+        _, left, now_ms = raw
         futures = self.futures
         if len(futures) == 1 and not futures[0].done():  # most keys are called once in a tick
             self.done = True
-            futures[0].set_result(decision_of_share(self.command, reply))
+            futures[0].set_result(admitted_decision(self.command, 0, left, None, now_ms, "store"))
         else:
-            self._distribute(reply)
+            self._distribute((left, now_ms))
 
     def resolve(self, reply: Any) -> None:
         """Give the callers what the execution has returned."""
@@ -240,8 +241,8 @@ class TicksInFlight:
         ticks = self._ticks
         # A tick and its batches refer to each other, so without this they would be kept until
         # their deadline, and then until a garbage collection.
-        while ticks and ticks[0].is_answered():
-            ticks.popleft().clear()
+        while ticks and ticks[0].drop_answered():
+            ticks.popleft()
         at = len(ticks)
         while at and ticks[at - 1].deadline > tick.deadline:
             at -= 1

@@ -41,7 +41,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..._fork import FORK_WAIT
 from ...errors import ConfigurationError
-from .blocking import short_reply_time_ms
 from .handshake import HandshakeResult, configuration_failure, handshake
 from .outcome import NoReply, RawReply, Request, restore_code
 from .topology import CallSettings, Node
@@ -226,10 +225,9 @@ class PipelinedConnection(asyncio.Protocol):
             self.end(exc)
         # `execute_once` learns the time from all other replies. This one is read once for all
         # callers, because looking at our clock for each would cost more.
-        now_ms = short_reply_time_ms(raw)
-        if now_ms is not None:
+        if type(raw) is list and len(raw) == 3:  # a short reply
             self.node.clock.answered_at = now = self._clock.monotonic()
-            self.node.clock.last_reply = now_ms, now
+            self.node.clock.last_reply = raw[2], now
 
     def close_socket(self) -> None:
         """Shut down the socket, which asyncio leaves open when its loop is closed. uvloop has

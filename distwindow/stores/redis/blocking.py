@@ -89,25 +89,14 @@ from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topolog
 
 ShortReply: TypeAlias = "tuple[int, int]"
 """`left` and `now_ms` of the reply `[stamp, left, now_ms]`, which `acquire` gives when a call has
-one ring and every call is admitted. That is nearly every reply.
+one ring and every call is admitted. That is nearly every reply, and both stores recognize it where
+it arrives: three words, the first of which is the stamp of the call, and `left` at least 0.
 """
 
 CallShare: TypeAlias = "ShortReply | AcquireReply"
 """The share of one caller. It is cheaper to make than a decision: where threads share a call, one
 thread makes all shares while the others wait, and then each makes its own decision.
 """
-
-
-def short_reply(raw: RawReply, stamp: bytes | None) -> ShortReply | None:
-    """The short reply to the call with this stamp; None if `raw` is anything else."""
-    if type(raw) is list and len(raw) == 3 and raw[0] == stamp and raw[1] >= 0:
-        return raw[1], raw[2]
-    return None
-
-
-def short_reply_time_ms(raw: RawReply) -> int | None:
-    """`now_ms` of the short reply to any call; None if `raw` is anything else."""
-    return raw[2] if type(raw) is list and len(raw) == 3 else None
 
 
 def split_share(share: CallShare, calls: int, costs: Sequence[int]) -> Sequence[CallShare]:
@@ -120,19 +109,11 @@ def split_share(share: CallShare, calls: int, costs: Sequence[int]) -> Sequence[
     return [(each, now_ms) for each in _permits_left(left, calls, costs[0])]
 
 
-def decision_of_share(command: Command[AcquireReply], share: CallShare) -> Decision:
-    """The decision on one call."""
-    if isinstance(share, AcquireReply):
-        return decision_of(command, share, "store")
-    left, now_ms = share
-    return admitted_decision(command, 0, left, None, now_ms, "store")
-
-
 def decisions_of_reply(
     command: Command[AcquireReply], reply: CallShare, calls: int
 ) -> list[Decision]:
-    """The decisions on `calls` calls that one call stood for. They are those of `decision_of_share`
-    on each of `split_share`, and cost less, because what the calls have in common is done once.
+    """The decisions on `calls` calls that one call stood for. They are those on each of
+    `split_share`, and cost less, because what the calls have in common is done once.
     """
     if isinstance(reply, AcquireReply):
         costs = [charge.cost for charge in command.charges]
@@ -498,7 +479,7 @@ class RedisStore:
                 share = self._call_sharing.call(command, began, deadline, self._make_call)
             if isinstance(share, AcquireReply):
                 return decision_of(command, share, "store")
-            left, now_ms = share  # as in `decision_of_share`
+            left, now_ms = share
             return admitted_decision(command, 0, left, None, now_ms, "store")
         except BaseException as exc:  # raised by a signal handler, too: the outcome is unknown
             self._count_unknown(exc)
