@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -17,27 +16,25 @@ if TYPE_CHECKING:
 
 
 A = TypeVar("A")  # a call that was let through
-W_co = TypeVar("W_co", covariant=True)  # what asking returns: the call, or something awaitable
-D_co = TypeVar("D_co", covariant=True)  # what sending returns: nothing, or something awaitable
 
 
-class CallDriver(Protocol[A, W_co, D_co]):
-    """A breaker as its calls use it."""
+class CallDriver(Protocol):
+    """A breaker as its calls use it. What it sends to the store is awaited in tasks."""
 
     _failure_types: FailureTypes
-    _states: BreakerCache[Any, A]
+    _states: BreakerCache[Any, Any]
 
-    def _ask(self, key: AnyKey) -> W_co:
+    def _ask(self, key: AnyKey) -> Any:
         """Have the store decide a call of `key`."""
 
-    def _send(self, admission: A) -> D_co:
+    def _send(self, admission: Any) -> Any:
         """Send what was counted, as the end of this call decides."""
 
 
-class _BaseBreakerCall(EnteredBlock, Generic[A, W_co, D_co]):
+class _BaseBreakerCall(EnteredBlock, Generic[A]):
     """A call that was admitted, and whether the caller has said how it ended."""
 
-    def __init__(self, breaker: CallDriver[A, W_co, D_co], key: AnyKey) -> None:
+    def __init__(self, breaker: CallDriver, key: AnyKey) -> None:
         self._breaker = breaker
         self._key = key
         self._admission: A | None = None
@@ -94,7 +91,7 @@ class _BaseBreakerCall(EnteredBlock, Generic[A, W_co, D_co]):
         return admission if self._breaker._states.record(admission, None) else None
 
 
-class BreakerCall(_BaseBreakerCall[A, A, None]):
+class BreakerCall(_BaseBreakerCall[A]):
     """`with breaker.call(key) as call:`. Raises `BreakerOpen` where the block would begin."""
 
     _written = "`with breaker.call(key):`, which raises `BreakerOpen` if refused"
@@ -124,7 +121,7 @@ class BreakerCall(_BaseBreakerCall[A, A, None]):
 
 
 @only_async_with
-class AsyncBreakerCall(_BaseBreakerCall[A, Awaitable[A], Awaitable[None]]):
+class AsyncBreakerCall(_BaseBreakerCall[A]):
     """`async with breaker.call(key) as call:`, the same for tasks."""
 
     _written = "`async with breaker.call(key):`, which raises `BreakerOpen` if refused"

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from .._fork import register_after_fork
 from .._locks import PATCH_STATE, check_patched_before_import, check_patched_whole
@@ -22,10 +22,10 @@ from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
 from ..runtime.drivers import run_async, run_blocking
-from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep
+from ..runtime.steps import Operation, StoreStep
 from ..runtime.worker import SHUTDOWN
 from ..waiting.waiting import AsyncWaiter, Waiter, WaitQueues
-from .commands import Free, HoldReply
+from .commands import Free, Hold, HoldReply
 from .held import HeldSlots, SlotClaim, SlotJob
 from .operations import SlotOperations, exceeded
 from .slot import AsyncSlot, AsyncSlotBlock, Slot, SlotBlock
@@ -139,10 +139,6 @@ class BaseSlotDriver:
         """Free what `claim` may hold, by the worker. Waits for nothing."""
         self._held.end(claim, self._monotonic())
 
-    def request_deadline(self) -> float:
-        """Return the deadline of a request that is sent now, monotonic seconds."""
-        return self._monotonic() + self._operations.request_timeout
-
 
 def _check_seconds(name: str, value: object, above: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most:
@@ -150,9 +146,6 @@ def _check_seconds(name: str, value: object, above: float, most: float) -> None:
             f"{name}={short_repr(value)} is not a number of seconds above {above:g}, and at most "
             f"{most:g}"
         )
-
-
-T = TypeVar("T")
 
 
 class Concurrency(BaseConcurrency, BlockingLifecycle):
@@ -231,7 +224,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
     def stats(self, key: AnyKey) -> ConcurrencyStats:
         """Return who holds the slots of `key`, and how many wait for one in this object."""
         claim = self._new_claim(key)
-        return self._driver.run(self._operations.stats(claim))
+        return self._run(self._operations.stats(claim))
 
     def _end_calls(self) -> None:
         self._held.close()
@@ -276,7 +269,8 @@ class _ThreadSlots(BaseSlotDriver):
             if claim.name not in self._wait_queues.by_name:
                 reply = self._ask_first(claim, timeout)
             if reply is None or not reply.granted:
-                self._queue_up(claim, timeout, began_at, reply)
+                waiter = Waiter(self._wait_queues, claim.name, timeout, began_at=began_at)
+                self._queue_up(claim, waiter, reply)
             self._held.on_granted(claim)
         except BaseException:  # raised by a signal handler, too
             self.leave_line(claim)
@@ -298,22 +292,15 @@ class _ThreadSlots(BaseSlotDriver):
         else:
             claim.on_reply(reply, sent_at)
             return reply
-        return self.run(again, claim)
+        return self._run(again, claim)
 
-    def _queue_up(
-        self,
-        claim: SlotClaim,
-        timeout: float | None,
-        began_at: float,
-        refused: HoldReply | None,
-    ) -> None:
+    def _queue_up(self, claim: SlotClaim, waiter: Waiter, refused: HoldReply | None) -> None:
         """Wait in the queue of this process, and then as its head."""
-        waiter = Waiter(self._wait_queues, claim.name, timeout, began_at=began_at)
         try:
             if waiter.wait():
                 refused = None  # that was long ago
             waiting = self._operations.wait_for_slot(claim, waiter, refused)
-            self.run(waiting, claim, waiter.sleep)
+            self._run(waiting, claim, waiter.sleep)
         finally:
             try:
                 waiter.leave()
@@ -338,26 +325,20 @@ class _ThreadSlots(BaseSlotDriver):
             if not claim.is_gone:  # the worker frees it
                 self._held.end(claim, claim.free_again_at(self._monotonic(), 0.0))
 
-    def run(
+    def _run(
         self,
-        operation: Operation[T],
-        claim: SlotClaim | None = None,
+        operation: Operation[HoldReply],
+        claim: SlotClaim,
         sleep: Callable[[float], object] | None = None,
-    ) -> T:
-        """Drive an operation; each of its requests has a deadline of its own. `sleep` can be ended
-        by a wake-up.
-        """
+    ) -> HoldReply:
+        """Drive an operation that asks for `claim`. `sleep` can be ended by a wake-up."""
         if sleep is None or self._store.clock is not SYSTEM:
             sleep = self._store.clock.sleep
-        return run_blocking(operation, functools.partial(self._execute_step, claim), sleep)
+        return run_blocking(operation, functools.partial(self._execute, claim), sleep)
 
-    def _execute_step(self, claim: SlotClaim | None, step: StoreStep) -> Any:
-        if isinstance(step, Pipeline):
-            return self._store.execute_many(step.commands)
-        assert not isinstance(step, Fetch)
-        if claim is not None:
-            return self._store.execute(step, claim.deadline)
-        return self._store.execute(step, self.request_deadline())
+    def _execute(self, claim: SlotClaim, step: StoreStep) -> Any:
+        assert isinstance(step, Hold)
+        return self._store.execute(step, claim.deadline)
 
 
 class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
@@ -412,7 +393,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
     async def stats(self, key: AnyKey) -> ConcurrencyStats:
         """See `Concurrency.stats`."""
         claim = self._new_claim(key)
-        return await self._driver.run(self._operations.stats(claim))
+        return await self._run(self._operations.stats(claim))
 
     async def _end_calls(self) -> None:
         self._held.close()
@@ -457,7 +438,8 @@ class _TaskSlots(BaseSlotDriver):
             if claim.name not in self._wait_queues.by_name:
                 reply = await self._ask_first(claim, timeout)
             if reply is None or not reply.granted:
-                await self._queue_up(claim, timeout, began_at, reply)
+                waiter = AsyncWaiter(self._wait_queues, claim.name, timeout, began_at=began_at)
+                await self._queue_up(claim, waiter, reply)
             self._held.on_granted(claim)
         except BaseException:  # raised by a signal handler, too
             self.leave_line(claim)
@@ -479,22 +461,17 @@ class _TaskSlots(BaseSlotDriver):
         else:
             claim.on_reply(reply, sent_at)
             return reply
-        return await self.run(again, claim)
+        return await self._run(again, claim)
 
     async def _queue_up(
-        self,
-        claim: SlotClaim,
-        timeout: float | None,
-        began_at: float,
-        refused: HoldReply | None,
+        self, claim: SlotClaim, waiter: AsyncWaiter, refused: HoldReply | None
     ) -> None:
         """Wait in the queue of this process, and then as its head."""
-        waiter = AsyncWaiter(self._wait_queues, claim.name, timeout, began_at=began_at)
         try:
             if await waiter.wait_async():
                 refused = None  # that was long ago
             waiting = self._operations.wait_for_slot(claim, waiter, refused)
-            await self.run(waiting, claim, waiter.sleep_async)
+            await self._run(waiting, claim, waiter.sleep_async)
         finally:
             waiter.leave()
 
@@ -518,23 +495,17 @@ class _TaskSlots(BaseSlotDriver):
             if not claim.is_gone:  # the worker frees it
                 self._held.end(claim, claim.free_again_at(self._monotonic(), 0.0))
 
-    def run(
+    def _run(
         self,
-        operation: Operation[T],
-        claim: SlotClaim | None = None,
+        operation: Operation[HoldReply],
+        claim: SlotClaim,
         sleep: Callable[[float], Awaitable[object]] | None = None,
-    ) -> Awaitable[T]:
-        """Drive an operation; each of its requests has a deadline of its own. `sleep` can be ended
-        by a wake-up.
-        """
+    ) -> Awaitable[HoldReply]:
+        """Drive an operation that asks for `claim`. `sleep` can be ended by a wake-up."""
         if sleep is None or self._store.clock is not SYSTEM:
             sleep = self._store.sleep
-        return run_async(operation, functools.partial(self._execute_step, claim), sleep)
+        return run_async(operation, functools.partial(self._execute, claim), sleep)
 
-    def _execute_step(self, claim: SlotClaim | None, step: StoreStep) -> Awaitable[Any]:
-        if isinstance(step, Pipeline):
-            return self._store.execute_many(step.commands)
-        assert not isinstance(step, Fetch)
-        if claim is not None:
-            return self._store.execute(step, claim.deadline)
-        return self._store.execute(step, self.request_deadline())
+    def _execute(self, claim: SlotClaim, step: StoreStep) -> Any:
+        assert isinstance(step, Hold)
+        return self._store.execute(step, claim.deadline)

@@ -15,9 +15,8 @@ handler raises in one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import ref
 
 from ..async_use import EnteredBlock, only_async_with
@@ -29,11 +28,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-W_co = TypeVar("W_co", covariant=True)  # what waiting returns: nothing, or something awaitable
-
-
-class SlotDriver(Protocol[W_co]):
-    """A `Concurrency` as its slots use it."""
+class SlotDriver(Protocol):
+    """A `Concurrency` as its slots use it. `wait` and `free` are awaited in tasks."""
 
     def is_lost(self, claim: SlotClaim) -> bool:
         """True if the slot of `claim` was lost."""
@@ -41,19 +37,19 @@ class SlotDriver(Protocol[W_co]):
     def abandon(self, claim: SlotClaim) -> None:
         """Free what `claim` may hold, by the worker."""
 
-    def wait(self, claim: SlotClaim, timeout: float | None) -> W_co:
+    def wait(self, claim: SlotClaim, timeout: float | None) -> Any:
         """Wait until `claim` is granted."""
 
-    def free(self, claim: SlotClaim) -> W_co:
+    def free(self, claim: SlotClaim) -> Any:
         """Free the slot of a claim."""
 
 
-class _BaseSlot(Generic[W_co]):
+class _BaseSlot:
     """Base class of both slots."""
 
     def __init__(
         self,
-        driver: SlotDriver[W_co],
+        driver: SlotDriver,
         claim: SlotClaim,
         refusal: ConcurrencyExceeded | None = None,
         *,
@@ -98,7 +94,7 @@ class _BaseSlot(Generic[W_co]):
         raise TypeError("a slot cannot be pickled or copied: this process holds it, and renews it")
 
 
-class Slot(_BaseSlot[None]):
+class Slot(_BaseSlot):
     """One slot of a `Concurrency`. True while it is held."""
 
     def release(self) -> None:
@@ -121,7 +117,7 @@ class Slot(_BaseSlot[None]):
 
 
 @only_async_with
-class AsyncSlot(_BaseSlot[Awaitable[None]]):
+class AsyncSlot(_BaseSlot):
     """One slot of an `AsyncConcurrency`. True while it is held."""
 
     async def release(self) -> None:
@@ -141,30 +137,25 @@ class AsyncSlot(_BaseSlot[Awaitable[None]]):
         await self.release()
 
 
-class _BaseBlock(EnteredBlock, Generic[W_co]):
+class _BaseBlock(EnteredBlock):
     """The claim of a block of `hold`, and whether it was entered."""
 
-    def __init__(self, driver: SlotDriver[W_co], claim: SlotClaim, timeout: float | None) -> None:
+    def __init__(self, driver: SlotDriver, claim: SlotClaim, timeout: float | None) -> None:
         self._driver = driver
         self._claim = claim
         self._timeout = timeout
         self._entered = False
         claim.owner = ref(self)
 
-    def _entered_before(self) -> RuntimeError:
-        return RuntimeError(
-            f"this block of {short_repr(self._claim.key)} was entered before; call `hold` again "
-            "for each block"
-        )
-
-    def _not_entered(self) -> RuntimeError:
-        return RuntimeError(
-            f"this block of {short_repr(self._claim.key)} is left, but was not entered; use `hold` "
-            "with `with`"
-        )
+    def _misused(self, how: str) -> RuntimeError:
+        return RuntimeError(f"this block of {short_repr(self._claim.key)} {how}")
 
 
-class SlotBlock(_BaseBlock[None]):
+_ENTERED_BEFORE = "was entered before; call `hold` again for each block"
+_NOT_ENTERED = "is left, but was not entered; use `hold` with `with`"
+
+
+class SlotBlock(_BaseBlock):
     """`with slots.hold(key) as slot:`."""
 
     _written = (
@@ -174,7 +165,7 @@ class SlotBlock(_BaseBlock[None]):
 
     def __enter__(self) -> Slot:
         if self._entered:
-            raise self._entered_before()
+            raise self._misused(_ENTERED_BEFORE)
         self._entered = True
         try:
             self._driver.wait(self._claim, self._timeout)
@@ -191,7 +182,7 @@ class SlotBlock(_BaseBlock[None]):
     ) -> None:
         try:
             if not self._entered:
-                raise self._not_entered()
+                raise self._misused(_NOT_ENTERED)
             if not self._claim.ended:
                 self._driver.free(self._claim)
         except BaseException:
@@ -200,7 +191,7 @@ class SlotBlock(_BaseBlock[None]):
 
 
 @only_async_with
-class AsyncSlotBlock(_BaseBlock[Awaitable[None]]):
+class AsyncSlotBlock(_BaseBlock):
     """`async with slots.hold(key) as slot:`."""
 
     _written = (
@@ -210,7 +201,7 @@ class AsyncSlotBlock(_BaseBlock[Awaitable[None]]):
 
     async def __aenter__(self) -> AsyncSlot:
         if self._entered:
-            raise self._entered_before()
+            raise self._misused(_ENTERED_BEFORE)
         self._entered = True
         try:
             await self._driver.wait(self._claim, self._timeout)
@@ -227,7 +218,7 @@ class AsyncSlotBlock(_BaseBlock[Awaitable[None]]):
     ) -> None:
         try:
             if not self._entered:
-                raise self._not_entered()
+                raise self._misused(_NOT_ENTERED)
             if not self._claim.ended:
                 await self._driver.free(self._claim)
         except BaseException:

@@ -76,11 +76,6 @@ class Waiter:
         self._wake_up = WakeUp()
 
     @property
-    def may_wait(self) -> bool:
-        """False with `timeout=0`."""
-        return self._deadline != self._began_at
-
-    @property
     def remaining_s(self) -> float | None:
         """Seconds until the waiter gives up; None: never."""
         return (

@@ -45,7 +45,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty
 from typing import Any, TypeAlias, TypeVar
 
@@ -507,7 +507,8 @@ class RedisStore:
                 clock.answered_at = now = self._monotonic()
                 clock.last_reply = raw[2], now
                 return command.reply(raw)
-            return self._go_on(command, connection, stamp, raw, deadline)
+            sent = Request(connection.node, command, deadline, stamp=stamp)
+            return self._execute_alone(command, deadline, sent, raw)
         except BaseException as exc:  # as in `decide`
             self._count_unknown(exc)
             raise
@@ -556,45 +557,25 @@ class RedisStore:
             clock.last_reply = now_ms, now
             self._call_sharing.round_trip_s = now - began
             return left, now_ms
-        return self._go_on(command, connection, stamp, raw, deadline)
+        sent = Request(connection.node, command, deadline, stamp=stamp)
+        return self._execute_alone(command, deadline, sent, raw)
 
-    def _go_on(
+    def _execute_alone(
         self,
         command: Command[Reply],
-        connection: BlockingConnection,
-        stamp: bytes,
-        raw: RawReply,
         deadline: float,
+        sent: Request | None = None,
+        raw: RawReply = None,
     ) -> Reply:
-        """Have `execute_once` take the raw reply to the first request of a call."""
+        """Run `execute_once` to its end. `raw` is the reply to the request that was sent before."""
         if raw is NOT_OPEN:
-            return self._execute_alone(command, deadline)
-        sent = Request(connection.node, command, deadline, stamp=stamp)
-        return self._take_reply(sent, command, raw, deadline)
-
-    def _take_reply(
-        self, sent: Request, command: Command[Reply], raw: RawReply, deadline: float
-    ) -> Reply:
-        topology = self._topology
-        assert topology is not None
-        execution = execute_once(command, topology, self._settings, deadline, sent=sent)
-        next(execution)
-        return self._drive(execution, raw, topology, deadline)
-
-    def _execute_alone(self, command: Command[Reply], deadline: float) -> Reply:
-        self._connections.check_open()
+            sent = raw = None
+        if sent is None:
+            self._connections.check_open()
         topology = self._topology or self._connect_topology(deadline)
-        execution = execute_once(command, topology, self._settings, deadline)
-        return self._drive(execution, None, topology, deadline)
-
-    def _drive(
-        self,
-        execution: Generator[Request, RawReply, Reply],
-        raw: RawReply,
-        topology: Topology,
-        deadline: float,
-    ) -> Reply:
-        """Run `execute_once` to its end, from the raw reply on that it waits for."""
+        execution = execute_once(command, topology, self._settings, deadline, sent=sent)
+        if sent is not None:
+            next(execution)
         while True:
             try:
                 request = execution.send(raw)
@@ -667,7 +648,7 @@ class RedisStore:
                 replies[number] = raw
                 continue
             try:
-                replies[number] = self._take_reply(request, command, raw, deadline)
+                replies[number] = self._execute_alone(command, deadline, request, raw)
             except DistwindowError as exc:
                 replies[number] = exc
         return not isinstance(raws[-1], (NoReply, DistwindowError))

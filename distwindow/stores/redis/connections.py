@@ -371,15 +371,7 @@ class BlockingConnection:
         """Send `frame` and return the raw reply to it; `NOT_OPEN` if there is no connection that
         seems to be open. `now` is when the call began.
         """
-        if (
-            now - self._last_used_at <= _FRESH_S
-            and self._transport is not None
-            and self._generation == self.node.generation
-        ):
-            self._last_used_at = now
-        elif not self._validate(now):
-            return NOT_OPEN
-        return self.round_trip(frame, deadline)
+        return self.round_trip(frame, deadline) if self._validate(now) else NOT_OPEN
 
     def _validate(self, now: float) -> bool:
         """True if there is a connection that seems to be open. One that does not is closed. It is
