@@ -223,8 +223,8 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
 
     def stats(self, key: AnyKey) -> ConcurrencyStats:
         """Return who holds the slots of `key`, and how many wait for one in this object."""
-        claim = self._new_claim(key)
-        return self._run(self._operations.stats(claim))
+        deadline = self._store.clock.monotonic() + self._operations.request_timeout
+        return self._run(self._operations.stats(self._new_claim(key)), deadline)
 
     def _end_calls(self) -> None:
         self._held.close()
@@ -392,8 +392,8 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
 
     async def stats(self, key: AnyKey) -> ConcurrencyStats:
         """See `Concurrency.stats`."""
-        claim = self._new_claim(key)
-        return await self._run(self._operations.stats(claim))
+        deadline = self._store.clock.monotonic() + self._operations.request_timeout
+        return await self._run(self._operations.stats(self._new_claim(key)), deadline)
 
     async def _end_calls(self) -> None:
         self._held.close()
