@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from distwindow import Decision, Limit, Limiter, RateLimitExceeded
@@ -172,6 +174,23 @@ def test_the_queue_is_dropped_when_its_last_waiter_leaves() -> None:
     queue = Queue()
     queue.join().leave()
     assert queue.queues.by_name == {}
+
+
+def test_a_waiter_that_is_interrupted_as_it_joins_leaves_no_queue() -> None:
+    """Whoever finds a queue of a name waits behind it, and `try_hold` is refused."""
+
+    class Interrupting(dict[bytes, Any]):
+        def __setitem__(self, name: bytes, queue: Any) -> None:
+            super().__setitem__(name, queue)
+            raise KeyboardInterrupt
+
+    queue = Queue()
+    queue.queues.by_name = Interrupting()
+    waiter = queue.waiter()
+    with pytest.raises(KeyboardInterrupt):
+        waiter.wait()
+    waiter.leave()
+    assert not queue.queues.by_name
 
 
 def test_a_timeout_is_counted_by_the_clock_of_the_queues() -> None:
