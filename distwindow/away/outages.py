@@ -90,10 +90,12 @@ class Outages:
         LOG.warning("%s is away: %s (%s); %s until it is back", server, why, self.name, self.effect)
         self._notify()
 
-    def end(self, server: str, how: str = "is back") -> None:
-        """Record that `server` is back, or why it is not taken to be away any more."""
+    def end(self, server: str, how: str | None = "is back") -> None:
+        """Record that `server` is back, or why it is not taken to be away any more; None: nobody
+        knows, as the limiter is being closed, and nothing is told.
+        """
         with self.lock:
-            if self._away.pop(server, None) is None:
+            if self._away.pop(server, None) is None or how is None:
                 return
             self.changed_at = time.time()
         LOG.warning("%s %s (%s)", server, how, self.name)
@@ -193,11 +195,12 @@ class Reachability:
         """Have the next call find out by itself: nobody probes any more."""
         self.on_connected()
         self._state = "up"
-        self.outages.end(self.name, "is not probed any more")
+        self.outages.end(self.name, None)
 
     def forget(self) -> None:
         """Do not probe it any more, as another server has taken its place."""
         self._is_forgotten = True
+        self.outages.end(self.name, "was replaced by another server")
         self.stop_probing()
 
     def _leave_up(self, state: Literal["refusing", "away"], why: object) -> bool:

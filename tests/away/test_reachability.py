@@ -153,6 +153,15 @@ def test_where_nothing_can_probe_the_next_call_finds_out() -> None:
     assert server.told == []
 
 
+def test_what_nobody_probes_any_more_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The limiter is being closed, or its event loop is."""
+    server = away()
+    caplog.clear()
+    server.stop_probing()
+    assert (server.is_tried(), server.poll()) == (True, "done")
+    assert (server.told, caplog.messages) == ([("10.0.0.7:6379",)], [])
+
+
 def test_each_change_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "distwindow")
     server = away()
