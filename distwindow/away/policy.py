@@ -103,12 +103,14 @@ class StoreErrorPolicy:
         for charge in charges:
             by_key.setdefault(charge.key, []).append(charge)
         calls = [tuple(of_key) for of_key in by_key.values()]
-        # All are asked before any is counted, so that all are counted, or none.
-        asked = [self._decide(call, error, peeks=True) for call in calls]
-        refused = [decision for decision in asked if not decision.allowed]
+        # By shares, all are asked before any is counted, so that all are counted, or none.
+        decisions = [self._decide(call, error, peeks=self.local is not None) for call in calls]
+        refused = [decision for decision in decisions if not decision.allowed]
         if refused:
             return refused[0]
-        return [self._decide(call, error, peeks=False) for call in calls][-1]
+        if self.local is not None:
+            decisions = [self._decide(call, error, peeks=False) for call in calls]
+        return decisions[-1]
 
     def _decide(self, charges: tuple[Charge, ...], error: StoreError, *, peeks: bool) -> Decision:
         self._last_error = error

@@ -79,6 +79,9 @@ def test_a_function_decides_by_key_cost_limits_and_error() -> None:
     answers = [bool(limiter.try_acquire(key, 2)) for key in ("yes", "no", "allow", "deny")]
     assert answers == [True, False, True, False]
     assert seen[0] == ("yes", 2, ("5/second", "10/minute"), NOT_SENT)
+    seen.clear()
+    assert limiter.try_acquire_all([("yes", "5/s", 2), ("allow", "9/s", 3)])
+    assert [call[:3] for call in seen] == [("yes", 2, ("5/second",)), ("allow", 3, ("9/second",))]
     with pytest.raises(TypeError, match="has returned None; it has to return True"):
         limiter.try_acquire("nothing")
 
