@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distwindow.cli import doctor
 from distwindow.cli.doctor import acl_rule
+from distwindow.cli.servers import Server
 from distwindow.ring import scripts as script
 from tests.cli.conftest import Cli, Result
 from tests.servers import Standalone, until
-
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,8 @@ def test_eviction_is_a_problem(cli: Cli, server: Standalone, policy: str) -> Non
         assert result.code == 1
         assert f"PROBLEM  eviction     {policy}" in result.out
         assert "fix: CONFIG SET maxmemory-policy noeviction" in result.out
-        assert levels(cli("doctor", "--json", store=server.url))["eviction"] == "problem"
+        as_json = cli("doctor", "--json", store=server.url)
+        assert (as_json.code, levels(as_json)["eviction"]) == (1, "problem")
     finally:
         client.config_set("maxmemory-policy", "noeviction")
 
@@ -84,6 +86,31 @@ def test_warnings_do_not_fail(
         assert levels(result)[check] == "warning"
 
 
+@pytest.mark.parametrize(
+    ("find", "info", "level"),
+    [
+        (doctor._version, {"redis_version": "6.0.9"}, "problem"),
+        (doctor._version, {"redis_version": "6.2.0"}, "ok"),
+        (doctor._version, {"redis_version": "7.2.4", "valkey_version": "8.0"}, "ok"),
+        (doctor._memory, {"maxmemory": 100, "used_memory": 79}, "ok"),
+        (doctor._memory, {"maxmemory": 100, "used_memory": 80}, "warning"),
+        (doctor._memory, {"maxmemory": 0, "used_memory": 80}, "ok"),
+        (doctor._replicas, {"role": "slave"}, "problem"),
+        (doctor._replicas, {"role": "master", "connected_slaves": 0}, "ok"),
+        (doctor._replicas, {"role": "master", "connected_slaves": 1}, "warning"),
+        (doctor._replicas, {"connected_slaves": 1, "min_slaves_good_slaves": 1}, "ok"),
+        (doctor._persistence, {"rdb_last_bgsave_status": "err"}, "warning"),
+        (doctor._persistence, {"rdb_last_bgsave_status": "ok", "aof_enabled": 1}, "ok"),
+    ],
+)
+def test_what_info_says_is_judged(find: Any, info: dict[str, Any], level: str) -> None:
+    client = SimpleNamespace(
+        execute_command=lambda *words: {"maxmemory_policy": "noeviction"} | info
+    )
+    found = find(Server("a server", client, None))
+    assert max((one.level for one in found), key=["ok", "warning", "problem"].index) == level
+
+
 @pytest.mark.slow
 def test_replicas_without_min_replicas(cli: Cli, server: Standalone) -> None:
     with Standalone(config={"replicaof": f"127.0.0.1 {server.port}"}) as replica:
@@ -107,6 +134,7 @@ def test_replicas_without_min_replicas(cli: Cli, server: Standalone) -> None:
             client.config_set("min-replicas-to-write", 0)
 
 
+@pytest.mark.slow
 def test_every_primary_of_a_cluster_is_checked(cli: Cli, cluster_url: str) -> None:
     result = cli("doctor", store=cluster_url)
     assert result.code == 0
@@ -137,6 +165,7 @@ class TestRights:
         assert "could not check" in result.out
         assert "ok       scripts" in result.out
 
+    @pytest.mark.slow
     def test_every_right_that_is_missing_is_found(
         self, cli: Cli, store: str, prefix: str, server: Standalone
     ) -> None:

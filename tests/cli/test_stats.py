@@ -24,8 +24,6 @@ from distwindow.cli.stats import Order, Query, _View
 from tests.cli.conftest import Cli, fill
 from tests.servers import Standalone
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 @pytest.fixture
 def client(redis_url: str) -> Any:
@@ -188,6 +186,7 @@ def test_a_changed_limit_is_shown_at_once(cli: Cli, redis_url: str, prefix: str)
     assert "25/hour" in cli("stats").out
 
 
+@pytest.mark.slow
 def test_every_primary_of_a_cluster_is_scanned(cli: Cli, cluster_url: str, prefix: str) -> None:
     with Limiter(cluster_url, ["10/hour", "99/day"], prefix=prefix, timeout=5) as limiter:
         for i in range(30):
@@ -227,6 +226,7 @@ def test_a_hundred_thousand_keys_without_a_long_command(shell: Cli, prefix: str)
         assert scans >= 100_000 / 1000
 
 
+@pytest.mark.slow
 def test_the_memory_does_not_grow_with_the_keys_and_the_first_rows_come_early(
     prefix: str,
 ) -> None:

@@ -11,8 +11,6 @@ from distwindow import Limiter, MinuteStats, RateLimitExceeded
 from distwindow.options import OTHER_ORIGINS
 from tests.cli.conftest import Cli
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 @pytest.fixture
 def limiter(redis_url: str, prefix: str) -> Limiter:

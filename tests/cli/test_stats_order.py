@@ -9,8 +9,6 @@ import pytest
 from distwindow import Limiter
 from tests.cli.conftest import Cli
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 @pytest.mark.parametrize("top", [[], ["--top", "3"]], ids=["all", "top"])
 def test_the_order(cli: Cli, redis_url: str, prefix: str, top: list[str]) -> None:
@@ -54,6 +52,7 @@ def test_what_is_blocked_comes_before_what_is_full(cli: Cli, redis_url: str, pre
     assert [one["key"] for one in result] == ["blocked", "full"]
 
 
+@pytest.mark.slow
 def test_the_nearly_full_key_is_found_among_thousands(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:

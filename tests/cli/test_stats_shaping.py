@@ -12,8 +12,6 @@ import redis
 from distwindow import Limiter, ShapingStats
 from tests.cli.conftest import Cli
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 @pytest.fixture
 def client(redis_url: str) -> Any:

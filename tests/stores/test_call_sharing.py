@@ -19,8 +19,6 @@ from tests.interruptions import interrupt_at
 from tests.servers.wait import until
 from tests.stores.tables import rows_of
 
-pytestmark = pytest.mark.slow
-
 WAIT_S = 20.0
 
 
@@ -32,7 +30,7 @@ class ScriptCall(NamedTuple):
     """One script call that has been sent."""
 
     calls: int
-    reply: SimpleQueue[CallShare]
+    reply: SimpleQueue[CallShare | Interruption]
 
 
 class Caller(threading.Thread):
@@ -86,7 +84,10 @@ class Key:
     def make_call(self, command: Acquire, began: float, deadline: float) -> CallShare:
         call = ScriptCall(command.calls, SimpleQueue())
         self._sent.put(call)
-        return call.reply.get(timeout=WAIT_S)
+        reply = call.reply.get(timeout=WAIT_S)
+        if isinstance(reply, Interruption):
+            raise reply
+        return reply
 
     def begin(self, deadline: float = 1000.0, *, own_clock: bool = False) -> Caller:
         caller = Caller(self, deadline, own_clock=own_clock)
@@ -255,6 +256,48 @@ def test_every_check_is_a_row() -> None:
     )
 
 
+def test_a_member_whose_time_ends_once_its_group_was_sent_has_an_unknown_outcome() -> None:
+    key = Key("gathering")
+    member = key.add_waiter(own_clock=True)
+    key.end_first()
+    call = key.sent()
+    assert member.clock is not None
+    member.clock.put(1000.0)
+    outcome = member.outcome()
+    assert isinstance(outcome, StoreTimeout)
+    assert outcome.charged is None
+    call.reply.put((97, 2))
+    assert key.waiters[0].outcome() == (98, 2)
+
+
+def test_a_group_that_was_sent_is_not_led_again_when_its_leader_is_interrupted() -> None:
+    key = Key("gathering")
+    member = key.add_waiter()
+    key.end_first()
+    key.sent().reply.put(Interruption())
+    assert isinstance(key.waiters[0].outcome(), Interruption)
+    outcome = member.outcome()
+    assert isinstance(outcome, StoreUnavailable)
+    assert outcome.charged is None
+    assert key.state() == "idle"
+    assert key.nothing_sent()
+
+
+def test_who_waits_behind_a_leader_that_is_interrupted_waits_behind_the_next() -> None:
+    key = Key("in flight")
+    leader, member = key.add_waiter(own_clock=True), key.add_waiter()
+    assert leader.clock is not None
+    leader.clock.put(0.0)  # as it begins to wait
+    key.end_first()
+    until(lambda: key.state() == "in flight", what="the leader's turn")
+    behind = key.add_waiter()
+    leader.clock.put(Interruption())  # as it begins to lead
+    key.sent().reply.put((98, 2))
+    assert member.outcome() == (98, 2)
+    key.sent().reply.put((97, 3))
+    assert behind.outcome() == (97, 3)
+
+
 # -- a signal handler raises in the main thread ---------------------------------------------------
 
 
@@ -337,6 +380,7 @@ def leading(key: InterruptedKey) -> None:
         thread.join(WAIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", [alone, leading])
 def test_after_an_interrupted_caller_no_caller_waits_beyond_its_deadline(
     scenario: Callable[[InterruptedKey], None],
