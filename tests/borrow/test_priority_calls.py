@@ -15,6 +15,8 @@ import pytest
 import redis
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
+from distwindow.runtime.steps import Sleep
+from distwindow.waiting.waiting import PermitWaiter
 from tests.clock_and_stores import ManualClock, fresh_key
 from tests.event_loops import uvloop_param
 from tests.limiter.first_call import each_limiter, error_of
@@ -408,3 +410,27 @@ def test_the_cost_of_a_priority_call_is_checked(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         asyncio.run(first_call(limiter_class, "memory://", "try_acquire", cost))
+
+
+@pytest.mark.parametrize(("timeout", "waits"), [(0.2, False), (0.6, True), (None, True)])
+def test_a_caller_borrows_within_its_timeout_and_leaves_the_queue_before_it_waits(
+    timeout: float | None, waits: bool
+) -> None:
+    """So the next one borrows while it waits."""
+    clock = ManualClock(1_700_000_040_000)
+    limiter = Limiter("memory://", "10/10s", max_wait=1.0, time=clock)
+    limiter.try_acquire("k", cost=10)
+    clock.advance(9.5)
+    call = limiter._admission._borrowing.call("k", 1, True)
+    queues = limiter._wait_queues
+    waiter = PermitWaiter(queues, call.acquire, timeout, priority=True)
+    waiter._join()
+    operation = call.wait_until_admitted(waiter)
+    step: Any = next(operation)
+    reply = limiter._store.execute(step)
+    if waits:
+        assert operation.send(reply) == Sleep(0.5)
+        assert not queues.by_name
+    else:
+        with pytest.raises(RateLimitExceeded):
+            operation.send(reply)

@@ -156,6 +156,41 @@ def test_the_forced_pass_is_the_fleets() -> None:
     assert 7 <= passes <= 8
 
 
+def test_a_process_that_never_passed_claims_the_pass_when_the_others_stop() -> None:
+    clock, _, (passes, waits) = fleet(2)
+    for breaker in (passes, waits):
+        for _ in range(6):
+            let_through(breaker, "failure")
+        _flush(breaker)
+    passes._states._draw = lambda: 1.0  # type: ignore[attr-defined]  # its calls pass
+    assert let_through(passes, "failure")
+    _flush(passes)
+    let_through_again = []
+    for _ in range(8):  # two seconds
+        clock.move(250)
+        let_through_again.append(let_through(waits, "failure"))
+        _flush(waits)
+    assert sum(let_through_again) == 1
+
+
+def test_a_refresh_that_was_overtaken_is_not_taken() -> None:
+    clock, store, (breaker, other) = fleet(2)
+    assert let_through(breaker, "success")
+    _flush(breaker)
+    states: Any = breaker._states
+    state = states.get_or_create("k")
+    (refresh,) = states.outgoing_of(state)
+    sent_at, overtaken = clock.monotonic(), store.execute(refresh.command)
+    for _ in range(20):
+        let_through(other, "failure")
+    _flush(other)
+    clock.move(250)
+    let_through(breaker, "success")
+    _flush(breaker)
+    refresh.on_reply(overtaken, sent_at)
+    assert states.drop_probability(state) > 0.5
+
+
 def test_it_recovers() -> None:
     clock, _, (breaker,) = fleet(1)
     for _ in range(50):

@@ -7,6 +7,7 @@ is moved by the test, which also does what the worker does: a flush every tick.
 from __future__ import annotations
 
 import dataclasses
+from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import Context
@@ -30,6 +31,7 @@ from distwindow.breaker.record import STATES, BreakerRecord
 from distwindow.breaker.states import BreakerAdmission
 from distwindow.errors import DistwindowError, StoreTimeout, StoreUnavailable
 from distwindow.ring.command import Command
+from distwindow.runtime.flush import send_all
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import T0, ManualClock
 
@@ -431,6 +433,67 @@ def test_a_process_hears_of_the_state_that_it_finds_and_of_none_in_between() -> 
     open_it()
     idle.run(failed=False)
     assert idle.changes == first.changes[-1:]
+
+
+def test_an_earlier_epoch_is_a_late_reply_or_a_store_that_has_lost_the_breaker() -> None:
+    clock, store, (process, other) = fleet(RULE, 2)
+    for each in (process, other):
+        assert each.run(failed=False)
+    states = process.breaker._states
+    (refresh,) = states.outgoing_of(states.get_or_create("k"))
+    sent_at, overtaken = clock.monotonic(), store.execute(refresh.command)
+    for _ in range(6):
+        other.run(failed=True)
+    other.tick()
+    clock.move(TICK_MS)
+    process.tick()
+    refresh.on_reply(overtaken, sent_at)
+    assert not process.begin()
+    store._values.by_name.clear()
+    clock.move(TICK_MS)
+    process.tick()
+    assert process.run(failed=False)
+
+
+def test_an_exchange_that_is_cancelled_says_nothing_of_the_store() -> None:
+    clock, _, (process,) = fleet(RULE, 1, on_store_error="deny")
+    assert process.run(failed=False)
+    states = process.breaker._states
+    exchange = send_all(states.outgoing_of(states.get_or_create("k")), clock.monotonic)
+    next(exchange)
+    with pytest.raises(CancelledError):
+        exchange.throw(CancelledError())
+    assert process.run(failed=False, key="new"), "it asks the store"
+
+
+def test_an_evicted_key_that_is_called_again_keeps_its_counts() -> None:
+    clock, store, (process,) = fleet(RULE, 1, max_local_keys=1)
+    for key in ("a", "b", "a"):
+        assert process.run(failed=True, key=key)
+    process.tick()
+    totals = [record.totals(RULE, clock.now_ms()) for record in store.breakers]
+    assert sorted(totals) == [(1, 1), (2, 2)]
+
+
+def test_a_call_of_an_evicted_key_is_not_counted_after_a_change() -> None:
+    """What is known of the key has been learned anew, and is as old as what the call knew."""
+    clock, store, (other,) = fleet(RULE, 1)
+    slow = Process(store, RULE, max_local_keys=1)
+    assert slow.begin()
+    assert slow.run(failed=False, key="evicts it")
+    for _ in range(3):
+        clock.move(TICK_MS)
+        slow.tick()
+    for _ in range(6):
+        other.run(failed=True)
+    other.tick()
+    clock.move(RULE.open_ms)
+    assert other.run(failed=False)  # the probe closes it
+    assert slow.run(failed=False)
+    slow.end(failed=True)
+    slow.tick()
+    (record,) = [record for record in store.breakers if record.epoch]
+    assert record.totals(RULE, clock.now_ms()) == (1, 0)
 
 
 class TestStoreAway:

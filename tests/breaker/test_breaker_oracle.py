@@ -4,6 +4,7 @@ every call: when it was let through, when and how it ended.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from distwindow import BreakerOpen, CircuitBreaker, ErrorCount, ErrorRatio, SlowRatio
 from distwindow.breaker.call import BreakerCall
+from distwindow.breaker.record import CLOSED, BreakerRecord, CallCounts
 from distwindow.breaker.rules import BreakerRule
 from distwindow.breaker.states import BreakerAdmission
 from tests.clock_and_stores import T0, ManualClock
@@ -156,6 +158,39 @@ def test_a_breaker_does_what_the_model_does(
     rule: BreakerRule, history: list[tuple[str, int, bool | None, int]]
 ) -> None:
     run(rule, history)
+
+
+record_steps = st.lists(
+    st.tuples(
+        st.sampled_from(["bad", "take", "take", "renew", "succeed", "succeed", "fail", "free"]),
+        st.sampled_from("abc"),
+        st.sampled_from([0, 0, 1, 999, 1000, 2000, 4000, 5000, -1, -5000]),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(rule=st.sampled_from(RULES), history=record_steps)
+def test_a_call_is_told_to_wait_exactly_where_it_would_get_no_probe(
+    rule: BreakerRule, history: list[tuple[str, str, int]]
+) -> None:
+    record, now = BreakerRecord(), T0
+    for action, probe_id, elapsed_ms in history:
+        now += elapsed_ms
+        if action == "bad":
+            counts = [CallCounts(record.epoch, now, 5, 5)]
+            record.add(rule, record.live_counts(rule, counts, now), now)
+        elif action == "take":
+            record.take_probe(rule, probe_id, now)
+        elif action == "renew":
+            record.renew_probe(rule, probe_id, now)
+        else:
+            record.end_probe(rule, probe_id, action, now)
+        waits = record.retry_in_ms(rule, now) > 0
+        gets_one = copy.deepcopy(record).take_probe(rule, "new", now)
+        assert waits == (record.state != CLOSED and not gets_one)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
 from distwindow.contrib.celery.admission import FleetTurns, TaskAdmission
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.stores.memory import MemoryStore
+from distwindow.testing import ManualClock
 from tests.celery.simulated import (
     SimulatedRequest,
     SimulatedTask,
@@ -418,6 +419,19 @@ def test_the_pause_of_a_key_that_fails_for_days_is_bounded() -> None:
 
     admission = TaskAdmission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: 0.0, "hold")
     assert admission.may_run("key", (Limit("1/second"),), 1, 10_000).wait_s == 5.0
+
+
+def test_the_pause_of_a_store_that_is_away_for_days_is_bounded() -> None:
+    def ask(key, limits, cost):
+        raise StoreUnavailable("away")
+
+    clock = ManualClock()
+    turns = FleetTurns(partial(Limiter, "memory://"))
+    admission, pauses = TaskAdmission(ask, turns, clock.monotonic, "hold"), []
+    for _ in range(8):
+        pauses.append(admission.may_run("key", (LIMIT,), 1).wait_s)
+        clock.advance(pauses[-1])
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
 
 
 def test_where_every_key_fails_few_are_asked_for() -> None:

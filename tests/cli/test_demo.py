@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
+from distwindow.cli import demo
 from distwindow.cli import demo_server as demo_server_module
 from distwindow.cli.demo import AdmissionLog
 from distwindow.cli.demo_server import demo_server
@@ -60,6 +61,15 @@ def test_one_admission_too_many_is_found() -> None:
     straddling.add([50, 99, 1001, 1002])
     assert straddling.fullest().admitted == 2
     assert straddling.fullest_unaligned().admitted == 4
+
+
+@pytest.mark.parametrize(("held", "code"), [(True, 0), (False, 1)])
+def test_the_exit_code_says_whether_the_limit_held(
+    cli: Cli, redis_url: str, monkeypatch: pytest.MonkeyPatch, held: bool, code: int
+) -> None:
+    monkeypatch.setattr(demo, "_run_workers", lambda *_: (None, False))
+    monkeypatch.setattr(demo, "_print_results", lambda *_: held)
+    assert cli("demo", store=redis_url).code == code
 
 
 def test_a_named_store_is_used_and_nothing_started() -> None:

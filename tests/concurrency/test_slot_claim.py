@@ -93,6 +93,7 @@ def _() -> str:
 def _() -> str:
     claim = granted(0.0)
     claim.on_renewed(4.0)
+    claim.on_renewed(3.0)  # its reply was overtaken
     assert claim.extended_at == 4.0
     return claim.state
 

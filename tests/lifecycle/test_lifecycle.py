@@ -193,3 +193,18 @@ def test_a_closed_one_answers_no_call_on_a_store_that_stays_open() -> None:
         with pytest.raises(ConfigurationError, match="is closed; make a new one"):
             call()
     assert Limiter(store, "5/minute").try_acquire("k")
+
+
+@pytest.mark.parametrize(
+    ("store", "flushes"), [("memory://", 2), (MemoryStore(), 1)], ids=["own", "given"]
+)
+def test_what_calls_count_while_all_is_sent_is_sent_before_an_own_store_is_closed(
+    monkeypatch: pytest.MonkeyPatch, store: Any, flushes: int
+) -> None:
+    """A call that was being decided when `close` began counts once it is. With a store of the
+    caller, the worker sends that.
+    """
+    limiter, flushed = Limiter(store, "5/hour"), list[bool]()
+    monkeypatch.setattr(limiter, "_flush_now", flushed.append)
+    limiter.close()
+    assert flushed == [True] * flushes

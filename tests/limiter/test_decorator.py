@@ -57,6 +57,16 @@ def order(tenant: Any, count: int = 1, *, region: str = "eu") -> Any:
     return tenant
 
 
+@pytest.mark.parametrize(("args", "kwargs"), [(("x", 2), {}), ((), {"tenant": "x", "count": 2})])
+def test_a_cost_is_computed_of_the_arguments_however_they_are_given(args: Any, kwargs: Any) -> None:
+    def cost(tenant: Any, count: int = 1, *, region: str = "eu") -> int:
+        return count
+
+    limiter = limiter_of(Limiter, "5/hour")
+    limiter.limit("k", cost=cost)(order)(*args, **kwargs)
+    assert limiter.peek("k").remaining == 3
+
+
 @pytest.mark.parametrize(
     ("text", "args", "kwargs", "key"),
     [

@@ -330,3 +330,11 @@ def test_resetting_a_key_keeps_the_record_of_the_last_minute(limiter: Limiter) -
     limiter.reset("k")
     assert limiter.peek("k").remaining == 5
     assert counts(limiter.minute("k")) == (5, 0, 1, 0)
+
+
+def test_an_entry_ends_in_the_second_in_which_it_ends(limiter: Limiter, clock: ManualClock) -> None:
+    with limiter.entry("k"):
+        clock.advance(2)
+    began, ended = limiter.minute("k").seconds
+    assert (began.passed, began.success, ended.passed, ended.success) == (1, 0, 0, 1)
+    assert ended.start - began.start == 2000

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,8 +20,10 @@ from hypothesis import strategies as st
 
 from distwindow.local import key_state, pending_counts
 from distwindow.local.eventual import Eventual
+from distwindow.local.fleet_sync import FleetWindow
 from distwindow.local.pending_counts import PendingCounts
 from distwindow.options import Options
+from distwindow.ring.clock import NEVER
 from distwindow.ring.commands import CURRENT_BUCKET
 from distwindow.ring.limit import Limit
 from tests.clock_and_stores import T0
@@ -520,3 +523,46 @@ def test_pending_counts_are_bounded_while_the_store_is_unreachable() -> None:
         fleet.run([("call", 0, f"k{second}-{number}", 1, 1) for number in range(20)])
         fleet.run([("wait", 1000.0), ("flush", 0), ("lose_reply", -1)])
         assert strategy._key_states.count_evicted_unacknowledged() <= 20 * 8
+
+
+# -- what is counted while the windows are computed anew ------------------------------------------
+
+
+def test_a_corrected_clock_lets_no_permit_of_a_share_leave_its_window_early() -> None:
+    limit = Limit(12, per=1.0, buckets=5)
+    for at_ms, shift_ms, later_ms in product(
+        (0, 99, 199), range(-210, 220, 30), range(0, 1300, 40)
+    ):
+        corrected, right = FleetWindow(limit, 0.5), FleetWindow(limit, 0.5)
+        corrected.count_own(T0 + at_ms, 1)
+        corrected.shift_own(shift_ms)
+        right.count_own(T0 + at_ms + shift_ms, 1)
+        now_ms = T0 + at_ms + shift_ms + later_ms
+        assert corrected.permits_left(now_ms, ()) <= right.permits_left(now_ms, ())
+
+
+def test_a_call_of_another_thread_while_the_permits_are_computed_takes_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = after_first_reply(LIMITS[0], [(5.0, 0)], eventual())
+    fleet.do(("call", 0, "a", 1, 1))
+    process: Any = fleet.processes[0]
+    state, permits_left = process.strategy._get("a"), FleetWindow.permits_left
+
+    def permits_left_then_a_call(window: FleetWindow, *arguments: Any) -> int:
+        left = permits_left(window, *arguments)
+        state.passed += 1
+        return left
+
+    monkeypatch.setattr(FleetWindow, "permits_left", permits_left_then_a_call)
+    process.strategy._sync.recompute_permits_left(state, process.clock.monotonic())
+    assert state.permits_left == 12 - 2
+
+
+def test_a_key_is_polled_once_it_was_called_at_two_flushes() -> None:
+    """There may be very many keys that are called once."""
+    fleet = after_first_reply(LIMITS[0], [(5.0, 0)], eventual())
+    for is_polled in (False, True):
+        fleet.do(("call", 0, "a", 1, 1))
+        fleet.flush_all(rounds=1)
+        assert (fleet.processes[0].strategy.next_due_at < NEVER) == is_polled

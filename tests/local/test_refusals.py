@@ -136,6 +136,26 @@ def test_a_refusal_of_a_higher_cost_is_no_answer_to_peek() -> None:
     assert fleet.processes[0].strategy.peek("a") is not None
 
 
+def test_a_refusal_of_a_higher_cost_that_arrives_late_replaces_none_of_a_lower_one() -> None:
+    fleet = ScriptedFleet(LIMITS[0], direct(), [(5.0, 0)], start_ms=T0)
+    fleet.run([("next_bucket", 1.0), ("call", 0, "a", 12, 1), ("begin_call", 0, "a", 5)])
+    fleet.run([("execute", 0), ("call", 0, "a", 1, 1), ("deliver", 0), ("call", 0, "a", 2, 1)])
+    assert [(one.cost, one.source) for _, _, one in fleet.refused] == [
+        (1, "store"), (5, "store"), (2, "deny_cache"),
+    ]  # fmt: skip
+    impossible = fleet.processes[0].strategy.decide_locally("a", 13)
+    assert impossible is None, "no refusal says when it would be admitted"
+
+
+@pytest.mark.parametrize("make_strategy", [direct(), leased()])
+def test_a_refund_ends_the_refusals_of_its_own_process_at_once(make_strategy: MakeStrategy) -> None:
+    fleet = ScriptedFleet(LIMITS[0], make_strategy, [(5.0, 0)], start_ms=T0)
+    fleet.run([("next_bucket", 1.0), ("call", 0, "a", 12, 1), ("call", 0, "a", 1, 1)])
+    assert fleet.processes[0].strategy.peek("a") is not None
+    fleet.run([("refund", 0), ("call", 0, "a", 1, 1)])
+    assert (len(fleet.admitted), len(fleet.refused)) == (2, 1)
+
+
 def test_a_refusal_of_a_limit_that_warms_up_is_not_cached() -> None:
     """What others are admitted warms it up, so there may be room earlier."""
     limit = Limit(12, per=10.0, warmup=10.0)

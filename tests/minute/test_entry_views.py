@@ -179,6 +179,15 @@ def test_the_first_reply_settles_a_batch_and_a_second_does_nothing() -> None:
     assert sent(it.flush()).seq > sent(flush).seq
 
 
+def test_a_reply_to_an_earlier_batch_settles_no_later_one() -> None:
+    it, first = in_flight()
+    first.on_reply(TAKEN, 0.0)
+    it.count()
+    it.flush()
+    first.on_reply(TAKEN, 0.0)
+    assert (it.views.unacknowledged(), it.where()) == (1, "in flight")
+
+
 def test_an_entry_has_a_flush_scheduled_once() -> None:
     it = Counting()
     assert it.views.next_due_at(5.0) == NEVER

@@ -231,6 +231,23 @@ def test_each_share_of_a_shared_call_is_refunded_where_it_was_counted(
     assert [passed_by_bucket(one) for one in after] == [passed_by_bucket(one) for one in before]
 
 
+@pytest.mark.parametrize("where", ["memory", "redis"])
+def test_a_refund_of_a_bucket_that_has_left_the_window_takes_nothing_of_another(
+    in_redis: Execute, where: str
+) -> None:
+    """The slot of such a bucket is that of a later one by then."""
+    execute = MemoryStore().execute if where == "memory" else in_redis
+    limit = LIMITS[3]
+    charges = charges_of("k", ring_name_prefix("refunds", fresh_key()), [limit], 3)
+    later = START + limit.span * limit.bucket_ms
+    for now in (START, later, later + limit.bucket_ms):
+        execute(Acquire(charges, now))
+        before = execute(Read(charges, now)).states
+        if now > START:
+            assert execute(Refund(charges, now, START)).affected == 0
+            assert execute(Read(charges, now)).states == before
+
+
 # -- what is decided in the process ---------------------------------------------------------------
 
 

@@ -78,6 +78,15 @@ def test_huge_keys_are_not_cached(huge: Any) -> None:
     assert len(commands._commands) == 0
 
 
+@pytest.mark.parametrize(("cost", "is_shared"), [(10**9, True), (10**9 + 1, False)])
+def test_commands_share_a_script_call_only_where_it_counts_exactly(
+    cost: int, is_shared: bool
+) -> None:
+    commands = CommandCache("p", "10000000000/minute")
+    commands.acquire_command("a", cost)
+    assert (commands.acquire_command("a", cost) is commands.acquire_command("a", cost)) == is_shared
+
+
 def test_the_cache_is_bounded() -> None:
     commands = CommandCache("p", "5/minute")
     for n in range(40_000):

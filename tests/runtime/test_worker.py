@@ -15,9 +15,18 @@ from typing import Any
 
 import pytest
 
-from distwindow import StoreUnavailable
+from distwindow import StoreTimeout, StoreUnavailable
 from distwindow.ring.clock import NEVER, SYSTEM
+from distwindow.ring.commands import Read
 from distwindow.runtime import worker as shutdown
+from distwindow.runtime.drivers import run_blocking
+from distwindow.runtime.flush import (
+    FlushSchedule,
+    FlushSource,
+    OutgoingCommand,
+    flush_due,
+    send_all,
+)
 from distwindow.runtime.worker import FlushJob, FlushJobs, WorkerTasks, WorkerThread
 from tests.servers import until
 
@@ -255,6 +264,22 @@ def test_flushing_all_needs_no_wake_up(worker: WorkerThread) -> None:
     assert work.sent == 3, "it is closed"
 
 
+@pytest.mark.parametrize(("final", "sent"), [(True, 2), (False, 1)])
+def test_what_is_counted_while_all_is_flushed_is_sent_if_no_call_is_decided_any_more(
+    worker: WorkerThread, final: bool, sent: int
+) -> None:
+    work = Work()
+
+    def send(everything: bool) -> None:
+        work.send(everything)
+        work.counted = 2  # of a call that was being decided
+
+    work.counted = 1
+    job = worker.add_limiter(work, send, SYSTEM, name="a test")  # type: ignore[arg-type]  # in place of a strategy
+    worker.flush_all(SYSTEM.monotonic() + 5, final=final)
+    assert (work.sent, job.failure) == (sent, None)
+
+
 def test_a_limiter_that_is_dropped_is_forgotten() -> None:
     jobs, work = FlushJobs(), Work()
     # `Work` stands in for a strategy.
@@ -284,3 +309,63 @@ def test_what_has_just_failed_is_flushed_last(worker: WorkerThread) -> None:
     failing.failure = StoreUnavailable("away", charged=False)
     worker.flush_all(0.0, final=False)
     assert flushed == ["works", "fails"], kept
+
+
+def test_a_job_that_has_given_up_at_exit_is_tried_once(worker: WorkerThread) -> None:
+    """Each step of a shutdown would else wait for the same store until its deadline."""
+    work, attempts = Work(), 0
+
+    def fail(everything: bool) -> StoreUnavailable:
+        nonlocal attempts
+        attempts += 1
+        return StoreUnavailable("away", charged=False)
+
+    job = worker.add_limiter(work, fail, SYSTEM, name="a test")  # type: ignore[arg-type]  # in place of a strategy
+    job.gave_up_at_exit = True
+    worker.flush_all(SYSTEM.monotonic() + 0.2, final=True)
+    assert attempts == 1
+
+
+def test_a_flush_that_had_nothing_to_send_does_not_say_that_flushing_works() -> None:
+    job = FlushJob(Work(), lambda everything: None, "a test")  # type: ignore[arg-type]  # in place of a strategy
+    job.strategy.dropped = 0
+    job.record_flush(StoreUnavailable("away", charged=False))
+    for has_sent in (False, True):
+        job.has_sent = has_sent
+        job.record_flush(None)
+        assert (job.settled_at < NEVER) == has_sent
+
+
+# -- one flush ------------------------------------------------------------------------------------
+
+
+def test_what_a_cancelled_exchange_has_sent_has_an_unknown_outcome() -> None:
+    """A refund would be sent twice if it was taken for one that was not sent."""
+    outcomes: list[Any] = []
+    outgoing = OutgoingCommand(Read(()), lambda reply, sent_at: outcomes.append(reply))
+    exchange = send_all([outgoing], SYSTEM.monotonic)
+    next(exchange)
+    with pytest.raises(asyncio.CancelledError):
+        exchange.throw(asyncio.CancelledError())
+    assert [(type(one), one.charged) for one in outcomes] == [(StoreTimeout, None)]
+
+
+def test_a_flush_fails_where_the_request_for_the_stores_time_did() -> None:
+    away = StoreUnavailable("away", charged=False)
+
+    class AsksTheTime(FlushSource):
+        def clock_probe(self) -> list[OutgoingCommand]:
+            return [OutgoingCommand(Read(()), lambda reply, sent_at: None)]
+
+    flush = flush_due(AsksTheTime(), SYSTEM.monotonic)
+    result = run_blocking(flush, lambda step: [away], SYSTEM.sleep)
+    assert result == (away, True)
+
+
+def test_a_flush_that_never_came_is_asked_for_again() -> None:
+    """The task of an event loop that was to flush may have ended."""
+    schedule, woken = FlushSchedule(0.25), list[float]()
+    schedule.wake = lambda: woken.append(schedule.next_due_at)
+    for at in (10.0, 10.1, 11.2, 11.3, 11.4):
+        schedule.flush_by(at)
+    assert woken == [10.0, 11.3]

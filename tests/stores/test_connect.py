@@ -92,6 +92,13 @@ def test_sentinels_have_the_tls_options_of_the_servers_but_for_their_own(make: A
     assert [kept[name] for name in names] == ["/2.pem", "/3.pem"]
 
 
+@pytest.mark.parametrize(("kind", "port"), [("sentinel", 26379), ("cluster", 6379)])
+def test_the_parts_of_a_url_of_several_servers(kind: str, port: int) -> None:
+    url = parse_url_text(f"redis+{kind}://us%2Fer:p%40%2Fss@a,[::1],b:1,[fe80::2]:2/0")
+    assert url.hosts == (("a", port), ("::1", port), ("b", 1), ("fe80::2", 2))
+    assert (url.options["username"], url.options["password"]) == ("us/er", "p@/ss")
+
+
 @pytest.mark.compat
 def test_fakeredis_behind_a_port(harness: Harness, fake_url: str, prefix: str) -> None:
     works(harness.limiter(fake_url, THREE, prefix=prefix, timeout=5))

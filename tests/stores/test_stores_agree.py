@@ -17,9 +17,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.breaker.commands import BreakerFlush, BreakerProbe, ProbeAction, breaker_name
-from distwindow.breaker.record import CallCounts
-from distwindow.concurrency.commands import PLACE_MS
+from distwindow.breaker.commands import (
+    BreakerCommand,
+    BreakerFlush,
+    BreakerProbe,
+    ProbeAction,
+    breaker_name,
+)
+from distwindow.breaker.record import STATES, CallCounts
+from distwindow.concurrency.commands import PLACE_MS, HoldReply
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Read
 from distwindow.ring.replies import split_reply
@@ -218,6 +224,40 @@ def test_what_ends_now_has_ended(everywhere: dict[str, Execute], elapsed_ms: int
     first, second = SlotStep("hold", 0, 1, [0], "", ()), SlotStep("hold", 0, 1, [1], "new", ())
     last = SlotStep("hold", elapsed_ms, 1, [2], "", ())
     agree(everywhere, FEATURES["slots"], [first, second, last])
+
+
+@pytest.mark.event_loops
+def test_the_head_that_has_waited_longest_passes_the_others(everywhere: dict[str, Execute]) -> None:
+    """Otherwise each of two heads would wait for the other, beside a free slot."""
+    hold = SlotStep("hold", 1, 1, [0], "head", ())
+    waits = [
+        hold._replace(holders=[2], waited_ms=(900,)),
+        hold._replace(holders=[1], waited_ms=(500,)),
+    ]
+    history = [hold, *waits, hold._replace(name="free"), waits[1], waits[0]]
+    agree(everywhere, FEATURES["slots"], history)
+    execute = MemoryStore().execute
+    replies = [execute(command) for command in FEATURES["slots"].commands_of(history, "key")]
+    assert [one.granted for one in replies if isinstance(one, HoldReply)] == [
+        True, False, False, False, True,
+    ]  # fmt: skip
+
+
+def test_counts_of_an_earlier_epoch_open_no_breaker(redis_alone: dict[str, Execute]) -> None:
+    rule, now = BREAKER_RULES[0], START_MS
+    name, later = breaker_name("conformance", fresh_key(), rule), now + rule.open_ms
+
+    def flush(at: int) -> BreakerCommand:
+        counts = (CallCounts(0, at, 5, 5),)
+        return BreakerFlush((), at, rule=rule, name=name, counts=counts)
+
+    def probe(action: ProbeAction) -> BreakerCommand:
+        return BreakerProbe((), later, rule=rule, name=name, action=action, probe_id="a.1")
+
+    for execute in (MemoryStore().execute, redis_alone["redis"]):
+        steps = (flush(now), probe("take"), probe("succeed"), flush(later))
+        states = [STATES[execute(command).state] for command in steps]
+        assert states == ["open", "half_open", "closed", "closed"]
 
 
 def test_of_two_probes_one_that_has_succeeded_leaves_one(redis_alone: dict[str, Execute]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from distwindow import Limit
 from distwindow.ring.commands import Acquire, charges_of
+from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.stores.redis.asyncio import Batch, LoopTick, TicksInFlight
 
 
@@ -81,3 +85,51 @@ def test_the_timer_is_set_again_for_an_earlier_deadline_and_after_it_for_the_nex
     setup.now = 106.0
     setup.run_timer()
     assert setup.timed_out == early.batches + late.batches
+
+
+# -- callers that were cancelled ------------------------------------------------------------------
+
+
+class Called:
+    """A batch with so many callers, and what its handler is told."""
+
+    def __init__(self, callers: int, *, wants_decision: bool) -> None:
+        self.unknown = 0
+        self.late: list[Any] = []
+        self.command = Acquire(charges_of("k", b"p", [Limit("5/minute")], 1))
+        handler: Any = self
+        self.batch = Batch(LoopTick(handler, 1.0), self.command, wants_decision, self.late.append)
+        loop = asyncio.new_event_loop()
+        self.batch.futures += [loop.create_future() for _ in range(callers)]
+        loop.close()
+
+    def count_unknown(self, calls: int) -> None:
+        self.unknown += calls
+
+
+def test_who_is_cancelled_before_a_tick_is_sent_is_not_charged() -> None:
+    called = Called(3, wants_decision=True)
+    first, second, third = called.batch.futures
+    second.cancel()
+    assert called.batch.drop_cancelled()
+    combined: Any = called.batch.combined()
+    assert (combined.calls, called.batch.futures) == (2, [first, third])
+
+
+def test_the_reply_for_a_caller_that_was_cancelled_is_given_back() -> None:
+    """Otherwise the permits of its lease would be lost."""
+    called = Called(1, wants_decision=False)
+    called.batch.futures[0].cancel()
+    called.batch.resolve("a lease")
+    assert (called.late, called.unknown) == (["a lease"], 1)
+
+
+@pytest.mark.parametrize(("left", "replies"), [(PAST_DEADLINE, 0), (4, 1)])
+def test_a_late_reply_counts_only_if_the_command_was_executed(left: int, replies: int) -> None:
+    called = Called(1, wants_decision=False)
+    called.batch.done = True  # its time was over
+    request: Any = SimpleNamespace(stamp=b"stamp")
+    called.batch.request = request
+    called.batch.on_reply([b"stamp", left, 1])
+    called.batch.on_reply([b"another", 4, 1])
+    assert len(called.late) == replies

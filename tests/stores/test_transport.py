@@ -99,6 +99,19 @@ def test_with_the_clients_clock_the_time_of_the_caller_decides(
     assert limiter.try_acquire("k")
 
 
+def test_a_connection_that_the_server_has_closed_costs_no_call(
+    harness: Harness, redis_url: str, prefix: str
+) -> None:
+    limiter = harness.limiter(redis_url, prefix=prefix, name=prefix)
+    with admin(redis_url) as server:
+        for _ in range(3):
+            assert limiter.try_acquire("k")
+            (ours,) = [one for one in server.client_list() if one["name"] == prefix]
+            server.client_kill_filter(_id=ours["id"])
+            time.sleep(0.02)  # a connection that has just been used is not looked at
+        assert limiter.try_acquire("k").remaining == 1_000_000 - 4
+
+
 # -- scripts that the server has lost -------------------------------------------------------------
 
 

@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 import redis
 
-from distwindow import AsyncLimiter, ConfigurationError, StoreError, StoreUnavailable
+from distwindow import (
+    AsyncLimiter,
+    ConfigurationError,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from distwindow.ring.replies import PAST_DEADLINE
+from tests.clock_and_stores import T0
 from tests.harness import Harness, LimiterAdapter, admin, count_outcomes
 from tests.servers import Standalone, until
-from tests.stores.responder import Responder, admitting
+from tests.stores.responder import Responder, admitting, guard_of
 
 # -- what each error reply means ------------------------------------------------------------------
 
@@ -66,6 +74,19 @@ def test_a_call_that_was_surely_not_executed_is_sent_once_more(
             server.script = lambda words, once=once: once.pop() if once else admitting(words)  # type: ignore[misc]
             assert limiter.try_acquire("k")
             assert len(server.calls) == sent + 4
+
+
+def test_a_call_that_the_server_got_after_its_deadline_was_surely_not_executed(
+    harness: Harness,
+) -> None:
+    def past_deadline(words: list[bytes]) -> bytes:
+        return b"*3\r\n$20\r\n%s\r\n:%d\r\n:%d\r\n" % (guard_of(words), PAST_DEADLINE, T0)
+
+    with Responder(past_deadline) as server:
+        with pytest.raises(StoreTimeout, match="the call was surely not executed") as caught:
+            harness.limiter(server.url, timeout=5).try_acquire("k")
+        assert caught.value.charged is False
+        assert len(server.calls) == 2
 
 
 @pytest.mark.parametrize("error", ["NOSCRIPT No matching script. Please use EVAL."])

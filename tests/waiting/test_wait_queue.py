@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limit, Limiter, RateLimitExceeded
+from distwindow.acquire import wait_until_admitted
+from distwindow.ring.key import AnyKey
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.steps import Sleep
 from distwindow.stores.memory import MemoryStore
 from distwindow.waiting import waiting as wait_queue
 from distwindow.waiting.waiting import PermitWaiter, WaitQueues
@@ -153,6 +156,46 @@ def test_a_refusal_from_before_a_reset_refuses_nobody_behind() -> None:
     queue.queues.on_freed(COMMAND.charges)
     queue.refuse(head, 5.0)
     assert second._remaining_s_or_raise() == 1.0
+
+
+def test_a_refusal_from_before_permits_were_given_back_refuses_nobody_behind() -> None:
+    queue = Queue()
+    head, second = queue.join(), queue.join(timeout=1.0)
+    queue.refuse(head, 5.0)
+    queue.queues.on_freed(COMMAND.charges)
+    assert second._remaining_s_or_raise() == 1.0
+
+
+def test_permits_that_are_given_back_before_the_caller_has_joined_are_asked_for_at_once() -> None:
+    limiter = Limiter("memory://", "1/minute", time=ManualClock())
+    admission = limiter._admission
+    try_acquire, limiter_asks = admission._try_acquire, 0
+
+    def refused_before_a_reset(key: AnyKey, cost: int) -> Decision:
+        nonlocal limiter_asks
+        limiter_asks += 1
+        decision = try_acquire(key, cost)
+        if not decision.allowed:
+            limiter.reset(key)  # by another thread
+        return decision
+
+    admission._try_acquire = refused_before_a_reset
+    for asks in (1, 3):
+        assert limiter.acquire("k", timeout=5).wait == 0
+        assert limiter_asks == asks
+
+
+def test_the_timeout_of_a_waiter_is_that_of_all_its_refusals_together() -> None:
+    queue = Queue()
+    waiting = wait_until_admitted(COMMAND, queue.join(timeout=1.0))
+    decision = Decision(
+        False, "k", 1, Limit("10/second"), 0, 0.6, 1.0, 0.0, "over_limit", "store", 0
+    )
+    assert next(waiting) is COMMAND
+    assert waiting.send(decision) == Sleep(0.6)
+    assert waiting.send(None) is COMMAND
+    with pytest.raises(RateLimitExceeded):
+        waiting.send(decision._replace(now_ms=600))
 
 
 def test_who_has_left_its_queue_sleeps_on_when_permits_are_given_back() -> None:
