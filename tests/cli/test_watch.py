@@ -26,8 +26,6 @@ from tests.cli.terminal import Terminal
 from tests.interruptions import restore_sigint
 from tests.servers import Standalone
 
-pytestmark = pytest.mark.slow
-
 WATCH = ("stats", "--watch", "--interval", "0.1")
 
 
@@ -42,6 +40,7 @@ def use(server: Standalone, prefix: str, key: str) -> None:
         limiter.try_acquire(key)
 
 
+@pytest.mark.slow
 def test_a_stream_continues_after_an_outage(server: Standalone, prefix: str) -> None:
     use(server, prefix, "before")
     process = subprocess.Popen(
@@ -71,6 +70,7 @@ def test_a_stream_continues_after_an_outage(server: Standalone, prefix: str) -> 
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_terminal_keeps_the_table_with_its_age(
     server: Standalone, prefix: str, columns: int
@@ -90,6 +90,7 @@ def test_a_terminal_keeps_the_table_with_its_age(
         assert "Traceback" not in terminal.text
 
 
+@pytest.mark.slow
 def test_a_changed_password_ends_it(server: Standalone, prefix: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "distwindow", *WATCH, "--json"],
@@ -109,6 +110,7 @@ def test_a_changed_password_ends_it(server: Standalone, prefix: str) -> None:
     assert "password" in err.lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--json"], []], ids=" ".join)
 def test_an_outage_at_the_start_is_an_error(cli: Cli, arguments: list[str]) -> None:
     for url in ("redis://127.0.0.1:1/0", "nonsense://", "redis+cluster://127.0.0.1:1"):
@@ -243,6 +245,19 @@ def screen() -> Callable[..., Any]:
     return after
 
 
+def test_a_stream_tells_of_each_outage_and_of_its_end_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = watch.StreamView(lambda servers: None)
+    for is_away in (False, True, True, False, False, True):
+        view.show_outage("gone") if is_away else view.refresh([])
+    assert capsys.readouterr().err.splitlines() == [
+        "distwindow: gone; trying again",
+        "distwindow: the store answers again",
+        "distwindow: gone; trying again",
+    ]
+
+
 def test_the_age_of_a_table(screen: Callable[..., Any]) -> None:
     assert "redis://host is not reachable; this table is 7 s old" in screen(["x"], 120, 9, 7)[2]
     assert "; this table is 2 min 5 s old; trying again" in screen(["x"], 120, 9, 125)[2]
@@ -255,6 +270,7 @@ def test_a_long_key_is_folded_and_the_note_stays_visible(screen: Callable[..., A
     assert "(Ctrl-C ends)" in " ".join(shown[-6:])
 
 
+@pytest.mark.slow
 def test_watch_ends_cleanly_at_ctrl_c(redis_url: str, prefix: str) -> None:
     fill(redis_url, prefix, 3)
     process = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import fakeredis
@@ -31,8 +32,6 @@ from tests.clock_and_stores import T0, fresh_key
 from tests.event_loops import uvloop_param
 from tests.harness import admin
 from tests.servers import Proxy, ResetAfterSend, Standalone
-
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
 Exchange = Callable[[Sequence[Command[Any]]], list[Any]]
 LIMIT = Limit("100/hour")
@@ -94,7 +93,17 @@ def opened(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.mark.parametrize("where", ["redis_url", "cluster_url", "unix_url", "tls_url", "fake_url"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "redis_url",
+        "unix_url",
+        *(
+            pytest.param(url, marks=pytest.mark.slow)
+            for url in ("cluster_url", "tls_url", "fake_url")
+        ),
+    ],
+)
 def test_replies_together_are_those_that_each_would_get_alone(
     opened: Any, where: str, request: pytest.FixtureRequest
 ) -> None:
@@ -169,6 +178,43 @@ def test_an_unreachable_server_is_tried_once_for_all_commands(opened: Any) -> No
         answers = exchange(commands)
     assert {type(answer) for answer in answers} == {StoreUnavailable}
     assert {answer.charged for answer in answers} == {False}
+
+
+@pytest.mark.event_loops
+def test_who_is_cancelled_in_an_exchange_gets_its_replies_and_is_then_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was sent is counted, and would be sent again without its reply."""
+    returned: list[Any] = []
+
+    async def scenario() -> None:
+        store, sent = open_async_store("redis://127.0.0.1:1", Options()), list[Any]()
+
+        def execute(command: Command[Any], deadline: float | None) -> Any:
+            sent.append(asyncio.get_running_loop().create_future())
+            return sent[-1]
+
+        async def dispatcher(deadline: float | None) -> Any:
+            return SimpleNamespace(execute=execute), deadline
+
+        async def caller() -> None:
+            returned.append(await store.execute_many([Read(charges("k"))] * 2))
+            await asyncio.sleep(0)
+            returned.append("it went on")
+
+        monkeypatch.setattr(store, "_ready_dispatcher", dispatcher)
+        task = asyncio.create_task(caller())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        for number, reply in enumerate(sent):
+            await asyncio.sleep(0)
+            reply.set_result(number)
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(scenario())
+    assert returned == [[0, 1]]
 
 
 @pytest.mark.event_loops

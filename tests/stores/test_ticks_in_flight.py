@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,9 +99,8 @@ class Called:
         self.command = Acquire(charges_of("k", b"p", [Limit("5/minute")], 1))
         handler: Any = self
         self.batch = Batch(LoopTick(handler, 1.0), self.command, wants_decision, self.late.append)
-        loop = asyncio.new_event_loop()
-        self.batch.futures += [loop.create_future() for _ in range(callers)]
-        loop.close()
+        futures: list[Any] = [Future() for _ in range(callers)]
+        self.batch.futures += futures
 
     def count_unknown(self, calls: int) -> None:
         self.unknown += calls

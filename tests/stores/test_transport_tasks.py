@@ -19,8 +19,6 @@ from distwindow import AsyncLimiter, Decision, StoreError, StoreTimeout
 from tests.harness import PLENTY, STALLS, Call, admin, in_time, used
 from tests.servers import Delay, DropReply, Proxy, Silent, until, until_async
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 SCRIPT = b"EVALSHA"
 
 
@@ -181,7 +179,8 @@ async def test_if_the_first_caller_is_cancelled_while_connecting_the_others_stil
             assert all(await asyncio.gather(*others))
 
 
-@pytest.mark.parametrize("seconds", [0.7, pytest.param(2.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.7, 2.0])
 async def test_many_cancellations_at_random_times(
     redis_url: str, prefix: str, seconds: float
 ) -> None:
