@@ -91,33 +91,43 @@ class StoreErrorPolicy:
         """Return the decision of a call that the store has not decided, or raise `error`. `key` and
         `cost` are valid.
         """
-        return self._decide(self._commands.acquire_command(key, cost).charges, error, peeks=False)
+        answer = self._answer_to(error)  # before a closed limiter is asked for a command
+        charges = self._commands.acquire_command(key, cost).charges
+        return self._decide(charges, answer, error, peeks=False)
 
     def peek(self, key: AnyKey, error: StoreError) -> Decision:
         """Return what `decide` would for a call of cost 1, and count nothing."""
-        return self._decide(self._commands.acquire_command(key, 1).charges, error, peeks=True)
+        answer = self._answer_to(error)
+        charges = self._commands.acquire_command(key, 1).charges
+        return self._decide(charges, answer, error, peeks=True)
 
     def decide_all(self, charges: Iterable[Charge], error: StoreError) -> Decision:
         """Return the decision of a call over several keys."""
+        answer = self._answer_to(error)
         by_key: dict[AnyKey, list[Charge]] = {}
         for charge in charges:
             by_key.setdefault(charge.key, []).append(charge)
         calls = [tuple(of_key) for of_key in by_key.values()]
+        if answer != "local" or self.local is None:
+            decisions = [self._decide(call, answer, error, peeks=False) for call in calls]
+            return next((each for each in decisions if not each.allowed), decisions[-1])
         # By shares, all are asked before any is counted, so that all are counted, or none.
-        decisions = [self._decide(call, error, peeks=self.local is not None) for call in calls]
+        decisions = [self.local.decide(call, peeks=True) for call in calls]
         refused = [decision for decision in decisions if not decision.allowed]
-        if refused:
-            return refused[0]
-        if self.local is not None:
-            decisions = [self._decide(call, error, peeks=False) for call in calls]
-        return decisions[-1]
+        return refused[0] if refused else [self.local.decide(call) for call in calls][-1]
 
-    def _decide(self, charges: tuple[Charge, ...], error: StoreError, *, peeks: bool) -> Decision:
+    def _answer_to(self, error: StoreError) -> Any:
+        """Return what the options say for `error`, or raise it."""
         self._last_error = error
-        _, limit, cost, key, _ = charges[0]
         answer = self._on_unknown if error.charged is None else self._on_error
         if answer == "raise":
             raise error
+        return answer
+
+    def _decide(
+        self, charges: tuple[Charge, ...], answer: Any, error: StoreError, *, peeks: bool
+    ) -> Decision:
+        _, limit, cost, key, _ = charges[0]
         if answer == "local" and self.local is not None:
             return self.local.decide(charges, peeks=peeks)
         allowed = answer == "allow"
