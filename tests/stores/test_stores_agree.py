@@ -27,7 +27,8 @@ from distwindow.breaker.commands import (
 from distwindow.breaker.record import STATES, CallCounts
 from distwindow.concurrency.commands import PLACE_MS, HoldReply
 from distwindow.ring.command import Command
-from distwindow.ring.commands import Acquire, Read
+from distwindow.ring.commands import Acquire, Read, charges_of
+from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.replies import split_reply
 from distwindow.ring.scripts import script_names
 from distwindow.shaping.commands import AcquireShaped, PeekShaped, ReadShaped
@@ -214,7 +215,21 @@ def test_histories_use_every_command() -> None:
         assert feature.scripts <= drawn
 
 
-# -- slots and probes at the edges ---------------------------------------------------------------
+# -- buckets, slots and probes at the edges ------------------------------------------------------
+
+
+def test_a_call_at_the_end_of_a_bucket_is_counted_in_the_next(
+    redis_alone: dict[str, Execute],
+) -> None:
+    limit = Limit(9, per=300, buckets=5)
+    charges = charges_of("k", ring_name_prefix("edges", fresh_key()), [limit], 1)
+    for execute in (MemoryStore().execute, redis_alone["redis"]):
+        for at in (0, W - 1, W):
+            assert execute(Acquire(charges, START_MS + at)).admitted
+        (state,) = execute(Read(charges, START_MS + W)).states
+        assert [(one.start, one.passed) for one in state.buckets] == [
+            (START_MS, 2), (START_MS + W, 1),
+        ]  # fmt: skip
 
 
 @pytest.mark.event_loops
