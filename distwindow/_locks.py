@@ -175,6 +175,24 @@ def _code_of(function: Any) -> Any:
     return getattr(function, "__code__", None)
 
 
+def take_token(tokens: SimpleQueue[None], seconds: float | None) -> bool:
+    """Wait for a token up to `seconds` (None: no end) and take it. False if none came.
+
+    The first look, which does not wait, takes the queue's inner lock. CPython would otherwise take
+    it in `get`, compute anew how long to wait, and wait for ever if the time is over by then.
+    """
+    try:
+        tokens.get(False)
+    except Empty:
+        if seconds is not None and seconds <= 0:
+            return False
+        try:
+            tokens.get(True, seconds)
+        except Empty:
+            return False
+    return True
+
+
 class OneShotEvent:
     """An event that is set once, and that any number of threads wait for.
 
@@ -197,9 +215,7 @@ class OneShotEvent:
         """Wait until the event is set or `seconds` have passed. True if it is set."""
         if not self.is_set:
             try:
-                self._tokens.get(True, max(0.0, seconds))
-            except Empty:
-                pass
+                take_token(self._tokens, seconds)
             finally:
                 if self.is_set:
                     self._tokens.put(None)
@@ -218,9 +234,7 @@ class WakeUp:
 
     def sleep(self, seconds: float | None) -> bool:
         """Sleep until woken or `seconds` have passed (None: no end). True if woken."""
-        try:
-            self._tokens.get(True, seconds)
-        except Empty:
+        if not take_token(self._tokens, seconds):
             return False
         while not self._tokens.empty():  # `wake` may have been called several times
             self._tokens.get()

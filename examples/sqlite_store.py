@@ -54,9 +54,13 @@ class SqliteStore:
         self._db = sqlite3.connect(
             file, timeout=timeout, isolation_level=None, check_same_thread=False
         )
-        self._switch_to_wal(timeout)
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute(SCHEMA)
+        try:
+            self._switch_to_wal(timeout)
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute(SCHEMA)
+        except BaseException:
+            self._db.close()
+            raise
 
     def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
         return self.execute_many([command], deadline)[0]

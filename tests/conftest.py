@@ -89,6 +89,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "harness" in metafunc.fixturenames:
+        both = not event_loops.is_on_one_kind(metafunc.definition.path)
+        kinds = ["sync", "async", *([event_loops.uvloop_param()] if both else [])]
+        metafunc.parametrize("harness", kinds, indirect=True)
     if event_loops.runs_on_both(metafunc.definition):
         slow = metafunc.definition.path.stem not in event_loops.IN_QUICK_TIER
         kinds = ["asyncio", event_loops.uvloop_param(slow=slow)]
@@ -158,10 +162,10 @@ def _patient(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
 
 
-@pytest.fixture(params=["sync", "async", event_loops.uvloop_param()])
+@pytest.fixture
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    """A test that takes this runs for `Limiter`, and for `AsyncLimiter` on both kinds of event
-    loop.
+    """A test that takes this runs for `Limiter` and for `AsyncLimiter`, the latter on the kinds of
+    event loop that `tests/event_loops.py` says.
     """
     STALLS.watch()
     made = HARNESSES[request.param]()

@@ -1,7 +1,7 @@
 """Which event loop a test runs on: asyncio's own, or uvloop's.
 
-Every asynchronous test runs on both, but for those in `ON_ONE_KIND`. These are the coroutine
-functions, those that take the fixture `harness`, and those marked `event_loops` because they call
+Every asynchronous test runs on both, but for those in `ON_ONE_KIND`: coroutine functions, those
+that take the fixture `harness`, and those marked `event_loops` because they call
 `asyncio.run` themselves. Any other test that makes an event loop fails, so that none can be
 forgotten.
 
@@ -35,27 +35,29 @@ IN_QUICK_TIER = {"test_event_loops"}
 ON_ONE_KIND = {
     "architecture",
     "attack",
-    "breaker/test_entry_breaker_calls",
-    "breaker/test_entry_breakers",
+    "borrow",
+    "breaker",
     "cli",
     "concurrency/test_concurrency",
     "conformance",
-    "contrib/test_task_gate",
+    "contrib",
     "docs",
     "guard",
     "lifecycle/test_lifecycle",
-    "limiter/test_async_use",
-    "limiter/test_decorator",
-    "limiter/test_entries",
+    "limiter",
+    "local",
+    "minute",
     "runtime/test_completion",
     "runtime/test_drivers",
     "runtime/test_worker",
+    "shaping",
     "stores/test_pipelined_connection",
     "testing/test_manual_clock",
     "testing/test_store_conformance",
 }
 """Folders and modules of `tests` that run on asyncio's loop alone, except for tests with the mark:
-they run programs and pages, or stay in this process.
+they run programs and pages, stay in this process, or decide with what the transports have read,
+whose own tests run on both.
 """
 
 
@@ -94,7 +96,7 @@ def runs_on_both(definition: Any) -> bool:
     if definition.get_closest_marker("event_loops") is not None:
         return True
     coroutine = inspect.iscoroutinefunction(definition.function)
-    return coroutine and not _is_on_one_kind(definition.path)
+    return coroutine and not is_on_one_kind(definition.path)
 
 
 def choose_for(item: pytest.Item) -> None:
@@ -102,7 +104,7 @@ def choose_for(item: pytest.Item) -> None:
     callspec = getattr(item, "callspec", None)
     ids = set() if callspec is None else set(callspec.id.split("-"))
     POLICY.kind = "uvloop" if "uvloop" in ids else "asyncio"
-    if ids & _LOOP_IDS or _is_on_one_kind(item.path):
+    if ids & _LOOP_IDS or is_on_one_kind(item.path):
         POLICY.missing_mark = ""
     else:
         POLICY.missing_mark = (
@@ -111,7 +113,7 @@ def choose_for(item: pytest.Item) -> None:
         )
 
 
-def _is_on_one_kind(path: Path) -> bool:
+def is_on_one_kind(path: Path) -> bool:
     """True if the test file at `path` is named in `ON_ONE_KIND`, or its folder is."""
     name = path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
     return name in ON_ONE_KIND or name.partition("/")[0] in ON_ONE_KIND

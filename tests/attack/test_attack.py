@@ -29,9 +29,8 @@ from tests.attack.timeouts import timeouts
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_scripts_answer_as_the_model_does(seed: int) -> None:
-    run = Run(seed, 3)
+def test_scripts_answer_as_the_model_does() -> None:
+    run = Run(1, 3)
     model(run)
     assert run.figures["calls"] > 1000
 
@@ -42,7 +41,7 @@ def test_scripts_answer_as_the_model_does(seed: int) -> None:
 @pytest.mark.parametrize("variant", INTERRUPTIONS)
 def test_interruptions_arrive_unchanged(variant: str) -> None:
     """And no call hangs, and the server has counted what was called."""
-    run = Run(3, 2 if variant.startswith("connecting") else 4, variant)
+    run = Run(3, 2, variant)
     interruptions(run)
     assert run.figures["interruptions"] > (10 if variant.startswith("connecting") else 200)
 
@@ -54,7 +53,8 @@ def test_a_fleet_over_a_faulty_link(mode: str) -> None:
     assert run.figures["calls"] > 500
 
 
-@pytest.mark.parametrize("variant", EXITS)
+# `direct` keeps no permits and sends the fewest counts; `scripts/attack` has it as well.
+@pytest.mark.parametrize("variant", [one for one in EXITS if not one.startswith("direct")])
 def test_all_ways_in_which_a_process_ends(variant: str) -> None:
     run = Run(7, 0, variant)
     process_exits(run)
@@ -114,8 +114,8 @@ def test_a_guard_gives_back_what_it_took(mode: str) -> None:
     [
         ("direct", 8),
         ("leased", 1),
-        *(("eventual", n) for n in (3, 4, 8)),
-        *(("breaker", n) for n in (3, 4, 8)),
+        ("eventual", 3),
+        ("breaker", 4),
     ],
 )
 def test_a_server_that_refuses_loses_no_count_and_no_limit(variant: str, seed: int) -> None:
@@ -124,11 +124,8 @@ def test_a_server_that_refuses_loses_no_count_and_no_limit(variant: str, seed: i
     assert run.figures["calls"] > 100
 
 
-# Seeds that draw each pool for a connection that is cut.
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("variant", "seed"), [("cuts", 1), ("cuts", 2), ("cuts", 3), ("frozen", 1)]
-)
+@pytest.mark.parametrize(("variant", "seed"), [("cuts", 1), ("frozen", 1)])
 def test_what_waits_in_workers_outlasts_the_broker_and_runs_once(variant: str, seed: int) -> None:
     run = Run(seed, 0, variant)
     tasks(run)

@@ -18,7 +18,6 @@ from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExcee
 from distwindow.runtime.steps import Sleep
 from distwindow.waiting.waiting import PermitWaiter
 from tests.clock_and_stores import ManualClock, fresh_key
-from tests.event_loops import uvloop_param
 from tests.limiter.first_call import each_limiter, error_of
 from tests.servers import until
 
@@ -47,7 +46,7 @@ def where(request: pytest.FixtureRequest) -> str:
     return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
 
 
-KINDS = ["blocking", "asyncio", uvloop_param()]
+KINDS = ["blocking", "asyncio"]
 
 
 def runner(kind: str, where: str) -> Run:

@@ -136,7 +136,6 @@ def test_processes_open_and_close_together_and_the_probes_are_the_fleets(fleet: 
     assert opened_ms > 0
 
 
-@pytest.mark.event_loops
 def test_counts_of_both_worlds_open_one_breaker(redis_url: str, prefix: str) -> None:
     rule = ErrorCount(6, open_for=60)
     with CircuitBreaker(redis_url, rule, prefix=prefix) as breaker:
@@ -217,7 +216,6 @@ def test_counts_arrive_once_though_replies_are_lost(
     assert counted(redis_url, breaker_name(prefix, "k", rule)) == 5
 
 
-@pytest.mark.event_loops
 def test_a_probe_whose_task_was_cancelled_is_free_again(redis_url: str, prefix: str) -> None:
     """At whatever await it was cancelled: otherwise nobody would get it for a minute."""
     rule = ErrorCount(1, open_for=0.04, probe_timeout=60)
@@ -297,7 +295,6 @@ def leave_in_child(call: Any, failure: BaseException | None) -> int:
 
 
 @forks
-@pytest.mark.event_loops
 @pytest.mark.parametrize("failure", [None, OSError(), SystemExit()])
 def test_a_forked_child_that_leaves_the_block_of_a_probe_decides_nothing(
     redis_url: str, prefix: str, failure: BaseException | None

@@ -38,8 +38,6 @@ from tests.clock_and_stores import ManualClock
 NAN, INF = float("nan"), float("inf")
 RULE = ErrorCount(2, open_for=5)
 
-pytestmark = pytest.mark.event_loops
-
 
 class World:
     """A breaker of one of the two worlds, called in the same way."""

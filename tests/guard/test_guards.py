@@ -78,7 +78,6 @@ def test_with_a_share_eventual_guards_admit_the_limit_between_two_syncs(
     assert admitted >= 18
 
 
-@pytest.mark.event_loops
 async def test_two_guards_of_tasks_share_their_rules(redis_url: str, prefix: str) -> None:
     settings: Any = {"prefix": prefix, "timeout": 5.0}
     async with AsyncGuard(redis_url, RULES, **settings) as one:

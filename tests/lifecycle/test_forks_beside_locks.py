@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import ssl
 import sys
 import threading
 import time
@@ -228,21 +227,3 @@ def test_forks_wait_while_the_map_of_a_cluster_is_read(
         else:
             until(lambda: not topology._stale)
         assert reading.in_others == ([] if uwsgi else [True])
-
-
-@pytest.mark.slow
-def test_children_can_use_tls_right_after_their_parent_has_connected(tls_url: str) -> None:
-    """Without the wait about one child in a hundred could not, where this was found: the thread
-    that had connected was about to end, and OpenSSL held the lock that a new thread needs first.
-    """
-
-    def use_tls() -> bool:
-        job = BackgroundJob(lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), lambda _: None)
-        job.start()
-        return job.wait(10)
-
-    for _ in range(150):
-        key = fresh_key()
-        with Limiter(tls_url, "10/hour 1 buckets", timeout=10) as limiter:
-            assert limiter.try_acquire(key)
-            assert in_child(use_tls) == "True"

@@ -256,7 +256,7 @@ def test_however_its_loop_ends(redis_url: str, prefix: str, mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sync", "async", uvloop_param()])
+@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_an_exit_does_not_hang_where_the_store_is_unreachable(
     standalone: Standalone, prefix: str, kind: str
 ) -> None:

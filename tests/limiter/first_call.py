@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter
-from tests.event_loops import uvloop_param
 
 SECRET = "hunter2-x9"
 
@@ -48,6 +47,5 @@ each_limiter = pytest.mark.parametrize(
     [
         pytest.param(Limiter, id="blocking"),
         pytest.param(AsyncLimiter, id="asyncio"),
-        uvloop_param(AsyncLimiter),
     ],
 )

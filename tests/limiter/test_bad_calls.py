@@ -112,7 +112,6 @@ KEYS: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.event_loops
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: ascii(key)[:20])
 @pytest.mark.parametrize(
     ("limiter_class", "server"),
@@ -153,7 +152,6 @@ def test_a_key_that_is_none(limiter_class: type, key: Any) -> None:
     assert "a key is str, bytes or Key" in str(exc)
 
 
-@pytest.mark.event_loops
 def test_ten_thousand_weird_keys_are_ten_thousand_windows(redis_url: str) -> None:
     keys = [f"{{{n}}}\x00%{n:x}~\n" for n in range(5_000)] + [b"\xff%d" % n for n in range(5_000)]
     assert len({escape(key) for key in keys}) == 10_000

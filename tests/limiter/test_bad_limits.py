@@ -66,7 +66,6 @@ def test_limits_that_are_none(limiter_class: type, limits: Any) -> None:
 BOTH_SHOWN = "5/minute; 7/minute"  # each of the two strings is valid
 
 
-@pytest.mark.event_loops
 @pytest.mark.parametrize("text", [t for t in LIMITS if isinstance(t, str) and t != BOTH_SHOWN])
 def test_a_limit_string_that_is_none_is_shown(text: str) -> None:
     assert repr(text) in str(error_of(Limiter, "memory://", limits=text))

@@ -13,7 +13,6 @@ import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
 from tests.clock_and_stores import ManualClock, fresh_key
-from tests.event_loops import uvloop_param
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def limiter(where: str, clock: ManualClock) -> Iterator[Limiter]:
 RunScenario = Callable[[Callable[[Any], Any]], Any]
 
 
-@pytest.fixture(params=["blocking", "asyncio", uvloop_param()])
+@pytest.fixture(params=["blocking", "asyncio"])
 def run(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> RunScenario:
     """Return a function that calls `await scenario(limiter)`, with a limiter of either kind, all
     of whose calls are awaited.

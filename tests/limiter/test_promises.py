@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sqlite3
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -71,8 +72,9 @@ def test_a_partial_of_the_other_kind_is_told_apart(limiter_class: Any, function:
 
 @pytest.mark.parametrize("limiter_class", [Limiter, AsyncLimiter])
 def test_an_object_with_only_execute_and_close_is_no_store(limiter_class: Any) -> None:
-    with pytest.raises(ConfigurationError, match="Connection is no store"):
-        limiter_class(sqlite3.connect(":memory:"), "5/minute")
+    with closing(sqlite3.connect(":memory:")) as database:
+        with pytest.raises(ConfigurationError, match="Connection is no store"):
+            limiter_class(database, "5/minute")
 
 
 def test_a_key_of_a_megabyte_fills_no_log() -> None:

@@ -24,7 +24,6 @@ from tests.servers import (
     Blackhole,
     Delay,
     DropReply,
-    Fault,
     Proxy,
     Refuse,
     ResetAfterSend,
@@ -114,7 +113,7 @@ def test_it_is_exact_where_one_process_calls(harness: Harness, redis_url: str, p
 
 @pytest.mark.parametrize(
     "what",
-    ["stalled", *(pytest.param(w, marks=pytest.mark.slow) for w in ("dead", "refusing", "muted"))],
+    ["stalled", *(pytest.param(w, marks=pytest.mark.slow) for w in ("dead", "refusing"))],
 )
 def test_callers_never_wait(harness: Harness, proxy: Proxy, prefix: str, what: str) -> None:
     with Standalone() as own, Proxy(own.port) as link:
@@ -126,7 +125,7 @@ def test_callers_never_wait(harness: Harness, proxy: Proxy, prefix: str, what: s
             own.pause()
         elif what != "dead":
             limiter.flush()
-            link.fault = Refuse() if what == "refusing" else Blackhole()
+            link.fault = Refuse()
         try:
             calls: list[Call] = []
             ends = time.monotonic() + 0.3
@@ -160,13 +159,8 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [FAULTS[0], *(pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS[1:])],
-    ids=lambda fault: type(fault).__name__,
-)
 def test_counts_are_neither_lost_nor_doubled(
-    harness: Harness, proxy: Proxy, redis_url: str, prefix: str, fault: Fault
+    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
     """The calls take place in many buckets, some of which end between a call and its flush."""
     options = eventual(prefix, timeout=0.05, sync_interval=0.01)
@@ -175,7 +169,7 @@ def test_counts_are_neither_lost_nor_doubled(
     limiter.each(keys)
     count = 3
     for faulty in (True, False) * 2:
-        with proxy.inject(fault if faulty else Delay()):
+        with proxy.inject(FAULTS[0] if faulty else Delay()):
             ends = time.monotonic() + 0.12
             while time.monotonic() < ends:
                 count += sum(map(bool, limiter.each(keys)))

@@ -101,18 +101,9 @@ def check_windows(fleet: ScriptedFleet) -> None:
                 assert most_in_interval(admitted, limit.interval_ms) <= limit.amount
 
 
-@settings(LENIENT, max_examples=60)
+@settings(LENIENT, max_examples=200)
 @given(example=examples)
 def test_nothing_is_admitted_beyond_the_limit(example: Example) -> None:
-    fleet = example.open()
-    fleet.run(example.script)
-    check_windows(fleet)
-
-
-@pytest.mark.slow
-@settings(LENIENT, max_examples=400)
-@given(example=examples)
-def test_nothing_is_admitted_beyond_the_limit_in_many_more_scripts(example: Example) -> None:
     fleet = example.open()
     fleet.run(example.script)
     check_windows(fleet)

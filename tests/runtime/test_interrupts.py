@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,28 @@ def test_an_event_that_is_set_stays_set() -> None:
     event.set()
     event.set()
     assert all(event.wait(0) for _ in range(3))
+
+
+class StalledQueue:
+    """Empty. A `get` that takes the inner lock first waits for ever, as CPython's does if the time
+    is over when it has the lock.
+    """
+
+    locked = False
+
+    def get(self, block: bool, seconds: float | None = None) -> None:
+        assert self.locked or not block, "this waits for ever"
+        self.locked = True
+        raise Empty
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_a_wait_on_a_machine_that_stalls_ends(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("queue.SimpleQueue", StalledQueue)
+    assert not OneShotEvent().wait(seconds)
+    assert not WakeUp.sleep(SimpleNamespace(_tokens=StalledQueue()), seconds)  # type: ignore[arg-type]  # `wake` is left out
 
 
 def test_one_event_wakes_all_threads_that_wait_for_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow.errors import ConfigurationError
@@ -133,17 +133,8 @@ def check_against_model(shape: tuple[int, int], steps: list[tuple[int, Event, in
 anywhen = st.tuples(st.integers(0, 6000), st.sampled_from(Event), amounts, st.booleans())
 
 
-@given(shapes, st.lists(anywhen, max_size=30))
-def test_whatever_the_clock_does_the_array_is_a_table_of_slots(
-    shape: tuple[int, int], steps: list[tuple[int, Event, int, bool]]
-) -> None:
-    check_against_model(shape, steps)
-
-
-@pytest.mark.slow
-@settings(max_examples=500, deadline=None)
 @given(shapes, st.lists(anywhen, max_size=80))
-def test_whatever_the_clock_does_the_array_is_a_table_of_slots_at_length(
+def test_whatever_the_clock_does_the_array_is_a_table_of_slots(
     shape: tuple[int, int], steps: list[tuple[int, Event, int, bool]]
 ) -> None:
     check_against_model(shape, steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow.errors import ConfigurationError
@@ -45,15 +45,6 @@ def check_buckets(
 
 @given(sizes, widths, origins, st.booleans(), moves)
 def test_buckets_are_a_recount_of_the_adds_by_age(
-    size: int, width: int, origin: int, ignore_current: bool, steps: list[tuple[int, float]]
-) -> None:
-    check_buckets(size, width, origin, ignore_current, steps)
-
-
-@pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
-@given(sizes, widths, origins, st.booleans(), st.lists(st.tuples(gaps, values), max_size=80))
-def test_buckets_are_a_recount_of_the_adds_by_age_at_length(
     size: int, width: int, origin: int, ignore_current: bool, steps: list[tuple[int, float]]
 ) -> None:
     check_buckets(size, width, origin, ignore_current, steps)

@@ -311,7 +311,10 @@ def forked(process: Process, store: SimulatedStore) -> Process:
             *strategy._leases.new_reviews,
             *(review[2] for review in strategy._reviews._heap),
         ]
-        memo[id(strategy._reviews._heap_order)] = itertools.count(1_000_000)
+    # Python 3.14 does not copy iterators any more.
+    for one in (getattr(strategy, "_reviews", None), getattr(strategy, "_sync", None)):
+        if one is not None:
+            memo[id(one._heap_order)] = itertools.count(1_000_000)
     for state in known:
         memo[id(state.charges)] = state.charges
         if getattr(state, "lease_fetch", None) is not None:

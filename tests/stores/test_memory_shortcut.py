@@ -80,7 +80,7 @@ def compare(history: list[HistoryStep]) -> None:
         assert attempts(command) == specified(specification, command), timed
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(history=st.lists(steps, min_size=5, max_size=60))
 def test_attempt_decides_as_the_specification(history: list[HistoryStep]) -> None:
     compare(history)
@@ -99,7 +99,7 @@ full_bucket_steps = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(history=st.lists(full_bucket_steps, min_size=20, max_size=60))
 def test_a_refusal_is_repeated_only_while_it_holds(history: list[HistoryStep]) -> None:
     compare(history)

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
 ROOT = Path(__file__).parents[2]
 
+WHERE = [("redis", "direct"), ("redis", "leased"), ("redis", "eventual"), ("tls", "direct")]
+
 WITHOUT = """
 import select, socket, sys
 
@@ -109,8 +111,7 @@ def run(program: str, *args: str) -> None:
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
 
 
-@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-@pytest.mark.parametrize("server", ["redis", "unix", "tls"])
+@pytest.mark.parametrize(("server", "mode"), WHERE)
 def test_calls_work_without_poll(
     request: pytest.FixtureRequest, server: str, prefix: str, mode: str
 ) -> None:
@@ -196,8 +197,7 @@ except distwindow.ConfigurationError as exc:
     )
 
 
-@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
-@pytest.mark.parametrize("server", ["redis", "unix", "tls"])
+@pytest.mark.parametrize(("server", "mode"), WHERE)
 def test_calls_work_under_eventlet(
     request: pytest.FixtureRequest, server: str, prefix: str, mode: str
 ) -> None:

@@ -345,11 +345,10 @@ def test_calls_succeed_again_after_a_server_stalled_under_load(harness: Harness)
         warm(limiter, "abc")
         stop = threading.Event()
         load = limiter.load(["a", "b", "c"], stop, at_once=6)
-        for _ in range(3):
-            time.sleep(0.2)  # calls go on
-            server.pause()
-            time.sleep(0.7)  # several calls time out
-            server.resume()
+        time.sleep(0.2)  # calls go on
+        server.pause()
+        time.sleep(0.7)  # several calls time out
+        server.resume()
         resumed = time.perf_counter()
         # Poll for it instead of sleeping a fixed time, as the machine itself may stall for a
         # second.
@@ -360,8 +359,8 @@ def test_calls_succeed_again_after_a_server_stalled_under_load(harness: Harness)
         with server.client() as client:
             held = used(client, "distwindow") - 6
         check_conserved(calls, held)
-        # Only calls that were executed just before a stop and answered after it can be late.
-        assert held - sum(call.admitted for call in calls) <= 3 * 6
+        # Only calls that were executed just before the stop and answered after it can be late.
+        assert held - sum(call.admitted for call in calls) <= 6
 
 
 # -- a client of the caller that retries ----------------------------------------------------------

@@ -46,11 +46,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from queue import Empty
 from typing import Any, TypeAlias, TypeVar
 
 from ..._fork import FORK_WAIT
-from ..._locks import start_thread
+from ..._locks import start_thread, take_token
 from ...away.outages import Reachability, probe_pause_s
 from ...errors import (
     ConfigurationError,
@@ -171,11 +170,7 @@ class GroupMember:
 
     def wait(self, now: float) -> bool:
         """Wait to be woken, as the leader or with a result; False if the deadline came first."""
-        try:
-            self._woken.get(True, max(0.0, self.call.deadline - now))
-        except Empty:
-            return False
-        return True
+        return take_token(self._woken, self.call.deadline - now)
 
     def wake(self) -> None:
         """Wake the waiter. Idempotent."""
