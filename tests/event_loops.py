@@ -52,6 +52,7 @@ ON_ONE_KIND = {
     "runtime/test_worker",
     "shaping",
     "stores/test_pipelined_connection",
+    "stores/test_transport_topology",
     "testing/test_manual_clock",
     "testing/test_store_conformance",
 }

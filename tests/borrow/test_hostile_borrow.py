@@ -26,8 +26,6 @@ from tests.lua.target import (
     places,
 )
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 MOMENTS = {"same bucket": NOW + 5, "next bucket": NOW + W + 5, "past the last": NOW + 7 * W}
 SCRIPTS = ["acquire", "borrow", "peek", "lease", "flush", "refund"]
 

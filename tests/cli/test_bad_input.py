@@ -12,8 +12,6 @@ import redis
 from tests.cli.conftest import Cli, Result
 from tests.servers import Standalone, free_port
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 PASSWORD = "geh:eim/ni$"
 COMMANDS = ["stats", "try k --limit 5/s", "reset k", "doctor", "demo", "bench --seconds 0.1"]
 
@@ -76,6 +74,7 @@ def test_odd_keys_work(cli: Cli, key: str) -> None:
     assert "1 window deleted" in cli("reset", "--", key).out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "url",
     [
@@ -135,6 +134,7 @@ class TestStores:
         one_line(cli(*command.split(), store="redis://no-such-host.invalid:6379/0"))
 
 
+@pytest.mark.slow
 def test_the_right_password_is_not_shown_either(shell: Cli, locked: Standalone) -> None:
     for command in ("doctor", "stats", "try k --limit 5/s --json", "bench --seconds 0.1"):
         result = shell(*command.split(), DISTWINDOW_URL=locked.url)
@@ -150,6 +150,7 @@ def test_a_key_of_another_type(cli: Cli, redis_url: str, prefix: str) -> None:
         assert client.get(name) == b"x"
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers(cli: Cli) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

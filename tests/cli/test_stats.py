@@ -289,6 +289,7 @@ def test_beyond_those_that_can_be_ranked_each_key_comes_once_with_all_its_window
     assert (len(rows), rows[-1]) == (942, "340 keys")
 
 
+@pytest.mark.slow
 def test_a_window_that_is_met_late_is_shown(
     cli: Cli, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, client: Any
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_stream_continues_after_an_outage(server: Standalone, prefix: str) -> 
     assert (process.returncode, err) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80])

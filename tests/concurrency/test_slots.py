@@ -34,8 +34,6 @@ from tests.servers import Proxy, Standalone
 from tests.servers.faults import Blackhole, DropReply, Pass, Refuse, ResetAfterSend
 from tests.servers.wait import until
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 SCRIPT = b"EVALSHA"
 TTL = 30.0
@@ -65,6 +63,7 @@ def slots(redis_url: str, prefix: str) -> Iterator[Concurrency]:
 # -- every store ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["redis_url", "unix_url", "cluster_url", "sentinel_url",
                                    "tls_url", "fake_url"])  # fmt: skip
 def test_a_slot_on_every_store(request: pytest.FixtureRequest, prefix: str, store: str) -> None:
@@ -134,6 +133,7 @@ def test_a_key_that_another_program_uses(slots: Concurrency, redis_url: str, pre
 # -- lost replies ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [DropReply(only=SCRIPT, times=1),
                                    ResetAfterSend(only=SCRIPT, times=1)])  # fmt: skip
 @pytest.mark.parametrize("at", ["hold", "try_hold", "free"])
@@ -182,6 +182,7 @@ def test_while_every_reply_is_lost_nobody_holds_and_nothing_leaks(
         all_freed(slots, faulty)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [DropReply(only=SCRIPT, times=4), Blackhole(times=4)])
 def test_a_wait_outlasts_a_silent_store(
     proxy: Proxy, slots: Concurrency, prefix: str, fault: Any
@@ -276,6 +277,7 @@ def test_all_slots_of_a_process_are_renewed_in_one_exchange(
         del mine
 
 
+@pytest.mark.slow
 def test_a_holder_that_cannot_renew_is_told_before_another_gets_its_slot(
     proxy: Proxy, redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -388,6 +390,7 @@ def test_tasks_that_are_cancelled_at_any_time_leave_no_slot(redis_url: str, pref
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.event_loops
 def test_a_task_that_is_cancelled_while_its_reply_is_lost(
     proxy: Proxy, slots: Concurrency, prefix: str
@@ -448,6 +451,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("way", ["end", "exception", "sigterm"])
 def test_the_slots_of_a_process_that_ends_are_freed(
@@ -478,6 +482,7 @@ def start(url: str, prefix: str, kind: str, way: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_slots_of_a_process_that_is_killed_end_with_their_deadline(
     redis_url: str, prefix: str
 ) -> None:

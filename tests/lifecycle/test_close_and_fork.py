@@ -17,9 +17,6 @@ from tests.lifecycle.worker_options import MODES, NEVER, SOON, forks
 from tests.servers import DropReply, Proxy, until
 from tests.stores.test_transport_fork import Child
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
-
 # -- closing --------------------------------------------------------------------------------------
 
 
@@ -83,6 +80,7 @@ def test_closing_amid_calls_loses_nothing(
 # -- forks ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @forks
 @pytest.mark.parametrize("mode", MODES)
 def test_parent_and_child_spend_no_lease_twice(redis_url: str, prefix: str, mode: Any) -> None:
@@ -120,6 +118,7 @@ def test_parent_and_child_spend_no_lease_twice(redis_url: str, prefix: str, mode
     assert admitted <= 2000 or mode == "eventual"
 
 
+@pytest.mark.slow
 @forks
 @pytest.mark.parametrize("mode", MODES)
 def test_children_of_multiprocessing_flush_their_counts(
@@ -148,6 +147,7 @@ def test_children_of_multiprocessing_flush_their_counts(
         assert used(server, prefix) == 40
 
 
+@pytest.mark.slow
 @forks
 def test_a_fork_while_the_worker_flushes(proxy: Proxy, prefix: str) -> None:
     """The child does not wait for the flush of its parent's worker."""

@@ -33,8 +33,6 @@ from tests.servers import (
     until,
 )
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 def eventual(prefix: str, **options: Any) -> dict[str, Any]:
     return {"prefix": prefix, "consistency": "eventual", "timeout": 5, **options}
@@ -111,6 +109,7 @@ def test_it_is_exact_where_one_process_calls(harness: Harness, redis_url: str, p
     assert [(w.passed, w.blocked) for w in stats.windows] == [(300, 200)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     ["stalled", *(pytest.param(w, marks=pytest.mark.slow) for w in ("dead", "refusing"))],
@@ -159,6 +158,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 def test_counts_are_neither_lost_nor_doubled(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:

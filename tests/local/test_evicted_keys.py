@@ -12,9 +12,8 @@ from tests.harness import PLENTY, Harness, admin, used
 from tests.lifecycle.worker_options import MODES, NEVER, SOON
 from tests.servers import Proxy, until
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_keys_that_were_called_once_are_dropped(
     harness: Harness, redis_url: str, prefix: str, mode: str

@@ -24,8 +24,6 @@ from tests.servers import (
     until,
 )
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 def leased(limit: Any, prefix: str, **options: Any) -> dict[str, Any]:
     given = {"limits": str(limit), "prefix": prefix, "consistency": "leased", "timeout": 5}
@@ -109,6 +107,7 @@ def test_exactly_the_limit_where_one_process_calls(
     assert limiter.stats("k").passed == 777
 
 
+@pytest.mark.slow
 def test_unspent_permits_are_refunded_soon_after_the_calls_end(
     harness: Harness, redis_url: str, prefix: str
 ) -> None:
@@ -153,6 +152,7 @@ def test_several_limits_are_leased_together(harness: Harness, redis_url: str, pr
         assert used(server, prefix) == 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [

@@ -9,8 +9,6 @@ import redis
 
 from tests.lua.target import LIMIT, NOW, OTHER, STATES, Target, W, admitted
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 def test_records_of_another_type_prevent_all_writes(server: redis.Redis) -> None:
     target = Target(server, (LIMIT, OTHER), NOW + W, 1)

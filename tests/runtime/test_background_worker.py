@@ -19,8 +19,6 @@ from tests.lifecycle.worker_options import MODES, NEVER, SOON, forks
 from tests.servers import Cluster, Proxy, Standalone, until
 from tests.stores.test_transport_fork import Child
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "distwindow"]

@@ -17,8 +17,6 @@ from tests.servers import Proxy
 from tests.servers.faults import Delay, Pass, Silent
 from tests.servers.wait import until
 
-pytestmark = pytest.mark.slow
-
 KINDS = [Exception, TimeoutError, OSError, RuntimeError, RedisTimeoutError, RedisConnectionError,
          StoreTimeout, KeyboardInterrupt, KeyError, TypeError, ValueError, IndexError,
          BlockingIOError]  # fmt: skip
@@ -90,6 +88,7 @@ def test_members_get_their_shares_of_a_reply_that_has_arrived() -> None:
     assert members[1].wait(0.0)
 
 
+@pytest.mark.slow
 def test_a_store_that_works_again_is_used_again(proxy: Proxy, prefix: str) -> None:
     """After failures and interruptions the limiter works as before."""
     with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=0.3) as limiter:

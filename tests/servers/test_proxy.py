@@ -26,8 +26,6 @@ from tests.servers import (
 )
 from tests.servers.plain_client import plain
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 @pytest.fixture
 def line(proxy: Proxy) -> Iterator[redis.Redis]:
@@ -77,6 +75,7 @@ def test_delay_delays_requests_and_replies(proxy: Proxy, line: redis.Redis, faul
     assert shortest < 0.1
 
 
+@pytest.mark.slow
 def test_a_delayed_request_is_dropped_with_its_connection(
     proxy: Proxy, line: redis.Redis, direct: redis.Redis, prefix: str
 ) -> None:
@@ -96,6 +95,7 @@ def test_blackhole_drops_requests(
     assert line.incr(prefix) == 1  # redis-py connects again, and the new connection works
 
 
+@pytest.mark.slow
 def test_blackhole_stays_on_its_connection_when_lifted(proxy: Proxy) -> None:
     with socket.create_connection((proxy.host, proxy.port)) as raw:
         raw.settimeout(0.2)

@@ -23,8 +23,6 @@ from tests.servers import (
 )
 from tests.servers.process import remove
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def precious_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

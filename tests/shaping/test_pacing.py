@@ -20,8 +20,6 @@ from distwindow import AsyncLimiter, Limit, Limiter, RateLimitExceeded
 from tests.clock_and_stores import ManualClock, fresh_key
 from tests.harness import Harness
 
-pytestmark = pytest.mark.slow
-
 STORES = ["memory://", "redis"]
 ROOT = Path(__file__).parents[2]
 
@@ -264,6 +262,7 @@ def test_the_state_is_deleted_once_it_makes_no_difference(redis_url: str, prefix
     server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["200/second paced 5s", "3000/second paced 5s"])
 def test_processes_together_keep_the_pace(redis_url: str, prefix: str, limit: str) -> None:
     """By the store's own clock: when each call was decided, and how long it was told to wait."""

@@ -41,8 +41,6 @@ from tests.servers import (
     until,
 )
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 SCRIPT = b"EVALSHA"
 
 slow = pytest.mark.slow
@@ -101,6 +99,7 @@ def test_a_reply_lost_after_execution_is_charged_once_and_unknown(
         assert used(server, prefix) == before + len(calls)
 
 
+@pytest.mark.slow
 def test_a_reply_that_never_comes_is_unknown_at_the_deadline(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str
 ) -> None:
@@ -227,6 +226,7 @@ HANGS: dict[str, Fault] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "standing", [pytest.param(True, id="standing"), pytest.param(False, id="new", marks=slow)]
 )
@@ -305,6 +305,7 @@ def stall(harness: Harness, server: Standalone, seconds: float = 0.5) -> tuple[l
         return calls, used(client, "distwindow")
 
 
+@pytest.mark.slow
 def test_a_server_that_stalls_charges_nothing_late(harness: Harness) -> None:
     with Standalone() as server:
         calls, held = stall(harness, server)
@@ -382,6 +383,7 @@ def lossy(stop: threading.Event, proxy: Proxy) -> None:
     proxy.fault = Pass()
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_retries(
     harness: Harness, proxy: Proxy, redis_url: str, prefix: str

@@ -21,8 +21,6 @@ from tests.harness import (
 )
 from tests.servers import Cluster, until
 
-pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
 
 @pytest.mark.compat
 def test_one_connection_for_each_thread_reused_when_the_thread_ends(
