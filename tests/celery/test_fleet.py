@@ -74,7 +74,7 @@ def test_other_tasks_and_other_keys_pass_a_line() -> None:
         fleet.start()
         for number in range(62):
             fleet.send("fetch", number, 0.01, "acme")
-        until(lambda: fleet.records.llen("parked") == 61, what="a line", timeout=20)
+        until(lambda: fleet.records.llen("parked") == 61, what="a line", timeout=60)
         fleet.send("free", 1)
         fleet.send("fetch", 100, 0.01, "initech")
         until(lambda: fleet.records.llen("free") == 1, what="the task without a limit", timeout=3)
@@ -92,7 +92,7 @@ def test_a_killed_worker_loses_nothing(late: bool) -> None:
         fleet.wait_ready()
         for number in range(count):
             fleet.send("fetch", number, 0.02)
-        until(lambda: len(fleet.started()) >= 25, what="starts", timeout=20)
+        until(lambda: len(fleet.started()) >= 25, what="starts", timeout=60)
         fleet.kill(doomed)
         # With early acknowledgement Celery itself loses what the two killed processes had begun.
         least = count if late else count - 2
@@ -110,7 +110,7 @@ def test_a_killed_child_loses_nothing_that_waits(late: bool) -> None:
         worker = fleet.start()
         for number in range(count):
             fleet.send("fetch", number, 0.05)
-        until(lambda: len(fleet.started()) >= 15, what="starts", timeout=20)
+        until(lambda: len(fleet.started()) >= 15, what="starts", timeout=60)
         children = psutil.Process(worker.pid).children()
         os.kill(children[0].pid, signal.SIGKILL)
         until(lambda: len(set(fleet.started())) == count, what="all", timeout=40)
@@ -125,7 +125,7 @@ def test_a_shutdown_gives_what_waits_back_to_the_broker(number: signal.Signals, 
         worker = fleet.start(pool=pool)
         for n in range(40):
             fleet.send("fetch", n)
-        until(lambda: fleet.records.llen("parked") == 37, what="a line", timeout=20)
+        until(lambda: fleet.records.llen("parked") == 37, what="a line", timeout=60)
         fleet.wait_started(3)
         fleet.stop(worker, number)
         assert len(fleet.started()) == 3
@@ -173,7 +173,7 @@ def test_the_store_of_the_limits_is_away(policy: str) -> None:
             fleet.start()
             for number in range(count):
                 fleet.send("fetch", number)
-            until(lambda: len(fleet.started()) >= 20, what="starts", timeout=20)
+            until(lambda: len(fleet.started()) >= 20, what="starts", timeout=60)
             proxy.fault = Blackhole()
             if policy == "run":
                 fleet.wait_started(count, timeout=15)
@@ -208,7 +208,7 @@ def test_a_task_of_priority_0_overtakes_its_line() -> None:
         fleet.start(slots=1)
         for number in range(40):
             fleet.send("fetch", number, priority=9)
-        until(lambda: len(fleet.started()) >= 8, what="a line", timeout=20)
+        until(lambda: len(fleet.started()) >= 8, what="a line", timeout=60)
         fleet.send("fetch", 100, priority=0)
         fleet.wait_started(41)
         started = fleet.started()
@@ -228,7 +228,7 @@ def test_a_backlog_longer_than_the_visibility_timeout(max_hold: float | None) ->
         for number in range(24):
             fleet.send("fetch", number)
         fleet.wait_started(24, timeout=120)
-        until(lambda: fleet.messages_in_broker() == 0, what="an empty broker", timeout=20)
+        until(lambda: fleet.messages_in_broker() == 0, what="an empty broker", timeout=60)
         assert all(worker["line count"] == 0 for worker in fleet.inspect().values())
         assert sorted(fleet.started()) == list(range(24))
         assert (fleet.records.llen("sent_back") > 0) == (max_hold is None)
@@ -276,12 +276,12 @@ def test_what_waits_in_workers_is_discarded() -> None:
         fleet.start()
         sent = [fleet.send("fetch", number) for number in range(31)]
         late = fleet.send("fetch", 31, countdown=3600)
-        until(lambda: fleet.records.llen("parked") == 30, what="tasks that wait", timeout=20)
-        until(lambda: fleet.messages_in_broker() == 31, what="the one with an eta", timeout=20)
+        until(lambda: fleet.records.llen("parked") == 30, what="tasks that wait", timeout=60)
+        until(lambda: fleet.messages_in_broker() == 31, what="the one with an eta", timeout=60)
         fleet.command("purge", "-f")
         said = fleet.command("control", "discard", "tests.celery.project.fetch")
         assert "31 waiting tasks tests.celery.project.fetch are revoked" in said
-        until(lambda: fleet.messages_in_broker() == 0, what="all acknowledged", timeout=20)
+        until(lambda: fleet.messages_in_broker() == 0, what="all acknowledged", timeout=60)
         assert next(iter(fleet.inspect().values()))["parked"] == 0
         states = [result.state for result in [*sent, late]]
         assert states.count("REVOKED") == 31
