@@ -8,10 +8,10 @@ import typer
 
 from .. import __version__
 from .bench import bench
+from .command import check_output
 from .demo import demo
 from .doctor import doctor
-from .errors import check_output
-from .output import prepare_output
+from .render import prepare_output
 from .reset import reset
 from .stats import stats
 from .try_command import try_command

@@ -12,8 +12,7 @@ import typer
 
 from .. import Limiter
 from ..stores.redis.urls import masked_url
-from .errors import report_errors
-from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
+from .command import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption, report_errors
 
 _LIMIT = "1000000000/second"
 """So high that nothing is refused."""

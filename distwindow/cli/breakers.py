@@ -12,10 +12,8 @@ from ..breaker.commands import ADAPTIVE, BreakerNameParts, StoredBreaker, parse_
 from ..breaker.record import STATES
 from ..breaker.rules import RULES
 from ..ring.key import RingNameParts
-from .key_text import json_text, shell_word
-from .render import format_rate
-from .servers import Server
-from .table import Cell, Column, Table
+from .command import Server
+from .render import Cell, Column, Table, format_rate, json_text, shell_word
 
 _PIPELINE_SIZE = 500
 _DEFAULTS: dict[str, dict[str, Any]] = {

@@ -27,10 +27,18 @@ from ..ring.limit import MAX_BUCKETS
 from ..ring.stats import Bucket
 from ..stores.redis.handshake import MIN_VERSION, time_ms
 from ..stores.redis.urls import masked_url, parse_url_text
-from .errors import mask_passwords, report_errors
-from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption
+from .command import (
+    DEFAULT_PREFIX,
+    DEFAULT_URL,
+    JsonOption,
+    PrefixOption,
+    Server,
+    UrlOption,
+    mask_passwords,
+    open_servers,
+    report_errors,
+)
 from .render import make_console, printable
-from .servers import Server, open_servers
 
 Level = Literal["ok", "warning", "problem"]
 

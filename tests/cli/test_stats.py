@@ -17,9 +17,8 @@ from rich.console import Console
 
 from distwindow import Key, Limiter, Stats
 from distwindow.cli import stats as stats_query
-from distwindow.cli.progress import ProgressLine
-from distwindow.cli.selection import all_keys
-from distwindow.cli.servers import Server, open_servers
+from distwindow.cli.command import Server, open_servers
+from distwindow.cli.scan import ProgressLine, all_keys
 from distwindow.cli.stats import Order, Query, _View
 from tests.cli.conftest import Cli, fill
 from tests.servers import Standalone
@@ -328,7 +327,7 @@ def test_in_a_pipe_the_progress_is_a_line_now_and_then(
     client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("distwindow.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("distwindow.cli.scan.time.monotonic", lambda: now[0])
     with ProgressLine([Server("", client, None)]) as line:
         for names in range(80):
             line.update(names * 1000)
