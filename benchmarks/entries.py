@@ -20,7 +20,7 @@ from benchmarks.server_cost import CALLS_PER_COPY, COPIES, GUARD, RingState, ser
 from distwindow import Limit, Limiter
 from distwindow.minute.commands import ViewFlush, views_name
 from distwindow.minute.view import SECONDS
-from distwindow.ring import scripts
+from distwindow.ring.command import load_script
 from distwindow.ring.stats import Bucket
 
 LIMIT = Limit("100000/day")
@@ -146,7 +146,7 @@ def run(quick: bool) -> Section:
     count = 7 if quick else 21
     with running(last_core()) as server, Socket(server.port) as connection:
         for name in ("acquire", "view_flush"):
-            connection.call("SCRIPT", "LOAD", scripts.load_script(name).text)
+            connection.call("SCRIPT", "LOAD", load_script(name).text)
         trials: dict[str, Trial] = {
             SCRIPT_WITHOUT: partial(plain_script_us, connection, with_views=False),
             SCRIPT_WITH: partial(plain_script_us, connection, with_views=True),

@@ -11,7 +11,7 @@ from benchmarks.resp import Socket
 from benchmarks.server import Server, running
 from benchmarks.server_cost import GUARD
 from distwindow.ring import key as keys
-from distwindow.ring import scripts
+from distwindow.ring.command import load_script
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.limit import Bound, Limit
 
@@ -59,7 +59,7 @@ def _peer_bytes(server: Server, connection: Socket, peer: peers.Peer, limit: int
 def run(quick: bool) -> Section:
     section = Section("memory", "memory: bytes of one key that carries pass counts alone")
     with running() as server, Socket(server.port) as connection:
-        connection.call("SCRIPT", "LOAD", scripts.load_script("acquire").text)
+        connection.call("SCRIPT", "LOAD", load_script("acquire").text)
         for buckets, bound, target in RINGS:
             for each in EACH:
                 span = buckets + (bound == "strict")

@@ -21,7 +21,7 @@ from benchmarks.resp import Socket
 from benchmarks.server import last_core, running
 from benchmarks.server_cost import GUARD, server_us
 from distwindow.ring import key as keys
-from distwindow.ring import scripts
+from distwindow.ring.command import load_script
 from distwindow.ring.commands import CURRENT_BUCKET, Acquire, Flush, charges_of
 from distwindow.ring.limit import Limit
 from distwindow.ring.stats import Bucket
@@ -142,7 +142,7 @@ def run(quick: bool) -> Section:
     section = Section("senders", "senders: a flush and an acquire beside those of many processes")
     with running(last_core()) as server, Socket(server.port) as connection:
         for name in ("acquire", "flush"):
-            connection.call("SCRIPT", "LOAD", scripts.load_script(name).text)
+            connection.call("SCRIPT", "LOAD", load_script(name).text)
         contenders: dict[str, Trial] = {}
         rings = [RingWithSenders(connection, senders) for senders in SENDERS]
         for ring in rings:

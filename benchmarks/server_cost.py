@@ -19,7 +19,7 @@ from benchmarks.report import Section, Target
 from benchmarks.resp import NOOP, NOOP_SHA, Socket, pack
 from benchmarks.server import last_core, running
 from distwindow.ring import key as keys
-from distwindow.ring import scripts
+from distwindow.ring.command import load_script
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.limit import Limit
 
@@ -190,7 +190,7 @@ def run(quick: bool) -> Section:
     }
     with running(last_core()) as server, Socket(server.port) as connection:
         connection.call("SCRIPT", "LOAD", NOOP)
-        connection.call("SCRIPT", "LOAD", scripts.load_script("acquire").text)
+        connection.call("SCRIPT", "LOAD", load_script("acquire").text)
         plain = RingState(limits[10, 100_000], 1).acquire(1)
         same = pack("EVALSHA", NOOP_SHA, 1, plain.keys[0], GUARD, *plain.arguments())
         bare = pack("EVALSHA", NOOP_SHA, 0)

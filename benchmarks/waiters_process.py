@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from distwindow import Decision, Limiter
 from distwindow.acquire import wait_until_admitted
-from distwindow.runtime.drivers import run_blocking
+from distwindow.runtime.steps import run_blocking
 from distwindow.waiting.waiting import PermitWaiter
 
 TIMEOUT_S = 5.0

@@ -13,8 +13,8 @@ from .breaker import (
     SlowRatio,
 )
 from .concurrency.concurrency import AsyncConcurrency, Concurrency
+from .concurrency.operations import ConcurrencyStats, Holder
 from .concurrency.slot import AsyncSlot, Slot
-from .concurrency.stats import ConcurrencyStats, Holder
 from .errors import (
     AuthorityDenied,
     Blocked,
@@ -37,13 +37,15 @@ from .ring.limit import Limit
 from .ring.stats import Bucket, ShapingStats, Stats, WindowStats
 from .runtime.worker import exit_on_sigterm
 from .sentinel.rules import DegradeRule, FlowRule
-from .sentinel.windows.bucket_leap_array import BucketLeapArray
-from .sentinel.windows.event import Event
-from .sentinel.windows.fixed_window import FixedWindow
+from .sentinel.windows.bucket_leap_array import (
+    BucketLeapArray,
+    Event,
+    FutureBucketLeapArray,
+    MetricBucket,
+    OccupiableLeapArray,
+)
 from .sentinel.windows.leap_array import LeapArray
-from .sentinel.windows.metric_bucket import MetricBucket
-from .sentinel.windows.occupiable_leap_array import FutureBucketLeapArray, OccupiableLeapArray
-from .sentinel.windows.rolling_window import RollingWindow
+from .sentinel.windows.rolling_window import FixedWindow, RollingWindow
 from .sentinel.windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 
 __version__ = "0.1.0"

@@ -15,8 +15,7 @@ from .ring.commands import Acquire
 from .ring.decision import Decision
 from .ring.key import AnyKey
 from .runtime.command_cache import CommandCache
-from .runtime.drivers import run_async, run_blocking
-from .runtime.steps import Operation, Sleep, StoreStep
+from .runtime.steps import Operation, Sleep, StoreStep, run_async, run_blocking
 from .shaping.operations import wait_until_paced
 from .waiting.waiting import (
     AsyncInterruptibleSleep,

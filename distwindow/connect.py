@@ -19,9 +19,9 @@ from .local.eventual import Eventual
 from .local.leased import Leased
 from .minute.operations import EntryViews
 from .options import Options
+from .ring.command import load_scripts
 from .ring.commands import Acquire
 from .ring.decision import Decision
-from .ring.scripts import load_scripts
 from .ring.store import AsyncStore, Store
 from .runtime.command_cache import CommandCache
 from .stores.memory import AsyncMemoryStore, MemoryStore

@@ -15,9 +15,8 @@ from .errors import DistwindowError
 from .options import Options
 from .ring.commands import Acquire
 from .ring.store import AsyncStore, Store
-from .runtime.drivers import run_async, run_blocking
 from .runtime.flush import FlushSource, flush_due
-from .runtime.steps import Fetch, Operation, Pipeline, StoreStep
+from .runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
 from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
 from .stores.memory import MemoryStore
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 import pytest
 import redis
 
-from distwindow.ring.scripts import load_script, script_names
+from distwindow.ring.command import load_script, script_names
 from tests import bytecode, event_loops, examples, logging_state
 from tests.harness import HARNESSES, STALLS, Harness
 from tests.patience import patient

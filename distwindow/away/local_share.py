@@ -16,8 +16,7 @@ import secrets
 import socket
 
 from ..concurrency.commands import Free, Hold, HolderName, HoldReply
-from ..local.eventual import Eventual
-from ..local.fleet_sync import EventualKeyState, share_of
+from ..local.eventual import Eventual, EventualKeyState, share_of
 from ..local.key_state import StateName
 from ..options import Options
 from ..ring.clock import NEVER, Clock

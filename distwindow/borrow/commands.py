@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ..ring.command import Command, ScriptReply, ring_arguments, time_argument
+from ..ring.commands import decision_of
 from ..ring.decision import BorrowedCharge, Decision, Source
 from ..ring.replies import AcquireReply, parse_acquire_reply
-from ..runtime.decisions import decision_of
 
 
 class BorrowReply(NamedTuple):

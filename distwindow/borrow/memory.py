@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ring.memory_replies import acquire_reply, bucket_starts
-from ..ring.memory_rings import Handlers, MemoryRings
+from ..ring.memory_rings import Handlers, MemoryRings, acquire_reply, bucket_starts
 from ..ring.ring import Ring
 from .commands import Borrow, BorrowReply
 

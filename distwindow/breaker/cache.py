@@ -29,12 +29,19 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..errors import StoreError, closed_failure
+from ..errors import DistwindowError, StoreError, closed_failure
 from ..options import Options
 from ..ring.clock import NEVER
 from ..ring.key import AnyKey, normalize_key
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import FlushSchedule, OutgoingCommand, ScheduledSource, was_interrupted
+from ..runtime.flush import (
+    FlushSchedule,
+    OutgoingCommand,
+    ScheduledSource,
+    send_all,
+    was_interrupted,
+)
+from ..runtime.steps import Operation
 
 AWAY_S = 1.0
 """Seconds after a failure for which no call asks the store; the worker does."""
@@ -231,6 +238,30 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         if not state.is_active:
             self.activate(state, now)
         return self.decide_by_known(state, now)
+
+    def admit(self, state: S) -> Operation[A]:
+        """Decide a call that could not be decided by what is known. Raises `BreakerOpen`."""
+        if self.must_query_store(state, self.monotonic()):
+            # The outcome is in the state, and an error means that the last known state holds.
+            yield from self.send_state(state)
+        admission = self.decide_by_known(state, self.monotonic())
+        if admission is not None:
+            return admission
+        if self.store_is_down(state):
+            return self.local_probe(state)
+        request = self.request_probe(state)
+        try:
+            yield from send_all([request.outgoing], self.monotonic)
+        except BaseException:  # a cancellation, or raised by a signal handler
+            self.abandon(state, request)
+            raise
+        return self.decide_probe(state, request)
+
+    def send_state(self, state: S) -> Operation[DistwindowError | None]:
+        """Send what has been counted of one breaker, and have its state refreshed. Return the
+        error, if there is one.
+        """
+        return (yield from send_all(self.outgoing_of(state), self.monotonic))
 
     def must_query_store(self, state: S, now: float) -> bool:
         """True if the state is too old to decide by it, and the store may answer."""

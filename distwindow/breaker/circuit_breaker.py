@@ -1,6 +1,6 @@
 """`CircuitBreaker`, for threads, and `AsyncCircuitBreaker`, for tasks.
 
-What they do with the store is in `operations.py`; what this process decides is in `states.py`.
+What they do with the store is in `cache.py`; what this process decides is in `states.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from ..runtime.worker import RAISED_BY_CALLBACKS
 from ..sentinel.circuit_breakers import BreakerState
 from .cache import BreakerCache, CachedBreaker
 from .call import AsyncBreakerCall, BreakerCall
-from .operations import admit, send_state
 from .record import BreakerChange, BreakerOpen
 from .rules import RULES, BreakerRule
 from .states import BreakerAdmission, BreakerKeyState, BreakerStates, OnBreakerStoreError
@@ -276,7 +275,7 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
         if self._states.is_closed:
             raise closed_failure("circuit breaker")
         state = self._states.get_or_create(key)
-        raise_failure(await self._run(send_state(self._states, state)))
+        raise_failure(await self._run(self._states.send_state(state)))
         return state
 
     async def _end_calls(self) -> None:
@@ -288,7 +287,7 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
         return await self._ask(key) if admission is None else admission
 
     async def _ask(self, key: AnyKey) -> A:
-        return await self._run(admit(self._states, self._states.get_or_create(key)))
+        return await self._run(self._states.admit(self._states.get_or_create(key)))
 
     async def _finish(self, admission: A, failed: bool | None) -> None:
         if self._states.record(admission, failed):
@@ -296,7 +295,7 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 
     async def _send(self, admission: A) -> None:
         if not self._states.is_closed:
-            await self._run(send_state(self._states, self._states.state_of(admission)))
+            await self._run(self._states.send_state(self._states.state_of(admission)))
 
 
 class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
@@ -347,7 +346,7 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         if self._states.is_closed:
             raise closed_failure("circuit breaker")
         state = self._states.get_or_create(key)
-        raise_failure(self._run(send_state(self._states, state)))
+        raise_failure(self._run(self._states.send_state(state)))
         return state
 
     def _end_calls(self) -> None:
@@ -359,7 +358,7 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         return self._ask(key) if admission is None else admission
 
     def _ask(self, key: AnyKey) -> A:
-        return self._run(admit(self._states, self._states.get_or_create(key)))
+        return self._run(self._states.admit(self._states.get_or_create(key)))
 
     def _finish(self, admission: A, failed: bool | None) -> None:
         if self._states.record(admission, failed):
@@ -368,7 +367,7 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
     def _send(self, admission: A) -> None:
         if not self._states.is_closed:
             # If the store does not take it now, the worker sends it again.
-            self._run(send_state(self._states, self._states.state_of(admission)))
+            self._run(self._states.send_state(self._states.state_of(admission)))
 
 
 class WithRule:

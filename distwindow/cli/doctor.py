@@ -19,8 +19,8 @@ from rich.text import Text
 
 from .. import Concurrency, ConfigurationError, DistwindowError, Limiter, __version__
 from ..concurrency.commands import SLOT_COMMANDS
-from ..ring import scripts
 from ..ring.clock import SYSTEM
+from ..ring.command import load_script, script_names, scripts_folder
 from ..ring.commands import CURRENT_BUCKET, Flush, Lease, Reset
 from ..ring.key import check_prefix, senders_name
 from ..ring.limit import MAX_BUCKETS
@@ -115,7 +115,7 @@ def check_installation() -> Iterator[Finding]:
     yield Finding(
         "library", "ok", f"distwindow {__version__}, redis-py {redis.__version__}, {hiredis}"
     )
-    yield Finding("lua", "ok", f"scripts from {scripts.scripts_folder()}")
+    yield Finding("lua", "ok", f"scripts from {scripts_folder()}")
 
 
 def check_slots(server: Server) -> list[Finding]:
@@ -335,7 +335,7 @@ def acl_rule(prefix: str, *, cluster: bool = False) -> str:
     """Return the ACL rule that a user of this prefix needs for all but concurrency limits, derived
     from the scripts' text.
     """
-    called = _commands_of(name for name in scripts.script_names() if name not in SLOT_COMMANDS)
+    called = _commands_of(name for name in script_names() if name not in SLOT_COMMANDS)
     connecting = _CLUSTER_COMMANDS if cluster else ()
     rights = " ".join(f"+{name}" for name in (*_SCRIPT_COMMANDS, *connecting, *sorted(called)))
     return f"ACL SETUSER <user> ~{prefix}:* {rights}"
@@ -351,7 +351,7 @@ def _commands_of(names: Iterable[str]) -> set[str]:
     return {
         command.lower()
         for name in names
-        for command in re.findall(r"""call\(['"](\w+)['"]""", scripts.load_script(name).text)
+        for command in re.findall(r"""call\(['"](\w+)['"]""", load_script(name).text)
     }
 
 

@@ -21,15 +21,13 @@ from ..options import ClockChoice, Options, check_timeout
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
-from ..runtime.drivers import run_async, run_blocking
-from ..runtime.steps import Operation, StoreStep
+from ..runtime.steps import Operation, StoreStep, run_async, run_blocking
 from ..runtime.worker import SHUTDOWN
 from ..waiting.waiting import AsyncWaiter, Waiter, WaitQueues
 from .commands import Free, Hold, HoldReply
 from .held import HeldSlots, SlotClaim, SlotJob
-from .operations import SlotOperations, exceeded
+from .operations import ConcurrencyStats, SlotOperations, exceeded
 from .slot import AsyncSlot, AsyncSlotBlock, Slot, SlotBlock
-from .stats import ConcurrencyStats
 
 _MAX_LIMIT = 1_000_000
 _MIN_TTL_S, _MAX_TTL_S = 0.05, 86_400.0

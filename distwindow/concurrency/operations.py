@@ -30,14 +30,41 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..errors import ConcurrencyExceeded, DistwindowError, StoreError, StoreTimeout
+from ..ring.key import AnyKey
 from ..runtime.steps import Operation, Sleep, send
 from ..waiting.waiting import Waiter, WaitQueues
 from .commands import MAX_PLACES, HolderName, Holders, HoldReply
 from .held import HeldSlots, SlotClaim
-from .stats import ConcurrencyStats, Holder
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One holder of a slot."""
+
+    name: str
+    """The `name` of its `Concurrency`; by default host and process id."""
+    expires_in: float
+    """Seconds until its slot is free, unless it is renewed."""
+
+
+@dataclass(frozen=True)
+class ConcurrencyStats:
+    """The slots of one key."""
+
+    key: AnyKey
+    limit: int
+    held: int
+    """Slots that are held now, by all processes; more than `limit` where that was lowered."""
+    waiting: int
+    """Callers that wait for a slot in this process."""
+    holders: tuple[Holder, ...]
+    """The first deadline first."""
+    now_ms: int
+    """The store's time, ms since the epoch."""
+
 
 MIN_POLL_S = 0.005
 MAX_POLL_S = 0.2

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 from .._locks import SWITCHES_ONLY_AT_CALLS
-from ..minute.views import EntryViewCounts
+from ..minute.operations import EntryViews
 from ..options import Options
 from ..ring.clock import NEVER, Clock
 from ..ring.commands import CURRENT_BUCKET, Acquire, Flush
@@ -20,9 +20,8 @@ from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
 from ..runtime.steps import Operation
 from ..runtime.strategy import OutgoingCommand, Strategy
-from .key_state import KeyState, KeyStateCache, StateName
+from .key_state import KeyState, KeyStateCache, Refusals, StateName
 from .pending_counts import PendingCounts
-from .refusals import Refusals
 
 # --------------------------------------------------------------------------------------------------
 #
@@ -34,10 +33,10 @@ from .refusals import Refusals
 #   KeyStateCache    the key states, bounded             key_state.py
 #   PendingCounts    counts on their way to the store    pending_counts.py
 #   FlushSchedule    when the worker has to flush        runtime/flush.py
-#   Refusals         refusals that are repeated here     refusals.py              direct, leased
+#   Refusals         refusals that are repeated here     key_state.py             direct, leased
 #   Leases, ...      permits that are held here          leases.py                leased
-#   FleetSync        what all processes have counted     fleet_sync.py            eventual
-#   EntryViewCounts  what entries did, for minute views  minute/views.py
+#   FleetSync        what all processes have counted     eventual.py              eventual
+#   EntryViews       what entries did, for minute views  minute/operations.py
 #
 # `LocalStrategy` connects them to the methods that `runtime/strategy.py` lists. How a call is
 # decided differs: `ExactStrategy` for `direct` and `leased`, `eventual.py`.
@@ -86,7 +85,7 @@ class LocalStrategy(Strategy, Generic[S]):
         self._schedule = schedule
         self._counts = counts
         self._sources = sources
-        self._views: EntryViewCounts | None = None
+        self._views: EntryViews | None = None
         self._bind_hot_path()
 
     def _bind_hot_path(self) -> None:
@@ -114,9 +113,9 @@ class LocalStrategy(Strategy, Generic[S]):
         self._schedule.next_due_at = NEVER
         self._bind_hot_path()
 
-    def add_views(self, options: Options) -> EntryViewCounts:
+    def add_views(self, options: Options) -> EntryViews:
         """Add what entries count for minute views to what this strategy sends."""
-        self._views = EntryViewCounts(options, self._schedule, self._monotonic)
+        self._views = EntryViews(options, self._schedule, self._monotonic)
         self._sources = [*self._sources, self._views]
         return self._views
 
@@ -171,7 +170,7 @@ class LocalStrategy(Strategy, Generic[S]):
     @property
     def dropped(self) -> int:  # type: ignore[override]  # others add them up
         """The number of counts that were dropped; the tables in pending_counts.py and
-        minute/views.py have the causes.
+        minute/operations.py have the causes.
         """
         return self._counts.dropped + (0 if self._views is None else self._views.dropped)
 
@@ -293,7 +292,7 @@ class InProcess(Strategy):
     ) -> None:
         self._monotonic = clock.monotonic
         self._schedule = FlushSchedule(options.flush_interval)
-        self._views: list[EntryViewCounts] = []
+        self._views: list[EntryViews] = []
         self._acquire_command = acquire_command = commands.acquire_command
         cached = commands.cached
 
@@ -328,8 +327,8 @@ class InProcess(Strategy):
 
     # -- minute views -----------------------------------------------------------------------------
 
-    def add_views(self, options: Options) -> EntryViewCounts:
-        views = EntryViewCounts(options, self._schedule, self._monotonic)
+    def add_views(self, options: Options) -> EntryViews:
+        views = EntryViews(options, self._schedule, self._monotonic)
         self._views = [views]
         return views
 

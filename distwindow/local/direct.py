@@ -10,9 +10,8 @@ from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
 from ..runtime.steps import Operation
 from .base import ExactStrategy
-from .key_state import KeyState, KeyStateCache, StateName
+from .key_state import KeyState, KeyStateCache, Refusals, StateName
 from .pending_counts import PendingCounts
-from .refusals import Refusals
 
 
 class Direct(ExactStrategy[KeyState]):

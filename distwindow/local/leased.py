@@ -43,17 +43,16 @@ from collections.abc import Iterable
 from ..errors import StoreError
 from ..options import Options
 from ..ring.clock import Clock
-from ..ring.commands import Acquire, Lease
+from ..ring.commands import Acquire, Lease, decision_of
 from ..ring.decision import Charge, Decision
 from ..ring.key import AnyKey, key_length
 from ..ring.replies import LeaseReply
 from ..runtime.command_cache import CommandCache
-from ..runtime.decisions import decision_of
 from ..runtime.flush import FlushSchedule, send_all
 from ..runtime.steps import Completion, Fetch, Operation, Sleep, WaitFor
 from ..runtime.strategy import OutgoingCommand
 from .base import MAX_CACHED_KEY_LENGTH, ExactStrategy
-from .key_state import KeyStateCache, StateName, peeked_admission
+from .key_state import KeyStateCache, Refusals, StateName, peeked_admission
 from .leases import (
     MAX_LEASE_S,
     LeasedKeyState,
@@ -65,7 +64,6 @@ from .leases import (
     worth_lease,
 )
 from .pending_counts import PendingCounts
-from .refusals import Refusals
 
 _NO_LEASE_NEAR_END_S = 0.005
 """Seconds before the end of the bucket of the last lease in which nothing more is leased: a call

@@ -12,16 +12,14 @@ from math import exp, sqrt
 
 from ..errors import StoreError
 from ..ring.clock import NEVER
-from ..ring.commands import Acquire, Lease, Refund
+from ..ring.commands import Acquire, Lease, Refund, decision_of
 from ..ring.decision import Charge, limits_in, with_bucket_starts, with_cost
 from ..ring.replies import CountReply, LeaseReply
 from ..runtime.command_cache import CommandCache
-from ..runtime.decisions import decision_of
 from ..runtime.flush import FlushSchedule
 from ..runtime.steps import Completion
 from ..runtime.strategy import OutgoingCommand
-from .key_state import KeyState, KeyStateCache, StateName
-from .refusals import CLOCK_MARGIN_S, Refusals
+from .key_state import CLOCK_MARGIN_S, KeyState, KeyStateCache, Refusals, StateName
 
 # --------------------------------------------------------------------------------------------------
 #

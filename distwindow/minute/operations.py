@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import itertools
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
 
-from ..errors import ConfigurationError
-from ..options import OTHER_ORIGINS
-from ..ring.clock import Clock
+from .._locks import PATCH_STATE
+from ..errors import ConfigurationError, closed_failure
+from ..options import OTHER_ORIGINS, Options
+from ..ring.clock import NEVER, Clock
 from ..ring.key import AnyKey, normalize_key
 from ..ring.stats import Bucket
-from ..runtime.flush import OutgoingCommand, send_all
+from ..runtime.flush import FlushSchedule, OutgoingCommand, send_all
 from ..runtime.steps import Operation, send
-from .commands import ViewRead, ViewReadReply, views_name
-from .view import ALL_ORIGINS, MinuteStats, minute_stats
+from .commands import ViewFlush, ViewFlushReply, ViewRead, ViewReadReply, views_name
+from .view import ALL_ORIGINS, SECONDS, MinuteStats, minute_stats
 
 
 class EntryEvent(NamedTuple):
@@ -28,16 +34,6 @@ class EntryEvent(NamedTuple):
     success: int = 0
     error: int = 0
     rt_ms: int = 0
-
-
-class EntryViews(Protocol):
-    """The minute views as limiters use them (`minute/views.py`)."""
-
-    def count(self, event: EntryEvent) -> None:
-        """Count what an entry did. Raises `ConfigurationError` once the limiter is closed."""
-
-    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`; None if there is nothing."""
 
 
 def minute(
@@ -92,3 +88,259 @@ def _read(
             yield from send_all([pending], clock.monotonic)
     reply: ViewReadReply = yield from send(command)
     return reply
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# Counts of entries, on their way into the minute views of the store.
+#
+# An entry appends an event to a queue, which takes no lock, and so can be done anywhere. A flush
+# adds the events up by key, origin and second, and sends one command for each key:
+#
+#     from       event                                            to
+#     queued     a flush, a reader of the key, or a long queue    added up
+#     added up   a flush                                          in flight, under a new number
+#     added up   another of its key is over a minute newer        dropped
+#     in flight  a reply                                          acknowledged
+#     in flight  an error                                         in flight, under the same number
+#     in flight  an error, after a minute                         dropped
+#     in flight  an error, while too many keys have counts        dropped
+#
+# The store takes each number of a sender once (`pending_counts.py` has the same table for windows).
+
+_MAX_QUEUED = 4096
+"""With so many events in the queue, the caller that appends one adds them up."""
+_MAX_PENDING_ORIGINS = 1000
+"""So many origins of one key are added up at most; others are counted as `OTHER_ORIGINS`."""
+_MIN_RETENTION_S = 5.0
+"""Seconds for which counts are kept although the store does not take them and there are more than
+`max_keys` keys with counts.
+"""
+
+
+class _Counters:
+    """The counts of one origin in one second."""
+
+    __slots__ = ("blocked", "error", "passed", "rt_min_ms", "rt_sum_ms", "success")
+
+    def __init__(self) -> None:
+        self.passed = self.blocked = self.success = self.error = self.rt_sum_ms = self.rt_min_ms = 0
+
+    def bucket(self, second: int) -> Bucket:
+        least = self.rt_min_ms if self.success or self.error else None
+        return Bucket(
+            second * 1000, self.passed, self.blocked, self.success, self.error, self.rt_sum_ms,
+            least,
+        )  # fmt: skip
+
+    def total(self) -> int:
+        return self.passed + self.blocked + self.success + self.error
+
+
+class _Batch(NamedTuple):
+    """Counts that were sent, and their number."""
+
+    command: ViewFlush
+    counts: int
+    created_at: float
+    """Monotonic seconds."""
+
+
+class _KeyViews:
+    """The counts of the entries of one key that the store has not acknowledged."""
+
+    __slots__ = ("counters", "in_flight", "name", "newest_second")
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.counters: dict[str, dict[int, _Counters]] = {}
+        """By origin and second."""
+        self.newest_second = 0
+        self.in_flight: _Batch | None = None
+
+    def pending(self) -> int:
+        """Return how many counts are not in flight."""
+        return sum(c.total() for of in list(self.counters.values()) for c in list(of.values()))
+
+
+class EntryViews:
+    """A part of a strategy, which has the flushes of the minute views for the worker."""
+
+    def __init__(
+        self, options: Options, schedule: FlushSchedule, monotonic: Callable[[], float]
+    ) -> None:
+        self._prefix = options.prefix
+        self._max_origins = options.max_origins
+        self._max_keys = options.max_local_keys
+        self._schedule = schedule
+        self._monotonic = monotonic
+        self._is_closed = False
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Start empty, under a new sender id: the parent sends what it has counted."""
+        self._sender = secrets.token_hex(5)
+        self._seq = itertools.count(1)
+        self._events: deque[EntryEvent] = deque()
+        self._keys: dict[bytes, _KeyViews] = {}
+        # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
+        self._lock = threading.RLock()
+        self._is_scheduled = False
+        """True if a flush will come that takes what is counted now."""
+        self.dropped = 0
+        """How many counts were dropped, for a cause in the table above."""
+
+    def close(self) -> None:
+        """Count nothing any more."""
+        self._is_closed = True
+
+    def count(self, event: EntryEvent) -> None:
+        """Count what an entry did, to be sent later."""
+        if self._is_closed:
+            raise closed_failure()
+        self._events.append(event)
+        if not self._is_scheduled:
+            self._schedule_flush()
+        if len(self._events) >= _MAX_QUEUED:
+            with self._lock:
+                self._add_up()
+
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
+        """Add the flushes of all keys with counts to `outgoing`."""
+        with self._lock:
+            self._is_scheduled = False  # first: what is counted from here on schedules a flush
+            self._add_up()
+            for views in list(self._keys.values()):
+                flush = self._flush_of(views)
+                if flush is not None:
+                    outgoing.append(flush)
+
+    def next_due_at(self, now: float) -> float:
+        """Return when `collect` has something to add, monotonic seconds."""
+        return now + self._schedule.interval_s if self._events or self._keys else NEVER
+
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
+        """Return the command that sends what is counted of `key`, for a caller who is about to read
+        it from the store; None if nothing is.
+        """
+        with self._lock:
+            self._add_up()
+            views = self._keys.get(views_name(self._prefix, key))
+            return None if views is None else self._flush_of(views)
+
+    def unacknowledged(self) -> int:
+        """Return how many counts the store has not been sent, or has not acknowledged."""
+        with self._lock:
+            self._add_up()
+            return sum(
+                views.pending() + (0 if views.in_flight is None else views.in_flight.counts)
+                for views in self._keys.values()
+            )
+
+    def _schedule_flush(self) -> None:
+        PATCH_STATE.check()  # if the standard library was patched since, no flush would come
+        self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
+        self._is_scheduled = True
+
+    def _add_up(self) -> None:
+        """Add all queued events to the counters of their keys. The caller holds the lock."""
+        events = self._events
+        names: dict[AnyKey, bytes] = {}
+        while True:
+            try:
+                event = events.popleft()
+            except IndexError:
+                return
+            name = names.get(event[0])
+            if name is None:
+                name = names[event[0]] = views_name(self._prefix, event[0])
+            counters = self._counters_of(name, event)
+            is_first = counters.success + counters.error == 0
+            if event[5] + event[6] and (is_first or event[7] < counters.rt_min_ms):
+                counters.rt_min_ms = event[7]
+            counters.passed += event[3]
+            counters.blocked += event[4]
+            counters.success += event[5]
+            counters.error += event[6]
+            counters.rt_sum_ms += event[7]
+
+    def _counters_of(self, name: bytes, event: EntryEvent) -> _Counters:
+        views = self._keys.get(name)
+        if views is None:
+            views = self._keys[name] = _KeyViews(name)
+        at_ms, origin = event[1], event[2]
+        second = at_ms // 1000
+        if second > views.newest_second:
+            views.newest_second = second
+            self._drop_expired(views)
+        of_origin = views.counters.get(origin)
+        if of_origin is None:
+            if len(views.counters) >= _MAX_PENDING_ORIGINS:
+                origin = OTHER_ORIGINS
+            of_origin = views.counters.setdefault(origin, {})
+        counters = of_origin.get(second)
+        if counters is None:
+            counters = of_origin[second] = _Counters()
+        return counters
+
+    def _drop_expired(self, views: _KeyViews) -> None:
+        """Drop what is over a minute old, while the store does not take it."""
+        oldest = views.newest_second - SECONDS
+        if all(second > oldest for of in views.counters.values() for second in of):
+            return
+        kept, before = {}, views.pending()
+        for origin, of_origin in views.counters.items():
+            live = {second: c for second, c in of_origin.items() if second > oldest}
+            if live:
+                kept[origin] = live
+        views.counters = kept
+        self.dropped += before - views.pending()
+
+    def _flush_of(self, views: _KeyViews) -> OutgoingCommand | None:
+        """Return the command that sends the counts of a key: the batch in flight again, or else a
+        new one. None if there is nothing to send. The caller holds the lock.
+        """
+        batch = views.in_flight
+        if batch is None:
+            counts = tuple(
+                (origin, tuple(of_origin[second].bucket(second) for second in sorted(of_origin)))
+                for origin, of_origin in views.counters.items()
+            )
+            if not counts:
+                self._keys.pop(views.name, None)
+                return None
+            command = ViewFlush(
+                (),
+                name=views.name,
+                counts=counts,
+                sender=self._sender,
+                seq=next(self._seq),
+                max_origins=self._max_origins,
+            )
+            none: dict[str, dict[int, _Counters]] = {}
+            batch = _Batch(command, views.pending(), self._monotonic())
+            views.in_flight, views.counters = batch, none
+        return OutgoingCommand(
+            batch.command, lambda reply, sent_at: self._on_reply(views, batch, reply)
+        )
+
+    def _on_reply(self, views: _KeyViews, batch: _Batch, reply: ViewFlushReply | Exception) -> None:
+        with self._lock:
+            if views.in_flight is not batch:
+                return  # it was sent twice, and this reply may be older than the one before
+            if not isinstance(reply, ViewFlushReply):
+                age_s = self._monotonic() - batch.created_at
+                too_many = len(self._keys) > self._max_keys and age_s > _MIN_RETENTION_S
+                if not too_many and age_s < SECONDS:
+                    # Even if it was executed: under its number it counts once.
+                    self._schedule_flush()
+                    return
+                if too_many:
+                    self.dropped += views.pending()
+                    views.counters = {}
+                self.dropped += batch.counts
+            views.in_flight = None
+            if views.counters:
+                self._schedule_flush()
+            else:
+                self._keys.pop(views.name, None)

@@ -7,12 +7,11 @@ import itertools
 
 from ..errors import short_repr
 from ..ring.clock import Clock
-from ..ring.commands import Refund
+from ..ring.commands import Refund, decision_of
 from ..ring.decision import Charge, Decision, Source
 from ..ring.key import AnyKey
 from ..ring.stats import Stats, stats_of, window_at
 from .command_cache import CommandCache
-from .decisions import decision_of
 from .flush import send_all
 from .steps import Operation, send
 from .strategy import Strategy

@@ -23,13 +23,15 @@ from .google_breaker import ArticleGoogleBreaker, BreakerHistory, GoogleBreaker
 from .nodes import NodeConfig, StatisticNode
 from .rules import DegradeRule, FlowRule, Rule
 from .slot_chain import ChainEntry, SlotChain
-from .windows.bucket_leap_array import BucketLeapArray
-from .windows.event import Event
-from .windows.fixed_window import FixedWindow
+from .windows.bucket_leap_array import (
+    BucketLeapArray,
+    Event,
+    FutureBucketLeapArray,
+    MetricBucket,
+    OccupiableLeapArray,
+)
 from .windows.leap_array import LeapArray
-from .windows.metric_bucket import MetricBucket
-from .windows.occupiable_leap_array import FutureBucketLeapArray, OccupiableLeapArray
-from .windows.rolling_window import RollingWindow
+from .windows.rolling_window import FixedWindow, RollingWindow
 from .windows.sentinel_go import EagerBucketLeapArray, SlidingWindowMetric
 
 __all__ = [

@@ -6,10 +6,8 @@ import math
 from typing import NamedTuple
 
 from ..errors import ConfigurationError, short_repr
-from .windows.bucket_leap_array import BucketLeapArray, MetricNode
-from .windows.event import Event
+from .windows.bucket_leap_array import BucketLeapArray, Event, MetricNode, OccupiableLeapArray
 from .windows.leap_array import bucket_length_ms
-from .windows.occupiable_leap_array import OccupiableLeapArray
 
 MAX_INT = 10**13
 """The largest int of a rule: floats and Lua's numbers are exact up to here."""

@@ -9,8 +9,14 @@ from typing import NamedTuple
 from ..ring.commands import Read
 from ..ring.decision import Charge
 from ..ring.key import shaping_name
-from ..ring.memory_replies import bucket_starts, reset_ms
-from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues, limit_text
+from ..ring.memory_rings import (
+    Handlers,
+    MemoryRings,
+    MemoryValues,
+    bucket_starts,
+    limit_text,
+    reset_ms,
+)
 from ..ring.replies import AcquireReply, ReadReply
 from ..ring.ring import Ring
 from .commands import AcquireShaped, PeekShaped, ReadShaped, max_wait_ms_of

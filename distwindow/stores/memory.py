@@ -18,13 +18,12 @@ from ..errors import ConfigurationError, closed_failure
 from ..minute.memory import MemoryViews
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.command import Command
-from ..ring.commands import Acquire
+from ..ring.commands import Acquire, decision_of
 from ..ring.decision import Decision, Source
 from ..ring.key import AnyKey
 from ..ring.limit import Limit
 from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues, limit_text
 from ..ring.ring import Ring
-from ..runtime.decisions import decision_of
 from ..shaping.memory import MemoryShaping
 from ..waiting.memory import MemoryLines
 

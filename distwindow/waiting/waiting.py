@@ -130,7 +130,7 @@ class Waiter:
 
 
 class RetryAt(NamedTuple):
-    """A turn in the virtual line of a ring (`waiting/line.py`)."""
+    """A turn in the virtual line of a ring (`waiting/memory.py`)."""
 
     turn_ms: int
     """By the clock of the store, ms since the epoch."""
@@ -443,7 +443,8 @@ class AsyncInterruptibleSleep:
 
 # --------------------------------------------------------------------------------------------------
 #
-# Calls that take places in the virtual line of their ring, and are told a turn (`waiting/line.py`).
+# Calls that take places in the virtual line of their ring, and are told a turn
+# (`waiting/memory.py`).
 #
 # `acquire` waits by turns. Only the head of a process's queue is in the line, so each process that
 # waits has one place in it, whatever the number of its waiters. A queue without a turn, or with

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from distwindow.ring import scripts as script
+from distwindow.ring import command as script
 
 PAGE = Path(__file__).resolve().parent.parent / "wire.md"
 

@@ -1,6 +1,6 @@
 -- The virtual line of a ring: who was refused takes a place in it, and is told a turn. The
--- specification, which also explains the words, is distwindow/waiting/line.py; what is computed here in
--- which order has to be the same there, because all of it is in doubles.
+-- specification, which also explains the words, is distwindow/waiting/memory.py; what is computed
+-- here in which order has to be the same there, because all of it is in doubles.
 --
 -- In a script such a ring has beside the fields of shared/ring.lua:
 --   line_key    its hash with the line

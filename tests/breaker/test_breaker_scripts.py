@@ -23,9 +23,9 @@ from distwindow.breaker.commands import (
     breaker_name,
 )
 from distwindow.breaker.record import AdaptiveCounts, CallCounts
+from distwindow.ring.command import load_script
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.replies import PAST_DEADLINE
-from distwindow.ring.scripts import load_script
 from tests.clock_and_stores import T0, fresh_key
 from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, malformed
 from tests.lua.test_heads import lines, parsed

@@ -15,9 +15,9 @@ import redis
 
 from distwindow import Limit
 from distwindow.cli.app import app
+from distwindow.ring.command import load_script
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.key import ring_name, ring_name_prefix
-from distwindow.ring.scripts import load_script
 from tests.servers.own import own_server
 
 

@@ -13,7 +13,7 @@ import pytest
 from distwindow.cli import doctor
 from distwindow.cli.command import Server
 from distwindow.cli.doctor import acl_rule
-from distwindow.ring import scripts as script
+from distwindow.ring import command as script
 from tests.cli.conftest import Cli, Result
 from tests.servers import Standalone, until
 

@@ -25,10 +25,9 @@ from distwindow.concurrency.commands import (
     Renew,
     RenewReply,
 )
-from distwindow.ring.command import Command
+from distwindow.ring.command import Command, load_script
 from distwindow.ring.key import line_name, slots_name
 from distwindow.ring.replies import PAST_DEADLINE
-from distwindow.ring.scripts import load_script
 from tests.clock_and_stores import T0, fresh_key
 from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, malformed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distwindow.sentinel.windows.fixed_window import FixedWindow
+from distwindow.sentinel.windows.rolling_window import FixedWindow
 
 from .replay import Args
 

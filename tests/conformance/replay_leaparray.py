@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from distwindow.sentinel.windows.bucket_leap_array import BucketLeapArray
-from distwindow.sentinel.windows.event import Event
+from distwindow.sentinel.windows.bucket_leap_array import BucketLeapArray, Event, MetricBucket
 from distwindow.sentinel.windows.leap_array import Window
-from distwindow.sentinel.windows.metric_bucket import MetricBucket
 
 from .replay import Args, result_of
 

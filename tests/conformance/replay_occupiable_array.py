@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distwindow.sentinel.windows.occupiable_leap_array import OccupiableLeapArray
+from distwindow.sentinel.windows.bucket_leap_array import OccupiableLeapArray
 
 from .replay import Args
 from .replay_leaparray import LeapArrayReplay, window

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from distwindow.errors import ConfigurationError
-from distwindow.sentinel.windows.event import Event
+from distwindow.sentinel.windows.bucket_leap_array import ConcurrencyBucket, Event
 from distwindow.sentinel.windows.leap_array import Window
-from distwindow.sentinel.windows.metric_bucket import ConcurrencyBucket
 from distwindow.sentinel.windows.sentinel_go import (
     EagerBucketLeapArray,
     NotReusableError,

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from distwindow import Limit
-from distwindow.ring import scripts as script
+from distwindow.ring import command as script
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.stores.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS

@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow.local import key_state, pending_counts
-from distwindow.local.eventual import Eventual
-from distwindow.local.fleet_sync import FleetWindow
+from distwindow.local.eventual import Eventual, FleetWindow
 from distwindow.local.pending_counts import PendingCounts
 from distwindow.options import Options
 from distwindow.ring.clock import NEVER

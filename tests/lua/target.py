@@ -9,10 +9,9 @@ import redis
 from distwindow import Limit
 from distwindow.borrow.commands import BORROW_COMMANDS, Borrow
 from distwindow.ring import commands as wire
-from distwindow.ring.command import Command
+from distwindow.ring.command import Command, load_script
 from distwindow.ring.commands import RING_COMMANDS, charges_of
 from distwindow.ring.key import ring_name_prefix
-from distwindow.ring.scripts import load_script
 from distwindow.ring.stats import Bucket
 from distwindow.shaping.commands import SHAPING_COMMANDS
 from distwindow.waiting.commands import WAITING_COMMANDS

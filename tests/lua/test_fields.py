@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from distwindow.ring.scripts import scripts_folder
+from distwindow.ring.command import scripts_folder
 
 NAMED = ("head", "used", "closed", "block", "finished", "limit")
 Users = dict[str, set[str]]

@@ -13,8 +13,8 @@ from distwindow.borrow.commands import Borrow
 from distwindow.breaker.commands import BREAKER_COMMANDS, AdaptiveFlush
 from distwindow.concurrency.commands import SLOT_COMMANDS
 from distwindow.minute.commands import VIEW_COMMANDS
+from distwindow.ring import command as script
 from distwindow.ring import commands as wire
-from distwindow.ring import scripts as script
 from distwindow.ring.command import Command
 from distwindow.ring.commands import charges_of
 from distwindow.ring.decision import BorrowedCharge, Charge

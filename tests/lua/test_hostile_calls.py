@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from distwindow import Limit
+from distwindow.ring.command import load_script
 from distwindow.ring.replies import PAST_DEADLINE
-from distwindow.ring.scripts import load_script
 from tests.lua.target import (
     COMMANDS,
     HOSTILE,

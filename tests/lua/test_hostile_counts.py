@@ -14,11 +14,10 @@ import redis
 
 from distwindow import Limit
 from distwindow.ring import commands as wire
-from distwindow.ring.command import Command
+from distwindow.ring.command import Command, load_script
 from distwindow.ring.key import senders_name
 from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.ring import MAX_TOTAL
-from distwindow.ring.scripts import load_script
 from distwindow.ring.stats import Bucket
 from distwindow.stores.memory import MemoryStore
 from tests.lua.target import (

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from distwindow.ring import scripts as script
+from distwindow.ring import command as script
 from tests.lua.target import COMMANDS
 
 

@@ -13,11 +13,10 @@ import redis
 
 from distwindow import Limit
 from distwindow.ring import commands as wire
-from distwindow.ring.command import Command
+from distwindow.ring.command import Command, load_script, scripts_folder
 from distwindow.ring.commands import charges_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.limit import Bound
-from distwindow.ring.scripts import load_script, scripts_folder
 from distwindow.ring.stats import Bucket
 from tests.clock_and_stores import T0, fresh_key
 

@@ -1,4 +1,4 @@
-"""Every row of the table in `minute/views.py`, and what bounds its memory."""
+"""Every row of the table in `minute/operations.py`, and what bounds its memory."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, StoreTimeout
+from distwindow.minute import operations as entry_views
 from distwindow.minute import operations as minute_views
-from distwindow.minute import views as entry_views
 from distwindow.minute.commands import ViewFlush, ViewFlushReply
-from distwindow.minute.operations import EntryEvent
-from distwindow.minute.views import EntryViewCounts
+from distwindow.minute.operations import EntryEvent, EntryViews
 from distwindow.options import OTHER_ORIGINS, Options
 from distwindow.ring.clock import NEVER
-from distwindow.runtime.drivers import run_blocking
 from distwindow.runtime.flush import FlushSchedule
-from distwindow.runtime.steps import Pipeline
+from distwindow.runtime.steps import Pipeline, run_blocking
 from distwindow.runtime.strategy import OutgoingCommand
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
@@ -34,7 +32,7 @@ class Counting:
     def __init__(self, max_keys: int = 10) -> None:
         self.clock = ManualClock()
         self.schedule = FlushSchedule(0.25)
-        self.views = EntryViewCounts(
+        self.views = EntryViews(
             Options(prefix="unit", max_origins=3, max_local_keys=max_keys),
             self.schedule,
             self.clock.monotonic,

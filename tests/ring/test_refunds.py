@@ -20,17 +20,15 @@ from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
 from distwindow.options import Options
 from distwindow.ring.command import Command
-from distwindow.ring.commands import Acquire, Lease, Read, Refund, charges_of
+from distwindow.ring.commands import Acquire, Lease, Read, Refund, charges_of, decision_of
 from distwindow.ring.decision import Decision
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.replies import split_reply
 from distwindow.ring.stats import RingState
 from distwindow.runtime.command_cache import CommandCache
-from distwindow.runtime.decisions import decision_of
-from distwindow.runtime.drivers import run_blocking
 from distwindow.runtime.flush import flush_due
 from distwindow.runtime.operations import refund
-from distwindow.runtime.steps import Fetch, Pipeline
+from distwindow.runtime.steps import Fetch, Pipeline, run_blocking
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import T0, Execute, ManualClock, blocking, fresh_key
 

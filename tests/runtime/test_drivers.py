@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from distwindow.ring.commands import Read
-from distwindow.runtime.drivers import run_async, run_blocking
-from distwindow.runtime.steps import Operation, Sleep
+from distwindow.runtime.steps import Operation, Sleep, run_async, run_blocking
 
 COMMAND = Read(())
 

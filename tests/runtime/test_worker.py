@@ -19,7 +19,6 @@ from distwindow import StoreTimeout, StoreUnavailable
 from distwindow.ring.clock import NEVER, SYSTEM
 from distwindow.ring.commands import Read
 from distwindow.runtime import worker as shutdown
-from distwindow.runtime.drivers import run_blocking
 from distwindow.runtime.flush import (
     FlushSchedule,
     FlushSource,
@@ -27,6 +26,7 @@ from distwindow.runtime.flush import (
     flush_due,
     send_all,
 )
+from distwindow.runtime.steps import run_blocking
 from distwindow.runtime.worker import FlushJob, FlushJobs, WorkerTasks, WorkerThread
 from tests.servers import until
 

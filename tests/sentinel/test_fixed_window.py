@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow.errors import ConfigurationError
-from distwindow.sentinel.windows.fixed_window import FixedWindow
+from distwindow.sentinel.windows.rolling_window import FixedWindow
 
 thresholds = st.integers(0, 5)
 intervals = st.sampled_from([1, 10, 1000])

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow.errors import ConfigurationError
-from distwindow.sentinel.windows.bucket_leap_array import BucketLeapArray, MetricNode
-from distwindow.sentinel.windows.event import Event
+from distwindow.sentinel.windows.bucket_leap_array import (
+    BucketLeapArray,
+    Event,
+    MetricBucket,
+    MetricNode,
+)
 from distwindow.sentinel.windows.leap_array import LeapArray, Window, bucket_length_ms
-from distwindow.sentinel.windows.metric_bucket import MetricBucket
 
 MAX_RT = 5000
 

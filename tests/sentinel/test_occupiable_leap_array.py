@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from distwindow.errors import ConfigurationError
 from distwindow.sentinel.nodes import StatisticNode
-from distwindow.sentinel.windows.event import Event
-from distwindow.sentinel.windows.occupiable_leap_array import (
+from distwindow.sentinel.windows.bucket_leap_array import (
+    Event,
     FutureBucketLeapArray,
     OccupiableLeapArray,
 )

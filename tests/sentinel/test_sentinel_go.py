@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from distwindow.errors import ConfigurationError
-from distwindow.sentinel.windows.event import Event
+from distwindow.sentinel.windows.bucket_leap_array import Event
 from distwindow.sentinel.windows.sentinel_go import (
     EagerBucketLeapArray,
     NotReusableError,

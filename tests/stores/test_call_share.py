@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.ring.commands import Acquire, charges_of
+from distwindow.ring.commands import Acquire, charges_of, decision_of
 from distwindow.ring.replies import AcquireReply
-from distwindow.runtime.decisions import decision_of
 from distwindow.stores.memory import MemoryStore
 from distwindow.stores.redis.asyncio import Batch, LoopTick
 from distwindow.stores.redis.blocking import CallShare, decisions_of_reply, split_share

@@ -26,11 +26,10 @@ from distwindow.breaker.commands import (
 )
 from distwindow.breaker.record import STATES, CallCounts
 from distwindow.concurrency.commands import PLACE_MS, HoldReply
-from distwindow.ring.command import Command
+from distwindow.ring.command import Command, script_names
 from distwindow.ring.commands import Acquire, Read, charges_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.replies import split_reply
-from distwindow.ring.scripts import script_names
 from distwindow.shaping.commands import AcquireShaped, PeekShaped, ReadShaped
 from distwindow.shaping.shaping import shaping_of
 from distwindow.stores.memory import MemoryStore

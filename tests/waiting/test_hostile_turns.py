@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from distwindow import Limit
+from distwindow.ring.command import load_script
 from distwindow.ring.replies import PAST_DEADLINE
-from distwindow.ring.scripts import load_script
 from distwindow.waiting.commands import AcquireTurn
 from tests.lua.target import FAR_DEADLINES, HOSTILE, LIMIT, NOW, OTHER, Target, malformed
 

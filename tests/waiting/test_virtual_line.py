@@ -24,7 +24,7 @@ from distwindow.testing.histories import (
     limits_together,
 )
 from distwindow.waiting.commands import AcquireTurn, TurnReply
-from distwindow.waiting.line import MAX_LINE_WINDOWS
+from distwindow.waiting.memory import MAX_LINE_WINDOWS
 from tests.clock_and_stores import Execute
 from tests.stores.test_stores_agree import drawn_histories
 

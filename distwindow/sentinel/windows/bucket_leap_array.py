@@ -2,12 +2,89 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 from ...errors import ConfigurationError
-from .event import Event
 from .leap_array import LeapArray, Window
-from .metric_bucket import MetricBucket
+
+
+class Event(IntEnum):
+    """A type of event: Sentinel's `MetricEvent`, with sentinel-golang's names as aliases.
+
+    `RT` is a response time in ms: a bucket has the sum and the smallest.
+    `OCCUPIED_PASS` is a pass borrowed from a later bucket; sentinel-golang has no such event.
+    """
+
+    PASS = 0
+    BLOCK = 1
+    EXCEPTION = 2
+    SUCCESS = 3
+    RT = 4
+    OCCUPIED_PASS = 5
+
+    ERROR = 2
+    COMPLETE = 3
+
+
+# A plain int, because looking up an enum member costs more than the addition.
+_RT = int(Event.RT)
+_EMPTY = (0,) * len(Event)
+
+
+class MetricBucket:
+    """A sum for each `Event`, and the smallest response time (Sentinel `MetricBucket`).
+
+    `min_rt` starts at `statistic_max_rt` (ms), and only a smaller response time changes it. A
+    larger one is only added to the sum. Not locked.
+    """
+
+    __slots__ = ("counts", "min_rt", "statistic_max_rt")
+
+    def __init__(self, statistic_max_rt: int) -> None:
+        self.statistic_max_rt = statistic_max_rt
+        self.min_rt = statistic_max_rt
+        self.counts = [0] * len(Event)
+
+    def add(self, event: Event, n: int = 1) -> None:
+        """Count `n` of `event`; for `RT`, count one response time of `n` ms."""
+        self.counts[event] += n
+        if event == _RT and n < self.min_rt:
+            self.min_rt = n
+
+    def get(self, event: Event) -> int:
+        """Return the sum of `event` since the bucket was made or reset; for `RT` in ms."""
+        return self.counts[event]
+
+    def reset(self) -> None:
+        """Set all counters to their initial values."""
+        # In place, so that reusing a bucket allocates nothing.
+        self.counts[:] = _EMPTY
+        self.min_rt = self.statistic_max_rt
+
+
+class ConcurrencyBucket(MetricBucket):
+    """A bucket that also has the largest number of concurrent calls (sentinel-golang
+    `MetricBucket`).
+
+    Not locked.
+    """
+
+    __slots__ = ("max_concurrency",)
+
+    def __init__(self, statistic_max_rt: int) -> None:
+        super().__init__(statistic_max_rt)
+        self.max_concurrency = 0
+
+    def update_concurrency(self, n: int) -> None:
+        """Record that `n` calls are running."""
+        if n > self.max_concurrency:
+            self.max_concurrency = n
+
+    def reset(self) -> None:
+        """Set all counters to their initial values."""
+        super().reset()
+        self.max_concurrency = 0
 
 
 class MetricNode(NamedTuple):
@@ -145,3 +222,77 @@ def _node(window: Window[MetricBucket]) -> MetricNode:
         rt=rt,
         occupied_pass=counts[Event.OCCUPIED_PASS],
     )
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# A LeapArray that lends passes of buckets to come (Sentinel `OccupiableBucketLeapArray`).
+#
+# Passes that were promised lie in an array of their own, the borrow array, until their window
+# comes:
+#
+#     t = 1100, n = 2, L = 500        1000      1500      2000
+#                                       |---------|---------|
+#     main array                        |  7      |
+#     borrow array                                |  3      |
+#
+# The first rotating operation at or after 1500 makes the main array's window of 1500, and copies
+# the 3 into it. If none comes before 2000, the 3 are never counted: Sentinel loses them, and so
+# does this class. The fleet's borrowing does not (`docs/sentinel.md`).
+
+
+class FutureBucketLeapArray(BucketLeapArray):
+    """Counts of windows that have not begun: a window is expired as soon as `t >= start`.
+
+    This is the borrow array of an `OccupiableLeapArray`. Not locked.
+    """
+
+    __slots__ = ()
+
+    def horizon(self, t: int) -> int:
+        """Return the earliest start that is not expired at `t`: the ms after it."""
+        return t + 1
+
+
+class OccupiableLeapArray(BucketLeapArray):
+    """A `BucketLeapArray` whose windows begin with the passes that were lent from them before.
+
+    `borrow_array` has what is lent from windows to come. It is read without rotating when a window
+    of this array is made or reset, and is never cleared, as in Sentinel: a window outside the array
+    (`overtaken`) gets the same passes once more. Not locked.
+    """
+
+    __slots__ = ("borrow_array",)
+
+    def __init__(self, sample_count: int, interval_ms: int, statistic_max_rt: int = 5000) -> None:
+        super().__init__(sample_count, interval_ms, statistic_max_rt)
+        self.borrow_array = FutureBucketLeapArray(sample_count, interval_ms, statistic_max_rt)
+
+    def new_bucket(self, t: int) -> MetricBucket:
+        """Return a bucket with the counts that were lent from the window of `t`."""
+        bucket = super().new_bucket(t)
+        lent = self.borrow_array.window_value(t)
+        if lent is not None:
+            bucket.counts[:] = lent.counts
+        return bucket
+
+    def reset_bucket(self, bucket: MetricBucket, start: int) -> None:
+        """Empty `bucket`, and count the passes that were lent from the window at `start`."""
+        super().reset_bucket(bucket, start)
+        lent = self.borrow_array.window_value(start)
+        if lent is not None:
+            bucket.add(Event.PASS, lent.get(Event.PASS))
+
+    def waiting(self, now: int) -> int:
+        """Return the passes lent from windows after `now`. Rotates the borrow array only."""
+        return self.borrow_array.total(now, Event.PASS)
+
+    def add_waiting(self, t: int, n: int) -> None:
+        """Lend `n` passes from the window of `t`.
+
+        They count as waiting until that window begins, and as passes from the first rotating
+        operation in it. If the window of `t` exists already, they are counted nowhere. Lending
+        from a window replaces what was lent from the window one interval before. Raises
+        `ConfigurationError` for a negative `t`.
+        """
+        self.borrow_array.add(t, Event.PASS, n)

@@ -10,9 +10,8 @@ import math
 from typing import NamedTuple
 
 from ...errors import ConfigurationError
-from .event import Event
+from .bucket_leap_array import ConcurrencyBucket, Event
 from .leap_array import LeapArray, Window, bucket_length_ms
-from .metric_bucket import ConcurrencyBucket
 
 # Upstream's times are unsigned: a negative age or start is a huge number.
 _UINT64 = 2**64 - 1
