@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_args
+from typing import Any, Generic, NoReturn, TypeVar, get_args
 
 from .._fork import register_after_fork
 from .._locks import was_raised_by_signal_handler
@@ -152,15 +152,9 @@ class Listeners:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Breaker(Protocol):
-    def call(self, key: AnyKey) -> BreakerCall[Any]: ...
-
-
-class _AsyncBreaker(Protocol):
-    def call(self, key: AnyKey) -> AsyncBreakerCall[Any]: ...
-
-
-def protect_function(breaker: _Breaker, key: DecoratorKey, fallback: Any, function: Any) -> Any:
+def protect_function(
+    breaker: BlockingBreaker[Any, Any], key: DecoratorKey, fallback: Any, function: Any
+) -> Any:
     """Return `function` with its calls inside `breaker.call`."""
     _check(function, fallback)
     if is_async_callable(function):
@@ -194,7 +188,7 @@ def protect_function(breaker: _Breaker, key: DecoratorKey, fallback: Any, functi
 
 
 def protect_async_function(
-    breaker: _AsyncBreaker, key: DecoratorKey, fallback: Any, function: Any
+    breaker: AsyncBreaker[Any, Any], key: DecoratorKey, fallback: Any, function: Any
 ) -> Any:
     """Do as `protect_function`, for coroutine functions. The fallback may be of either kind."""
     _check(function, fallback)

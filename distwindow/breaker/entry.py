@@ -23,7 +23,6 @@ that it let through was not made, or says nothing.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..entry import AsyncEntry, Entry
@@ -64,18 +63,13 @@ class BreakerEntry(Entry):
         super().fail()
         self._call.fail()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: Any) -> None:
         try:
-            super().__exit__(kind, exc, trace)
+            super().__exit__(*exc)
         finally:
             # Neither after an exit that was refused, nor a second time, nor in a forked process.
             if self._has_ended and self._is_own and self._call.is_under_way:
-                self._call.__exit__(kind, exc, trace)
+                self._call.__exit__(*exc)
 
 
 class AsyncBreakerEntry(AsyncEntry):
@@ -101,17 +95,12 @@ class AsyncBreakerEntry(AsyncEntry):
         super().fail()
         self._call.fail()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: Any) -> None:
         try:
-            await super().__aexit__(kind, exc, trace)
+            await super().__aexit__(*exc)
         finally:
             if self._has_ended and self._is_own and self._call.is_under_way:
-                await self._call.__aexit__(kind, exc, trace)
+                await self._call.__aexit__(*exc)
 
 
 def call_of(breaker: object, key: AnyKey) -> BreakerCall[Any]:

@@ -126,7 +126,6 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
         self._suffix = adaptive_name_suffix(algorithm.k, algorithm.bucket_ms, algorithm.buckets)
 
     def new_state(self, key: AnyKey, offset_ms: float) -> AdaptiveKeyState:
-        """See `BreakerCache`."""
         return AdaptiveKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
     # -- decisions --
@@ -148,7 +147,6 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
         return probability if ratio > 0 else 0.0
 
     def request_probe(self, state: AdaptiveKeyState) -> ProbeRequest:
-        """See `BreakerCache`."""
         request = ProbeRequest("")
         command = AdaptiveFlush(
             (),
@@ -165,7 +163,6 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
         return request
 
     def decide_probe(self, state: AdaptiveKeyState, request: ProbeRequest) -> AdaptiveAdmission:
-        """See `BreakerCache`."""
         if request.granted:
             return AdaptiveAdmission(state)
         if request.granted is None:
@@ -233,7 +230,6 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
     # -- counts --
 
     def record(self, admission: AdaptiveAdmission, failed: bool | None) -> bool:
-        """See `BreakerCache`."""
         if failed is None:
             return False
         state = self.state_of(admission)
@@ -241,7 +237,6 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
         return self.in_process
 
     def state_of(self, admission: AdaptiveAdmission) -> AdaptiveKeyState:
-        """See `BreakerCache`."""
         return self.current(admission.state)
 
     def _count(self, state: AdaptiveKeyState, now_ms: int, which: int) -> None:
@@ -255,7 +250,6 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
             self.activate(state, self.monotonic())
 
     def outgoing_of(self, state: AdaptiveKeyState) -> list[OutgoingCommand]:
-        """See `BreakerCache`."""
         with self._lock:
             batch = state.in_flight
             if batch is None and state.pending:
@@ -491,7 +485,6 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         self._renew_s = max(rule.probe_ms / 3000, _MIN_RENEW_S)
 
     def new_state(self, key: AnyKey, offset_ms: float) -> BreakerKeyState:
-        """See `BreakerCache`."""
         return BreakerKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
     # -- decisions --
@@ -648,7 +641,6 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         return admission._replace(began_at=self.monotonic())
 
     def state_of(self, admission: BreakerAdmission) -> BreakerKeyState:
-        """See `BreakerCache`."""
         return self.current(admission.state)
 
     def _end_own_probe(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import DistwindowError, Limiter, StoreError, StoreUnavailable
@@ -129,12 +128,7 @@ class WorkerPool:
             signal.signal(signal.SIGINT, before)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
             process.terminate()
         for process in self._processes:

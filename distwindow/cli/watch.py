@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.cells import chop_cells
 from rich.console import Console, Group
@@ -69,14 +68,12 @@ class StreamView:
         self._in_outage = False
 
     def refresh(self, servers: Sequence[Server]) -> None:
-        """See `View`."""
         self._print_result(servers)
         if self._in_outage:
             self._in_outage = False
             print_error("the store answers again", "")
 
     def show_outage(self, reason: str) -> None:
-        """See `View`."""
         if not self._in_outage:
             self._in_outage = True
             print_error(f"{reason}; trying again", "")
@@ -106,16 +103,10 @@ class TerminalView:
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.__exit__(kind, exc, trace)
+    def __exit__(self, *exc: Any) -> None:
+        self._live.__exit__(*exc)
 
     def refresh(self, servers: Sequence[Server]) -> None:
-        """See `View`."""
         self._show(*self._make_lines(servers, self._show))
 
     def _show(self, lines: list[Text], note: str) -> None:
@@ -123,7 +114,6 @@ class TerminalView:
         self._draw(f"{note}  (Ctrl-C ends)", "dim")
 
     def show_outage(self, reason: str) -> None:
-        """See `View`."""
         age_s = self._clock() - self._refreshed_at
         age = f"{age_s:.0f} s" if age_s < 100 else format_duration(age_s)
         self._draw(f"{reason}; this table is {age} old; trying again  (Ctrl-C ends)", "red")

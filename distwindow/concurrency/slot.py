@@ -15,7 +15,6 @@ handler raises in one.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import ref
 
@@ -107,12 +106,7 @@ class Slot(_BaseSlot):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -128,12 +122,7 @@ class AsyncSlot(_BaseSlot):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.release()
 
 
@@ -174,12 +163,7 @@ class SlotBlock(_BaseBlock):
             self._driver.abandon(self._claim)
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if not self._entered:
                 raise self._misused(_NOT_ENTERED)
@@ -210,12 +194,7 @@ class AsyncSlotBlock(_BaseBlock):
             self._driver.abandon(self._claim)
             raise
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             if not self._entered:
                 raise self._misused(_NOT_ENTERED)

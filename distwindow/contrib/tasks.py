@@ -390,14 +390,15 @@ class _Gate(Generic[L]):
     `timeout` (seconds) bounds one exchange with the store.
     """
 
+    _limiter_class: Callable[..., L]
+
     def __init__(
         self,
-        make: Callable[..., L],
         store: Any,
-        prefix: str,
-        on_store_error: OnStoreError,
-        timeout: float,
-        time: Clock,
+        prefix: str = "distwindow",
+        on_store_error: OnStoreError = "hold",
+        timeout: float = 0.5,
+        time: Clock = SYSTEM,
     ) -> None:
         if on_store_error not in get_args(OnStoreError):
             raise ConfigurationError(
@@ -405,7 +406,7 @@ class _Gate(Generic[L]):
             )
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
-        self._make: Callable[[LimitSpec], L] = lambda limits: make(
+        self._make: Callable[[LimitSpec], L] = lambda limits: self._limiter_class(
             store, limits, prefix=prefix, timeout=timeout, time=time
         )
         self._on_store_error = on_store_error
@@ -465,15 +466,7 @@ class _Gate(Generic[L]):
 class TaskGate(_Gate[Limiter]):
     """Decides for workers of threads and processes. Safe to share between threads."""
 
-    def __init__(
-        self,
-        store: Any,
-        prefix: str = "distwindow",
-        on_store_error: OnStoreError = "hold",
-        timeout: float = 0.5,
-        time: Clock = SYSTEM,
-    ) -> None:
-        super().__init__(Limiter, store, prefix, on_store_error, timeout, time)
+    _limiter_class = Limiter
 
     def delay(self, task: TaskLimits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
         """Return 0.0 if this call of `task` may start now, and was counted; otherwise in how many
@@ -493,15 +486,7 @@ class TaskGate(_Gate[Limiter]):
 class AsyncTaskGate(_Gate[AsyncLimiter]):
     """Decides for workers of tasks."""
 
-    def __init__(
-        self,
-        store: Any,
-        prefix: str = "distwindow",
-        on_store_error: OnStoreError = "hold",
-        timeout: float = 0.5,
-        time: Clock = SYSTEM,
-    ) -> None:
-        super().__init__(AsyncLimiter, store, prefix, on_store_error, timeout, time)
+    _limiter_class = AsyncLimiter
 
     async def wait(
         self,

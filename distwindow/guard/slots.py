@@ -52,7 +52,6 @@ class AuthoritySlot(ChainSlot):
         self.rule: AuthorityRule = rule
 
     def enter(self, call: GuardCall) -> None:
-        """See `ChainSlot.enter`."""
         if not self.rule.allows(call.origin):
             raise AuthorityDenied(call.resource, call.origin)
 
@@ -102,7 +101,6 @@ class RateSlot(FlowRuleSlot):
         self._limiter = limiter
 
     def enter(self, call: GuardCall) -> Any:
-        """See `ChainSlot.enter`."""
         key = self.key_for(call)
         return None if key is None else self._limiter.try_acquire(key, call.cost)
 
@@ -114,7 +112,6 @@ class RateSlot(FlowRuleSlot):
         return decision
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Any:
-        """See `ChainSlot.exit`."""
         if token is None:
             return None
         if not outcome.admitted:
@@ -138,7 +135,6 @@ class ConcurrencySlot(FlowRuleSlot):
         self._concurrency = concurrency
 
     def enter(self, call: GuardCall) -> Steps:
-        """See `ChainSlot.enter`."""
         key = self.key_for(call)
         if key is None:
             return None
@@ -148,7 +144,6 @@ class ConcurrencySlot(FlowRuleSlot):
         return slot
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
-        """See `ChainSlot.exit`."""
         if token is not None:
             yield token.release()
 
@@ -166,11 +161,9 @@ class BreakerSlot(ChainSlot):
         self._key = key_of(rule.resource)
 
     def enter(self, call: GuardCall) -> Steps:
-        """See `ChainSlot.enter`."""
         return (yield self._breaker._admit(self._key))
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
-        """See `ChainSlot.exit`."""
         yield self._breaker._finish(token, outcome.failed)
 
 
@@ -199,7 +192,6 @@ class RelateSlot(FlowRuleSlot):
         self._related_key = key_of(rule.ref_resource or "")
 
     def enter(self, call: GuardCall) -> Steps:
-        """See `ChainSlot.enter`."""
         if self.key_for(call) is None:
             return
         decision = yield self._limiter._peek(self._related_key, call.cost)

@@ -166,7 +166,6 @@ class SystemSampling(FlushSource):
         return self.take(everything)
 
     def reschedule(self, now: float) -> None:
-        """See `FlushSource`."""
         self.next_due_at = now + SAMPLE_EVERY_S if now - self._called_at < IDLE_S else NEVER
 
 
@@ -291,7 +290,6 @@ class SystemSlot(ChainSlot):
             self._report_at = self._clock.monotonic()
 
     def enter(self, call: GuardCall) -> _RunningCall:
-        """See `ChainSlot.enter`."""
         seconds = self._clock.monotonic()
         if seconds >= self._report_at and self._sampling is not None:
             self._report_at = seconds + SAMPLE_EVERY_S
@@ -313,7 +311,6 @@ class SystemSlot(ChainSlot):
         return running
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> None:
-        """See `ChainSlot.exit`."""
         now = round(self._clock.monotonic() * 1000)
         with self._lock:
             if token.reference is not None:

@@ -112,12 +112,10 @@ class ScheduledSource(FlushSource):
 
     @property
     def next_due_at(self) -> float:  # type: ignore[override]  # the schedule sets it
-        """See `FlushSource`."""
         return self._schedule.next_due_at
 
     @property
     def wake(self) -> Callable[[], object]:
-        """See `FlushSource`."""
         return self._schedule.wake
 
     @wake.setter

@@ -144,7 +144,24 @@ def _close(sock: socket.socket, opened_by: int) -> None:
     sock.close()
 
 
-class PollTransport:
+class _SocketTransport:
+    """Base class of the transports that read a socket themselves."""
+
+    def __init__(self, sock: socket.socket, clock: Clock) -> None:
+        self._socket = sock
+        self._process = os.getpid()
+        self._monotonic = clock.monotonic
+        self._reader = hiredis.Reader()
+        self._poll = _readable_within(sock)
+
+    def is_unusable(self) -> bool:
+        return bool(self._poll(0))
+
+    def close(self) -> None:
+        _close(self._socket, self._process)
+
+
+class PollTransport(_SocketTransport):
     """A blocking socket, and a poll with the time that is left. A socket timeout would cost one
     more system call.
     """
@@ -154,15 +171,8 @@ class PollTransport:
     """The timeout of the socket, except while the rest of a frame is written."""
 
     def __init__(self, sock: socket.socket, clock: Clock) -> None:
+        super().__init__(sock, clock)
         sock.settimeout(self._socket_timeout_s)
-        self._socket = sock
-        self._process = os.getpid()
-        self._monotonic = clock.monotonic
-        self._reader = hiredis.Reader()
-        self._poll = _readable_within(sock)
-
-    def is_unusable(self) -> bool:
-        return bool(self._poll(0))
 
     def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         sent = False  # it stays False if the first write fails, which then has sent nothing
@@ -183,9 +193,6 @@ class PollTransport:
     def receive(self, deadline: float) -> RawReply:
         raw: RawReply | Literal[False] = self._reader.gets()
         return self._receive_reply(deadline) if raw is False else raw
-
-    def close(self) -> None:
-        _close(self._socket, self._process)
 
     def _receive_reply(self, deadline: float) -> RawReply:
         reader = self._reader
@@ -221,18 +228,8 @@ class SelectTransport(PollTransport):
                 continue
 
 
-class TlsTransport:
+class TlsTransport(_SocketTransport):
     """TLS. One reply may need several reads, or none, so the socket itself has a timeout."""
-
-    def __init__(self, sock: ssl.SSLSocket, clock: Clock) -> None:
-        self._socket = sock
-        self._process = os.getpid()
-        self._monotonic = clock.monotonic
-        self._reader = hiredis.Reader()
-        self._poll = _readable_within(sock)
-
-    def is_unusable(self) -> bool:
-        return bool(self._poll(0))
 
     def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         try:  # a failing write may have sent a part of its record
@@ -255,9 +252,6 @@ class TlsTransport:
             reader.feed(data)
             raw = reader.gets()
         return raw
-
-    def close(self) -> None:
-        _close(self._socket, self._process)
 
 
 class ClientTransport:
