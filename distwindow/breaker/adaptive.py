@@ -14,12 +14,53 @@ from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
 from ..sentinel.google_breaker import MIN_K, checked_k
-from .circuit_breaker import AsyncBreaker, BlockingBreaker
+from .circuit_breaker import AsyncBreaker, BaseBreaker, BlockingBreaker
 from .rules import MAX_BREAKER_BUCKETS, check_whole, milliseconds
 from .states import AdaptiveAdmission, AdaptiveKeyState, AdaptiveOptions, AdaptiveStates
 
 
-class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+class _BaseAdaptiveBreaker(BaseBreaker):
+    """Base class of both adaptive breakers."""
+
+    def __init__(
+        self,
+        store: Any,
+        k: float = 1.5,
+        *,
+        window: float = 10.0,
+        buckets: int = 40,
+        prefix: str = "distwindow",
+        errors: ErrorTypes = Exception,
+        ignore: ErrorTypes = (),
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        sync_interval: float = 0.25,
+        flush_interval: float = 0.25,
+        max_local_keys: int = 10_000,
+        draw: Callable[[], float] | None = None,
+        time: Clock = SYSTEM,
+    ) -> None:
+        self._algorithm = adaptive_options(k, window, buckets, draw)
+        options = Options(
+            prefix=prefix, errors=errors, ignore=ignore, on_store_error="allow", timeout=timeout,
+            clock=clock, name=name, sync_interval=sync_interval, flush_interval=flush_interval,
+            max_local_keys=max_local_keys, time=time,
+        )  # fmt: skip
+        super().__init__(store, options)
+
+    def _open_states(self, store: Store | AsyncStore) -> AdaptiveStates:
+        states = register_after_fork(
+            AdaptiveStates(self._options, store, self._store_name, self._algorithm)
+        )
+        self._drop_probability = states.drop_probability
+        return states
+
+    def _settings_text(self) -> str:
+        return settings_text(self._algorithm)
+
+
+class AdaptiveBreaker(_BaseAdaptiveBreaker, BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     """go-zero's adaptive breaker over the calls of the whole fleet. Safe to share between threads;
     survives `fork`.
 
@@ -41,43 +82,6 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     never work.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        k: float = 1.5,
-        *,
-        window: float = 10.0,
-        buckets: int = 40,
-        prefix: str = "distwindow",
-        errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = (),
-        timeout: float = 0.25,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        sync_interval: float = 0.25,
-        flush_interval: float = 0.25,
-        max_local_keys: int = 10_000,
-        draw: Callable[[], float] | None = None,
-        time: Clock = SYSTEM,
-    ) -> None:
-        self._algorithm = adaptive_options(k, window, buckets, draw)
-        options = Options(
-            prefix=prefix, errors=errors, ignore=ignore, on_store_error="allow", timeout=timeout,
-            clock=clock, name=name, sync_interval=sync_interval, flush_interval=flush_interval,
-            max_local_keys=max_local_keys, time=time,
-        )  # fmt: skip
-        super().__init__(store, options)
-
-    def _open_states(self, store: Store | AsyncStore) -> AdaptiveStates:
-        states = register_after_fork(
-            AdaptiveStates(self._options, store, self._store_name, self._algorithm)
-        )
-        self._drop_probability = states.drop_probability
-        return states
-
-    def _settings_text(self) -> str:
-        return settings_text(self._algorithm)
-
     def drop_probability(self, key: AnyKey) -> float:
         """Return the probability with which a call of `key` is dropped now, by what the store has
         counted. Raises `StoreError` if it does not answer.
@@ -85,45 +89,8 @@ class AdaptiveBreaker(BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         return self._drop_probability(self._refreshed(key))
 
 
-class AsyncAdaptiveBreaker(AsyncBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+class AsyncAdaptiveBreaker(_BaseAdaptiveBreaker, AsyncBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     """`AdaptiveBreaker` for tasks: the same names and signatures, awaited where there is I/O."""
-
-    def __init__(
-        self,
-        store: Any,
-        k: float = 1.5,
-        *,
-        window: float = 10.0,
-        buckets: int = 40,
-        prefix: str = "distwindow",
-        errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = (),
-        timeout: float = 0.25,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        sync_interval: float = 0.25,
-        flush_interval: float = 0.25,
-        max_local_keys: int = 10_000,
-        draw: Callable[[], float] | None = None,
-        time: Clock = SYSTEM,
-    ) -> None:
-        self._algorithm = adaptive_options(k, window, buckets, draw)
-        options = Options(
-            prefix=prefix, errors=errors, ignore=ignore, on_store_error="allow", timeout=timeout,
-            clock=clock, name=name, sync_interval=sync_interval, flush_interval=flush_interval,
-            max_local_keys=max_local_keys, time=time,
-        )  # fmt: skip
-        super().__init__(store, options)
-
-    def _open_states(self, store: Store | AsyncStore) -> AdaptiveStates:
-        states = register_after_fork(
-            AdaptiveStates(self._options, store, self._store_name, self._algorithm)
-        )
-        self._drop_probability = states.drop_probability
-        return states
-
-    def _settings_text(self) -> str:
-        return settings_text(self._algorithm)
 
     async def drop_probability(self, key: AnyKey) -> float:
         """See `AdaptiveBreaker.drop_probability`."""

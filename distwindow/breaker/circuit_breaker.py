@@ -364,22 +364,38 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
             self._run(self._states.send_state(self._states.state_of(admission)))
 
 
-class WithRule:
-    """A breaker with a rule."""
+class WithRule(BaseBreaker):
+    """Base class of the breakers with a rule."""
 
-    _rule: BreakerRule
-    _listeners: Listeners
-    _options: Options
-    _store_name: str
-    _name: str
-
-    def _set_rule(self, rule: Any) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rule: BreakerRule,
+        *,
+        prefix: str = "distwindow",
+        errors: ErrorTypes = Exception,
+        ignore: ErrorTypes = (),
+        on_store_error: OnBreakerStoreError = "allow",
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        sync_interval: float = 0.25,
+        flush_interval: float = 0.25,
+        max_local_keys: int = 10_000,
+        time: Clock = SYSTEM,
+    ) -> None:
         if not isinstance(rule, BreakerRule) or type(rule) is BreakerRule:
             raise ConfigurationError(
                 f"{short_repr(rule)} is no rule of a circuit breaker; give one of "
                 f"{', '.join(each.__name__ for each in RULES)}"
             )
         self._rule = rule
+        options = Options(
+            prefix=prefix, errors=errors, ignore=ignore, on_store_error=on_store_error,
+            timeout=timeout, clock=clock, name=name, sync_interval=sync_interval,
+            flush_interval=flush_interval, max_local_keys=max_local_keys, time=time,
+        )  # fmt: skip
+        super().__init__(store, options)
 
     def _open_states(self, store: Store | AsyncStore) -> BreakerStates:
         """Return the states, whose changes the listeners hear. Raises `ConfigurationError` for an
@@ -425,31 +441,6 @@ class AsyncCircuitBreaker(WithRule, AsyncBreaker[BreakerKeyState, BreakerAdmissi
     to share between tasks, and between event loops.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        rule: BreakerRule,
-        *,
-        prefix: str = "distwindow",
-        errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = (),
-        on_store_error: OnBreakerStoreError = "allow",
-        timeout: float = 0.25,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        sync_interval: float = 0.25,
-        flush_interval: float = 0.25,
-        max_local_keys: int = 10_000,
-        time: Clock = SYSTEM,
-    ) -> None:
-        self._set_rule(rule)
-        options = Options(
-            prefix=prefix, errors=errors, ignore=ignore, on_store_error=on_store_error,
-            timeout=timeout, clock=clock, name=name, sync_interval=sync_interval,
-            flush_interval=flush_interval, max_local_keys=max_local_keys, time=time,
-        )  # fmt: skip
-        super().__init__(store, options)
-
     async def state(self, key: AnyKey) -> BreakerState:
         """See `CircuitBreaker.state`."""
         return (await self._refreshed(key)).state
@@ -484,31 +475,6 @@ class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, BreakerAdmission
     `ConfigurationError` for arguments that can never work; nothing is connected to before the first
     call.
     """
-
-    def __init__(
-        self,
-        store: Any,
-        rule: BreakerRule,
-        *,
-        prefix: str = "distwindow",
-        errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = (),
-        on_store_error: OnBreakerStoreError = "allow",
-        timeout: float = 0.25,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        sync_interval: float = 0.25,
-        flush_interval: float = 0.25,
-        max_local_keys: int = 10_000,
-        time: Clock = SYSTEM,
-    ) -> None:
-        self._set_rule(rule)
-        options = Options(
-            prefix=prefix, errors=errors, ignore=ignore, on_store_error=on_store_error,
-            timeout=timeout, clock=clock, name=name, sync_interval=sync_interval,
-            flush_interval=flush_interval, max_local_keys=max_local_keys, time=time,
-        )  # fmt: skip
-        super().__init__(store, options)
 
     def state(self, key: AnyKey) -> BreakerState:
         """Return the breaker's state in the store: `"closed"`, `"open"` or `"half_open"`. An open

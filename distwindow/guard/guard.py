@@ -72,19 +72,33 @@ class BaseGuard:
     _limiter_class: Any
     _concurrency_class: Any
     _breaker_class: Any
+    _open_store: Any
     _awaits_slots = False
     """True if slots may have coroutine functions."""
 
     def __init__(
         self,
         store: Any,
-        rules: Iterable[Rule],
-        options: Options,
+        rules: Iterable[Rule] = (),
         *,
-        slots: Iterable[Any],
-        installed_slots: bool,
-        sampler: Callable[[], Any] | None,
+        prefix: str = "distwindow",
+        consistency: Consistency = "direct",
+        sync_interval: float = 0.1,
+        share: float | None = None,
+        errors: ErrorTypes = Exception,
+        ignore: ErrorTypes = Blocked,
+        slots: Iterable[Any] = (),
+        installed_slots: bool = True,
+        sampler: Callable[[], Any] | None = None,
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        time: Clock = SYSTEM,
     ) -> None:
+        options = Options(
+            prefix=prefix, consistency=consistency, sync_interval=sync_interval, share=share,
+            errors=errors, ignore=ignore, timeout=timeout, clock=clock, name=name, time=time,
+        )  # fmt: skip
         self._options = options
         self._rules = check_rules(rules)
         self._sampler = sampler
@@ -98,6 +112,8 @@ class BaseGuard:
         self._sampling_job: FlushJob | None = None
         """That of the `SystemRule`, if it needs samples of the machine."""
         self._is_closed = False
+        self._store = self._open_store(store, options)
+        self._make_chains(owns_store=self._store is not store)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], store: Any = None, **options: Any) -> Self:
@@ -538,35 +554,7 @@ class AsyncGuard(BaseGuard, AsyncClosable):
     _awaits_slots = True
     _limiter_class, _concurrency_class = AsyncLimiter, AsyncConcurrency
     _breaker_class = AsyncCircuitBreaker
-
-    def __init__(
-        self,
-        store: Any,
-        rules: Iterable[Rule] = (),
-        *,
-        prefix: str = "distwindow",
-        consistency: Consistency = "direct",
-        sync_interval: float = 0.1,
-        share: float | None = None,
-        errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = Blocked,
-        slots: Iterable[Any] = (),
-        installed_slots: bool = True,
-        sampler: Callable[[], Any] | None = None,
-        timeout: float = 0.25,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        time: Clock = SYSTEM,
-    ) -> None:
-        options = Options(
-            prefix=prefix, consistency=consistency, sync_interval=sync_interval, share=share,
-            errors=errors, ignore=ignore, timeout=timeout, clock=clock, name=name, time=time,
-        )  # fmt: skip
-        super().__init__(
-            store, rules, options, slots=slots, installed_slots=installed_slots, sampler=sampler
-        )
-        self._store = open_async_store(store, options)
-        self._make_chains(owns_store=self._store is not store)
+    _open_store = staticmethod(open_async_store)
 
     def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
         return TASK_WORKER.add_limiter(
@@ -641,35 +629,7 @@ class Guard(BaseGuard, BlockingClosable):
 
     _limiter_class, _concurrency_class = Limiter, Concurrency
     _breaker_class = CircuitBreaker
-
-    def __init__(
-        self,
-        store: Any,
-        rules: Iterable[Rule] = (),
-        *,
-        prefix: str = "distwindow",
-        consistency: Consistency = "direct",
-        sync_interval: float = 0.1,
-        share: float | None = None,
-        errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = Blocked,
-        slots: Iterable[Any] = (),
-        installed_slots: bool = True,
-        sampler: Callable[[], Any] | None = None,
-        timeout: float = 0.25,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        time: Clock = SYSTEM,
-    ) -> None:
-        options = Options(
-            prefix=prefix, consistency=consistency, sync_interval=sync_interval, share=share,
-            errors=errors, ignore=ignore, timeout=timeout, clock=clock, name=name, time=time,
-        )  # fmt: skip
-        super().__init__(
-            store, rules, options, slots=slots, installed_slots=installed_slots, sampler=sampler
-        )
-        self._store = open_store(store, options)
-        self._make_chains(owns_store=self._store is not store)
+    _open_store = staticmethod(open_store)
 
     def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
         return THREAD_WORKER.add_limiter(
