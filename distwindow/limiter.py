@@ -62,7 +62,36 @@ class BaseLimiter:
     _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
     _decide_locally: Callable[[AnyKey, int], Decision | None]
 
-    def __init__(self, store: Any, limits: LimitSpec, options: Options) -> None:
+    def __init__(
+        self,
+        store: Any,
+        limits: LimitSpec,
+        *,
+        prefix: str = "distwindow",
+        consistency: Consistency = "direct",
+        on_store_error: OnStoreError = "raise",
+        on_unknown: OnStoreError | None = None,
+        timeout: float = 0.25,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        sync_interval: float = 0.1,
+        share: float | None = None,
+        flush_interval: float = 0.25,
+        max_local_keys: int = 100_000,
+        max_wait: float = 0.5,
+        borrow_share: float = 0.5,
+        errors: ErrorTypes = BaseException,
+        ignore: ErrorTypes = (),
+        max_origins: int = 100,
+        time: Clock = SYSTEM,
+    ) -> None:
+        options = Options(
+            prefix=prefix, consistency=consistency, on_store_error=on_store_error,
+            on_unknown=on_unknown, timeout=timeout, clock=clock, name=name,
+            sync_interval=sync_interval, share=share, flush_interval=flush_interval,
+            max_local_keys=max_local_keys, max_wait=max_wait, borrow_share=borrow_share,
+            errors=errors, ignore=ignore, max_origins=max_origins, time=time,
+        )  # fmt: skip
         check_options(options)
         self._options = options
         self._failure_types = FailureTypes(options.errors, options.ignore)
@@ -71,6 +100,11 @@ class BaseLimiter:
         self._store_name = store_name(store)
         self._name = f"limiter {options.prefix!r} at {self._store_name}"
         self._timeout = options.timeout
+        self._open(store, options)
+
+    def _open(self, store: Any, options: Options) -> None:
+        """Open the store, and make what asks it."""
+        raise NotImplementedError  # threads and tasks have stores of their own
 
     def _open_strategy(
         self, store: Store | AsyncStore, decide: Callable[[Acquire], Decision] | None
@@ -195,37 +229,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     Concurrent calls share one connection, and those of one key share script calls.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        limits: LimitSpec,
-        *,
-        prefix: str = "distwindow",
-        consistency: Consistency = "direct",
-        on_store_error: OnStoreError = "raise",
-        on_unknown: OnStoreError | None = None,
-        timeout: float = 0.25,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        sync_interval: float = 0.1,
-        share: float | None = None,
-        flush_interval: float = 0.25,
-        max_local_keys: int = 100_000,
-        max_wait: float = 0.5,
-        borrow_share: float = 0.5,
-        errors: ErrorTypes = BaseException,
-        ignore: ErrorTypes = (),
-        max_origins: int = 100,
-        time: Clock = SYSTEM,
-    ) -> None:
-        options = Options(
-            prefix=prefix, consistency=consistency, on_store_error=on_store_error,
-            on_unknown=on_unknown, timeout=timeout, clock=clock, name=name,
-            sync_interval=sync_interval, share=share, flush_interval=flush_interval,
-            max_local_keys=max_local_keys, max_wait=max_wait, borrow_share=borrow_share,
-            errors=errors, ignore=ignore, max_origins=max_origins, time=time,
-        )  # fmt: skip
-        super().__init__(store, limits, options)
+    def _open(self, store: Any, options: Options) -> None:
         self._open_store(store, options)
         self._monotonic = self._store.clock.monotonic
         self._open_strategy(self._store, in_process_attempt(self._store))
@@ -438,40 +442,10 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     about the call, and `ConfigurationError` where the server can never serve it.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        limits: LimitSpec,
-        *,
-        prefix: str = "distwindow",
-        consistency: Consistency = "direct",
-        on_store_error: OnStoreError = "raise",
-        on_unknown: OnStoreError | None = None,
-        timeout: float = 0.25,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        sync_interval: float = 0.1,
-        share: float | None = None,
-        flush_interval: float = 0.25,
-        max_local_keys: int = 100_000,
-        max_wait: float = 0.5,
-        borrow_share: float = 0.5,
-        errors: ErrorTypes = BaseException,
-        ignore: ErrorTypes = (),
-        max_origins: int = 100,
-        time: Clock = SYSTEM,
-    ) -> None:
+    def _open(self, store: Any, options: Options) -> None:
         check_patched_before_import()
         check_patched_whole()
         PATCH_STATE.check()
-        options = Options(
-            prefix=prefix, consistency=consistency, on_store_error=on_store_error,
-            on_unknown=on_unknown, timeout=timeout, clock=clock, name=name,
-            sync_interval=sync_interval, share=share, flush_interval=flush_interval,
-            max_local_keys=max_local_keys, max_wait=max_wait, borrow_share=borrow_share,
-            errors=errors, ignore=ignore, max_origins=max_origins, time=time,
-        )  # fmt: skip
-        super().__init__(store, limits, options)
         self._open_store(store, options)
         self._open_strategy(self._store, self._store.decide)
         self._decide_locally = self._strategy.decide_locally
