@@ -38,9 +38,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 """The rooms, the lowest first. Rooms of one floor do not import each other, but for `BESIDE`."""
 LOWER_HALF = {
-    "breaker": {"rules", "record", "commands", "memory", "operations"},
+    "breaker": {"rules", "record", "commands", "memory"},
     "away": {"outages"},
-    "concurrency": {"stats", "commands", "memory", "operations", "held"},
+    "concurrency": {"commands", "memory", "operations", "held"},
 }
 """The files that know the engine only; the others use the store, the worker and the entry."""
 BESIDE = {
