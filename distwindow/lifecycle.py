@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._locks import run_to_completion
 from .async_use import only_async_with
+from .away.outages import Outages
 from .connect import open_async_store, open_store
 from .errors import DistwindowError
 from .options import Options
@@ -82,6 +83,13 @@ def raise_failure(failure: DistwindowError | None) -> None:
         raise failure
 
 
+def _name_outages(store: Any, name: str) -> None:
+    """Have the outages of `store` name what uses it in their log lines."""
+    outages: Outages | None = getattr(store, "outages", None)
+    if outages is not None:
+        outages.name = name
+
+
 T = TypeVar("T")
 
 
@@ -143,6 +151,7 @@ class BlockingLifecycle(BlockingClosable):
         """Add `source` to what the worker flushes; without `in_background`, only `flush` and
         `close` do. `name` is that of log lines.
         """
+        _name_outages(self._store, name)
         if in_background:
             self._flush_job = THREAD_WORKER.add_limiter(
                 source,
@@ -268,6 +277,7 @@ class AsyncLifecycle(AsyncClosable):
         in_background: bool = True,
     ) -> None:
         """See `BlockingLifecycle._add_flush_job`."""
+        _name_outages(self._store, name)
         if in_background:
             self._flush_job = TASK_WORKER.add_limiter(
                 source,

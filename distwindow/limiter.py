@@ -116,9 +116,7 @@ class BaseLimiter:
         self._strategy = make_strategy(options, self._command_cache, store, decide)
         self._borrowing = Borrowing(self._command_cache, self._strategy, store.decided_by, options)
         self._turns = Turns(self._command_cache, self._strategy, store.decided_by, store.clock)
-        self._policy = StoreErrorPolicy(
-            options, self._command_cache, store, self._strategy, self._name
-        )
+        self._policy = StoreErrorPolicy(options, self._command_cache, store, self._strategy)
         self._observe = self._policy.observe
         self._source = self._policy.source(self._strategy)
         self._views = make_views(self._strategy, options, store)
@@ -422,6 +420,12 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     flushed to the store every `flush_interval` seconds by one worker for all limiters, and when the
     process ends (by SIGTERM only where something handles it: `exit_on_sigterm`). At most
     `max_local_keys` keys are kept in this process, the most recently used.
+
+    `on_store_error` is what a call gets that the store has not decided: `raise`, `allow`, `deny`,
+    `local` (a window of this process decides, with its `share` of the limit; without `share`, the
+    limit divided by the processes that share the prefix), or a function of (key, cost, limits,
+    error) that returns whether to allow it. `on_unknown` is the same for calls whose outcome is
+    unknown; None: as `on_store_error`. `health()` says what is known of the store.
 
     `max_wait` (seconds) and `borrow_share` (0 to 1) are for calls with `priority=True`: how long
     such a call may be told to wait for the permits that it borrows, and the part of each limit that

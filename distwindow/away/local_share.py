@@ -14,8 +14,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
 
-from ..concurrency.commands import Free, Hold, HolderName, HoldReply
+from ..concurrency.commands import Hold, HolderName, HoldReply
 from ..local.eventual import Eventual, EventualKeyState, share_of
 from ..local.key_state import StateName
 from ..options import Options
@@ -30,6 +33,7 @@ PROCESSES = "(processes)"
 _TTL_MS = 15_000
 """Time after which a process that ended without a word is not counted any more."""
 _RENEW_EVERY_S = 5.0
+_REPLIES = 5
 _NO_LIMIT = 1_000_000
 
 
@@ -40,6 +44,10 @@ class ProcessCount:
 
     def __init__(self, prefix: str, schedule: FlushSchedule, clock: Clock) -> None:
         self.count = 1
+        self._heard: deque[int] = deque([1], maxlen=_REPLIES)
+        """The last numbers that the store has told. After an outage all slots have expired, and who
+        renews first is told 1: therefore the greatest of several holds.
+        """
         self._name = slots_name(prefix, PROCESSES)
         self._schedule = schedule
         self._monotonic = clock.monotonic
@@ -64,21 +72,18 @@ class ProcessCount:
             self._schedule.flush_by(self._due_at)
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
-        """Renew the slot if it is time, and calls were answered meanwhile; with `everything`, as at
-        the end of the process, free it.
+        """Renew the slot if it is time, and calls were answered meanwhile. It is not freed: other
+        limiters of this process may go on, and a slot that is there too long makes shares smaller.
         """
-        if everything and self._due_at < NEVER:
-            self._due_at = NEVER
-            free = Free((), slots_name=self._name, holders=(self._holder,))
-            outgoing.append(OutgoingCommand(free, lambda reply, sent_at: None))
-        elif now >= self._due_at:
-            self._due_at = now + _RENEW_EVERY_S if self._was_called else NEVER
-            if self._was_called:
-                hold = Hold(
-                    (), slots_name=self._name, limit=_NO_LIMIT, ttl_ms=_TTL_MS, holder=self._holder
-                )
-                outgoing.append(OutgoingCommand(hold, self._on_reply))
+        if everything or now < self._due_at:
+            return
+        self._due_at = now + _RENEW_EVERY_S if self._was_called else NEVER
+        if self._was_called:
             self._was_called = False
+            hold = Hold(
+                (), slots_name=self._name, limit=_NO_LIMIT, ttl_ms=_TTL_MS, holder=self._holder
+            )
+            outgoing.append(OutgoingCommand(hold, self._on_reply))
 
     def next_due_at(self, now: float) -> float:
         """Return when `collect` has something to add, monotonic seconds."""
@@ -86,7 +91,8 @@ class ProcessCount:
 
     def _on_reply(self, reply: HoldReply | Exception, sent_at: float) -> None:
         if isinstance(reply, HoldReply):
-            self.count = max(1, reply.held)
+            self._heard.append(reply.held)
+            self.count = max(self._heard)
 
 
 _PROCESS_IDS: dict[int, str] = {}
@@ -105,6 +111,8 @@ class LocalShare(Eventual):
         self._max_observed = options.max_local_keys
         self._observed: dict[AnyKey, Decision] = {}
         """The last decision of the store on each key."""
+        self._deciding = threading.RLock()
+        """Held while calls are decided, so that those over several keys are counted whole."""
         self._processes: ProcessCount | None = None
         if options.share is None:
             self._processes = ProcessCount(commands.prefix, self._schedule, clock)
@@ -113,6 +121,7 @@ class LocalShare(Eventual):
     def after_fork(self) -> None:
         super().after_fork()
         self._observed = {}
+        self._deciding = threading.RLock()
 
     def observe(self, decision: Decision) -> None:
         """Take in a decision of the store: what all processes have passed."""
@@ -131,6 +140,19 @@ class LocalShare(Eventual):
         """Return the decision of a call with these charges of one key. With `peeks` nothing is
         counted.
         """
+        with self._deciding:
+            return self._decide(charges, peeks=peeks)
+
+    def decide_all(self, calls: Sequence[tuple[Charge, ...]]) -> Decision:
+        """Return the decision of one call over several keys: the first refusal, if there is one."""
+        with self._deciding:
+            for call in calls:
+                decision = self._decide(call, peeks=True)
+                if not decision.allowed:
+                    return decision
+            return [self._decide(call, peeks=False) for call in calls][-1]
+
+    def _decide(self, charges: tuple[Charge, ...], *, peeks: bool) -> Decision:
         _, _, cost, key, _ = charges[0]
         state, now = self._state_with(charges), self._monotonic()
         if now >= state.permits_until:

@@ -7,6 +7,7 @@ import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -50,60 +51,82 @@ class Health(NamedTuple):
 
 
 class Outages:
-    """The servers of one store that are away. Logs each change, and calls the listeners."""
+    """The servers of one store that are away. Each change is a log line, and listeners hear of it.
+
+    A change is recorded where it is found, and told by `tell`, one after the other: by what probes
+    the server, so that no call waits for a log handler or a listener.
+    """
 
     def __init__(self) -> None:
         self.start_probe: Callable[[Reachability], bool] = lambda server: False
         """Have somebody do what `server.poll` says, again and again. False if nobody can."""
-        self.name = "the store"
-        """In log lines; without passwords."""
-        self.effect = "calls fail at once"
+        self.name = "a store"
+        """What uses the store, in log lines; without passwords."""
+        self.effect = "it is probed until it is back"
         """What calls get meanwhile, for log lines."""
         self.changed_at: float | None = None
         """When the last change was, seconds since the epoch."""
-        self.last_why: str | None = None
+        self.last_error: str | None = None
+        """What the last call has failed with, or why a server is away."""
         self._listeners: list[Callable[[], object]] = []
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start anew, with a lock that no thread holds: a child connects for itself."""
-        self.lock = threading.Lock()
-        self._away: dict[str, str] = {}
+        """Start anew, with locks that no thread holds: a child connects for itself."""
+        self.lock = threading.RLock()
+        self._telling = threading.Lock()
+        self._untold: deque[tuple[str, str]] = deque()
+        self._away: dict[str, float] = {}
+        """When each server that is away was tried the last time (monotonic seconds)."""
 
     @property
     def away(self) -> tuple[str, ...]:
         """The servers that are away."""
         return tuple(self._away.copy())
 
+    def tried_at(self, server: str) -> float | None:
+        """Return when `server` was tried the last time, if it is away (monotonic seconds)."""
+        return self._away.get(server)
+
     def add_listener(self, listener: Callable[[], object]) -> None:
         """Call `listener` after each change."""
         self._listeners.append(listener)
 
-    def begin(self, server: str, why: object) -> None:
-        """Record that `server` is away."""
+    def begin(self, server: str, why: object, now: float) -> None:
+        """Record that `server` is away, as an attempt at `now` (monotonic seconds) has shown."""
         with self.lock:
-            self.last_why = str(why)
-            if server in self._away:
-                return
-            self._away[server] = str(why)
-            self.changed_at = time.time()
-        LOG.warning("%s is away: %s (%s); %s until it is back", server, why, self.name, self.effect)
-        self._notify()
+            self.last_error = str(why)
+            if server not in self._away:
+                self.changed_at = time.time()
+                self._untold.append((server, f"is away: {why}"))
+            self._away[server] = now
 
-    def end(self, server: str, how: str | None = "is back") -> None:
-        """Record that `server` is back, or why it is not taken to be away any more; None: nobody
-        knows, as the limiter is being closed, and nothing is told.
-        """
+    def end(self, server: str, how: str = "is back") -> None:
+        """Record that `server` is back, or why it is not taken to be away any more."""
         with self.lock:
-            if self._away.pop(server, None) is None or how is None:
-                return
-            self.changed_at = time.time()
-        LOG.warning("%s %s (%s)", server, how, self.name)
-        self._notify()
+            if self._away.pop(server, None) is not None:
+                self.changed_at = time.time()
+                self._untold.append((server, how))
 
-    def _notify(self) -> None:
-        for listener in list(self._listeners):
-            listener()
+    def drop(self, server: str) -> None:
+        """Do as if `server` had not been found to be away."""
+        with self.lock:
+            self._away.pop(server, None)
+            self._untold = deque(change for change in self._untold if change[0] != server)
+
+    def tell(self) -> None:
+        """Log what has changed, and call the listeners."""
+        # Again after the lock was released: who has found it held has only added a change.
+        while self._untold and self._telling.acquire(blocking=False):
+            try:
+                while self._untold:
+                    server, what = self._untold.popleft()
+                    effect = f"; {self.effect}" if what.startswith("is away") else ""
+                    LOG.warning("%s %s (%s)%s", server, what, self.name, effect)
+                    for listener in list(self._listeners):
+                        listener()
+            finally:
+                self._telling.release()
 
 
 class Reachability:
@@ -118,10 +141,11 @@ class Reachability:
       refusing a call was answered, or none refused for a while   up
       away     a call needs a new connection                      away: it fails at once
       away     a probe has connected, or a call was answered      up
+      away     nobody probes any more, as the event loop ends     suspect
 
     A server that has answered somebody since the failed attempt began is not away: it has too many
     clients, or this process has too many files open. Then it is only not connected to for
-    `BACKOFF_S`, as where nothing can probe.
+    `BACKOFF_S`, as where nothing can probe, and where another event loop has just found it away.
     """
 
     def __init__(self, name: str, clock: Clock, outages: Outages) -> None:
@@ -130,15 +154,17 @@ class Reachability:
         self.outages = outages
         self._clock = clock
         self._state: Literal["up", "refusing", "away"] = "up"
+        self._why: object = "it was away a moment ago"
         self._since = -math.inf
         """When it was found to refuse calls, or to be away (monotonic seconds)."""
-        self._failed_before = False
-        """True if the last attempt to connect has failed."""
         self._refused_at = -math.inf
         """When it has refused the last call, monotonic seconds."""
         self._is_forgotten = False
-        self._blocked: tuple[float, object] | None = None
-        """Until when connecting is not tried (monotonic seconds), and why."""
+        tried_at = outages.tried_at(name)
+        self._failed_before = tried_at is not None
+        """True if the last attempt to connect has failed."""
+        self._not_before = -math.inf if tried_at is None else tried_at + BACKOFF_S
+        """Until when connecting is not tried, monotonic seconds."""
 
     @property
     def answered_at(self) -> float:
@@ -147,27 +173,35 @@ class Reachability:
 
     def unavailable_reason(self) -> object | None:
         """Return why connecting is not to be tried now; None if it is."""
-        blocked = self._blocked
-        if blocked is None or self._clock.monotonic() >= blocked[0]:
-            return None
-        return blocked[1]
+        if self._state == "away" or self._clock.monotonic() < self._not_before:
+            return self._why
+        return None
 
     def on_connect_failed(self, why: object, began_at: float, *, slow: bool = False) -> None:
         """Record that connecting has failed, which began at `began_at` (monotonic seconds).
         `slow`: it took a whole timeout.
         """
         failed_before, self._failed_before = self._failed_before, True
-        if not (failed_before or slow) or self._state == "away":
-            return
-        self._blocked = (self._clock.monotonic() + BACKOFF_S, why)
-        if self.answered_at <= began_at and self._leave_up("away", why):
-            self._blocked = (math.inf, why)
+        if self._state == "away":
+            self.outages.begin(self.name, why, self._clock.monotonic())
+        elif failed_before or slow:
+            self._why, self._not_before = why, self._clock.monotonic() + BACKOFF_S
+            if self.answered_at <= began_at:
+                self._leave_up("away", why)
 
     def on_connected(self) -> None:
         """Record that connecting has worked."""
-        self._failed_before, self._blocked = False, None
-        if self._state == "away":
-            self._state = "up"
+        self._failed_before, self._not_before = False, -math.inf
+        if self._state != "refusing":
+            self._become_up()
+            self.outages.tell()
+
+    def on_refused_client(self, why: object) -> None:
+        """Record that connecting has reached the server, which refuses the user, for example."""
+        self._failed_before, self._not_before = False, -math.inf
+        self._become_up("is back, and refuses this client")
+        self.outages.last_error = str(why)
+        self.outages.tell()
 
     def on_refused_call(self, why: str) -> None:
         """Record that the server does not execute calls now, and says why."""
@@ -176,45 +210,45 @@ class Reachability:
             self._leave_up("refusing", why)
 
     def poll(self) -> Literal["connect", "wait", "done"]:
-        """Return what is to be done to find out whether it is up again: connect to it, or wait
-        until a call is answered.
+        """Tell what has changed, and return what is to be done to find out whether it is up again:
+        connect to it, or wait until a call is answered.
         """
-        if self.answered_at > self._since:
-            self.on_connected()
-            self._state = "up"
-        if self._state == "refusing" and self._clock.monotonic() > self._refused_at + QUIET_S:
+        if self._state != "up" and self.answered_at > self._since:
+            self._failed_before, self._not_before = False, -math.inf
+            self._become_up()
+        elif self._state == "refusing" and self._clock.monotonic() > self._refused_at + QUIET_S:
             # Nobody calls: a program that is not called while this is down would never be again.
-            self._state = "up"
-            self.outages.end(self.name, f"has refused no call for {QUIET_S:g} s")
+            self._become_up(f"has refused no call for {QUIET_S:g} s")
+        self.outages.tell()
         if self._state == "up":
-            self.outages.end(self.name)
             return "done"
         return "connect" if self._state == "away" else "wait"
 
     def stop_probing(self) -> None:
         """Have the next call find out by itself: nobody probes any more."""
-        self.on_connected()
-        self._state = "up"
-        self.outages.end(self.name, None)
+        with self.outages.lock:
+            self._state = "up"
 
     def forget(self) -> None:
         """Do not probe it any more, as another server has taken its place."""
         self._is_forgotten = True
-        self.outages.end(self.name, "was replaced by another server")
-        self.stop_probing()
+        self._become_up("was replaced by another server")
+        self.outages.tell()
 
-    def _leave_up(self, state: Literal["refusing", "away"], why: object) -> bool:
-        """Change the state, and have it probed. False if nobody can, so that the next call has to
-        find out.
-        """
-        if self._is_forgotten:  # a probe that was under way has failed
-            return False
+    def _become_up(self, how: str = "is back") -> None:
         with self.outages.lock:
-            was, self._state = self._state, state
-        if was == "up":
+            self._state = "up"
+            self.outages.end(self.name, how)
+
+    def _leave_up(self, state: Literal["refusing", "away"], why: object) -> None:
+        """Change the state, and have it probed. If nobody can, the next call has to find out."""
+        with self.outages.lock:
+            if self._is_forgotten:  # a probe that was under way has failed
+                return
+            was, self._state, self._why = self._state, state, why
             self._since = self._clock.monotonic()
-            if not self.outages.start_probe(self):
-                self._state = "up"
-                return False
-        self.outages.begin(self.name, why)
-        return True
+            self.outages.begin(self.name, why, self._since)
+        if was == "up" and not self.outages.start_probe(self):
+            self._not_before = self._since + BACKOFF_S
+            self.stop_probing()
+            self.outages.drop(self.name)

@@ -12,11 +12,12 @@ deny     a refusal                                 which returns allow or deny: 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, get_args
 
 from .._fork import register_after_fork
-from ..callables import check_not_async
+from ..callables import check_not_async, function_name
 from ..errors import ConfigurationError, StoreError, short_repr
 from ..options import Options
 from ..ring.clock import NEVER
@@ -46,11 +47,24 @@ def check_options(options: Options) -> None:
         value = getattr(options, name)
         if callable(value):
             check_not_async(name, value)
+            _check_signature(name, value)
         elif value not in get_args(Answer) and not (value is None and name == "on_unknown"):
             raise ConfigurationError(
                 f'{name}={short_repr(value)} is none of "raise", "allow", "deny", "local", and no '
                 "function of (key, cost, limits, error)"
             )
+
+
+def _check_signature(name: str, function: Callable[..., object]) -> None:
+    """Raise `ConfigurationError` for a function that can not be called with the four arguments."""
+    try:
+        inspect.signature(function).bind("key", 1, (), None)
+    except TypeError as exc:
+        raise ConfigurationError(
+            f"{name}={function_name(function)} is called with (key, cost, limits, error): {exc}"
+        ) from exc
+    except ValueError:  # a function of C without a signature
+        return
 
 
 class StoreErrorPolicy:
@@ -62,25 +76,25 @@ class StoreErrorPolicy:
         commands: CommandCache,
         store: Store | AsyncStore,
         strategy: Strategy,
-        name: str,
     ) -> None:
-        """`name`: the limiter and its store, for log lines."""
         self._commands = commands
         self._now_ms = store.clock.now_ms
         self._store = store
         self._strategy = strategy
         self._on_error: Any = options.on_store_error
-        self._on_unknown: Any = options.on_unknown or options.on_store_error
+        self._on_unknown: Any = (
+            options.on_store_error if options.on_unknown is None else options.on_unknown
+        )
         self.raises_always = self._on_error == self._on_unknown == "raise"
-        self._last_error: StoreError | None = None
         self.local: LocalShare | None = None
-        if options.uses_local_share and options.consistency != "eventual":
+        if options.uses_local_share:
             self.local = register_after_fork(LocalShare(commands, store.clock, options))
         self.outages: Outages = getattr(store, "outages", None) or Outages()
-        self.outages.name = name
-        if not self.raises_always:
-            shown = getattr(self._on_error, "__name__", self._on_error)
-            self.outages.effect = f'calls get what on_store_error="{shown}" says'
+        self.outages.effect = (
+            "calls fail at once until it is back"
+            if self.raises_always
+            else "calls are answered by on_store_error until it is back"
+        )
 
     @property
     def observe(self) -> Callable[[Decision], None] | None:
@@ -111,14 +125,11 @@ class StoreErrorPolicy:
         if answer != "local" or self.local is None:
             decisions = [self._decide(call, answer, error, peeks=False) for call in calls]
             return next((each for each in decisions if not each.allowed), decisions[-1])
-        # By shares, all are asked before any is counted, so that all are counted, or none.
-        decisions = [self.local.decide(call, peeks=True) for call in calls]
-        refused = [decision for decision in decisions if not decision.allowed]
-        return refused[0] if refused else [self.local.decide(call) for call in calls][-1]
+        return self.local.decide_all(calls)
 
     def _answer_to(self, error: StoreError) -> Any:
         """Return what the options say for `error`, or raise it."""
-        self._last_error = error
+        self.outages.last_error = str(error)
         answer = self._on_unknown if error.charged is None else self._on_error
         if answer == "raise":
             raise error
@@ -132,11 +143,12 @@ class StoreErrorPolicy:
             return self.local.decide(charges, peeks=peeks)
         allowed = answer == "allow"
         if callable(answer):
-            answer = answer(key, cost, tuple(charge.limit for charge in charges), error)
+            decides = answer
+            answer = decides(key, cost, tuple(charge.limit for charge in charges), error)
             if answer not in (True, False, "allow", "deny"):
                 raise TypeError(
-                    f"on_store_error={short_repr(self._on_error)} has returned "
-                    f"{short_repr(answer)}; it has to return True (allow) or False (deny)"
+                    f"{function_name(decides)} has returned {short_repr(answer)}; it has to return "
+                    "True (allow) or False (deny), as on_store_error and on_unknown have to"
                 )
             allowed = answer in (True, "allow")
         return Decision(
@@ -165,11 +177,10 @@ class StoreErrorPolicy:
     def health(self) -> Health:
         """Return what is known of the store."""
         outages, source = self.outages, self.source(self._strategy)
-        error = outages.last_why if self._last_error is None else str(self._last_error)
         return Health(
             not outages.away,
             outages.changed_at,
-            error,
+            outages.last_error,
             self._store.unknown_total,
             source.unacknowledged_counts() + source.unreturned_permits(),
             outages.away,

@@ -135,23 +135,31 @@ def test_without_a_share_the_limit_is_divided_by_the_processes_of_the_prefix() -
     for number, limiter in enumerate(fleet):  # as if they were of three processes
         counted: Any = limiter._policy.local
         counted._processes._holder += b"%d" % number
-        limiter.try_acquire("other")
-        limiter.flush()
-    for limiter in fleet:
-        clock.move(5000)
-        limiter.try_acquire("other")
-        limiter.flush()
-    store.failure = NOT_SENT
-    for limiter in fleet:
-        assert sum(bool(limiter.try_acquire("k")) for _ in range(12)) == 4
-    store.failure = None
-    fleet[0].close()  # it frees its slot, because another process goes on with the store
+
+    def renew(processes: list[Limiter]) -> None:
+        for limiter in processes:
+            limiter.try_acquire("other")
+            limiter.flush()
+
+    def shares(processes: list[Limiter]) -> list[int]:
+        clock.move(60_000)
+        store.failure = NOT_SENT
+        admitted = [sum(bool(p.try_acquire("k")) for _ in range(12)) for p in processes]
+        store.failure = None
+        return admitted
+
+    renew(fleet)
     clock.move(5000)
-    fleet[1].try_acquire("other")
-    fleet[1].flush()
-    clock.move(60_000)
-    store.failure = NOT_SENT
-    assert sum(bool(fleet[1].try_acquire("k")) for _ in range(12)) == 6
+    renew(fleet)
+    assert shares(fleet) == [4, 4, 4]
+    limiter_on(store, on_store_error="local").close()  # another limiter of this process
+    clock.move(70_000)  # longer than the slots last: the first one that renews is told 1
+    renew(fleet[:1])
+    assert shares(fleet[:1]) == [4]
+    for _ in range(5):  # the third one has gone
+        clock.move(5000)
+        renew(fleet[:2])
+    assert shares(fleet[:2]) == [6, 6]
 
 
 def test_a_call_above_the_share_is_refused_and_not_an_error() -> None:

@@ -5,9 +5,11 @@ How long calls take is measured by `python -m benchmarks.outages`.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,6 +73,61 @@ def test_where_the_policy_is_raise_calls_fail_at_once_and_say_so(
         assert raised.value.charged is False
     until(lambda: raw(limiter).health().up)
     limiter.try_acquire("k")
+
+
+def test_nothing_is_left_of_the_probes_of_a_closed_limiter(
+    harness: Harness, proxy: Proxy, prefix: str
+) -> None:
+    limiter = harness.limiter(proxy.url, "10/hour", prefix=prefix, timeout=0.2)
+    limiter.try_acquire("k")
+    with proxy.inject(Blackhole()):
+        proxy.cut()
+        until(lambda: raised_by(lambda: limiter.try_acquire("k")) and not raw(limiter).health().up)
+        opened = proxy.accepted
+        until(lambda: proxy.accepted > opened)  # a probe that gets no answer
+        limiter.close()
+    until(lambda: proxy.open == 0)
+
+
+def raised_by(call: Callable[[], object]) -> StoreError | None:
+    """Return the error of the store that `call` raises."""
+    try:
+        call()
+    except StoreError as exc:
+        return exc
+    return None
+
+
+@pytest.mark.parametrize("slow", ["log", "listener"])
+def test_who_is_told_slowly_of_an_outage_delays_neither_calls_nor_its_end(
+    harness: Harness, proxy: Proxy, prefix: str, slow: str
+) -> None:
+    limiter = harness.limiter(
+        proxy.url, "1000/hour", prefix=prefix, timeout=0.2, on_store_error="allow"
+    )
+    told: list[object] = []
+    release = threading.Event()
+
+    def wait(what: object) -> None:
+        told.append(what)
+        release.wait(0.5)
+
+    handler = logging.Handler()
+    handler.emit = wait  # type: ignore[method-assign,assignment]  # it is all that it does
+    logger = logging.getLogger("distwindow")
+    if slow == "log":
+        logger.addHandler(handler)
+    else:
+        raw(limiter).on_health_change(wait)
+    try:
+        limiter.try_acquire("k")
+        with proxy.inject(Refuse()):
+            until(lambda: limiter.try_acquire(f"{time.perf_counter()}") and told)
+        until(lambda: limiter.try_acquire(f"{time.perf_counter()}").source == "store")
+        until(lambda: raw(limiter).health().up)
+    finally:
+        release.set()
+        logger.removeHandler(handler)
 
 
 def test_a_password_that_was_changed_meanwhile_is_loud(harness: Harness, prefix: str) -> None:

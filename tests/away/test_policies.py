@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ from distwindow import (
     ConfigurationError,
     RateLimitExceeded,
     StoreError,
+    StoreUnavailable,
 )
 from distwindow.ring.command import Command
 from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
@@ -152,3 +157,53 @@ def test_health_says_what_is_known() -> None:
     store.failure = None
     limiter.flush()
     assert limiter.health().pending == 0
+
+
+def test_a_function_that_can_not_be_called_so_is_refused_when_it_is_given() -> None:
+    with pytest.raises(ConfigurationError, match=r"is called with \(key, cost, limits, error\)"):
+        limiter_on(RemoteStore(ManualClock()), on_store_error=lambda key: True)
+
+
+def test_with_eventual_only_calls_over_several_keys_need_the_share() -> None:
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store, consistency="eventual", on_store_error="local", share=0.5)
+    store.failure = NOT_SENT
+    both = [("a", "10/minute", 1), ("b", "4/minute", 1)]
+    assert [bool(limiter.try_acquire_all(both)) for _ in range(3)] == [True, True, False]
+
+
+def test_calls_over_several_keys_are_decided_one_after_the_other() -> None:
+    """Where threads switch often, none is admitted between another's look and its count."""
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store, on_store_error="local", share=1.0)
+    store.failure = NOT_SENT
+    items = [("p", "3/minute", 1), ("q", "3/minute", 1), ("r", "100/minute", 1)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(5) as pool:
+            calls = [pool.submit(limiter.try_acquire_all, items) for _ in range(40)]
+            assert sum(bool(call.result()) for call in calls) == 3
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_the_last_error_keeps_nothing_of_the_caller_alive() -> None:
+    class Request:
+        pass
+
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store)
+    store.failure = StoreUnavailable("away")
+
+    def handle() -> weakref.ref[Request]:
+        request = Request()
+        with pytest.raises(StoreUnavailable):
+            limiter.try_acquire("k")
+        return weakref.ref(request)
+
+    kept = handle()
+    store.failure = None
+    gc.collect()
+    assert kept() is None
+    assert limiter.health().last_error == "away"

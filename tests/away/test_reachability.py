@@ -15,12 +15,19 @@ class Server(Reachability):
 
     last_answer = float("-inf")
 
-    def __init__(self, *, is_probed: bool = True) -> None:
-        self.clock = ManualClock(auto_advance=False)
+    def __init__(
+        self,
+        outages: Outages | None = None,
+        clock: ManualClock | None = None,
+        *,
+        is_probed: bool = True,
+    ) -> None:
+        self.clock = clock or ManualClock(auto_advance=False)
         self.told: list[tuple[str, ...]] = []
-        outages = Outages()
-        outages.start_probe = lambda server: is_probed
-        outages.add_listener(lambda: self.told.append(outages.away))
+        if outages is None:
+            outages = Outages()
+            outages.start_probe = lambda server: is_probed
+            outages.add_listener(lambda: self.told.append(self.outages.away))
         super().__init__("10.0.0.7:6379", self.clock, outages)
 
     @property
@@ -37,6 +44,7 @@ class Server(Reachability):
 def away() -> Server:
     server = Server()
     server.fail(slow=True)
+    assert server.told == []  # the call goes on at once; who probes tells
     server.clock.move(10_000)
     assert not server.is_tried()
     assert server.poll() == "connect"
@@ -74,14 +82,15 @@ def test_up_a_refused_call_makes_it_refusing_and_calls_go_on() -> None:
     server.on_refused_call("OOM command not allowed")
     server.on_refused_call("OOM command not allowed")
     assert server.is_tried()
-    assert server.told == [("10.0.0.7:6379",)]
     server.on_connected()  # which says nothing about calls
     assert server.poll() == "wait"
+    assert server.told == [("10.0.0.7:6379",)]
 
 
 def test_refusing_an_answered_call_makes_it_up() -> None:
     server = Server()
     server.on_refused_call("OOM command not allowed")
+    assert server.poll() == "wait"
     server.clock.move(5)
     server.last_answer = server.clock.monotonic()
     assert server.poll() == "done"
@@ -154,12 +163,44 @@ def test_where_nothing_can_probe_the_next_call_finds_out() -> None:
 
 
 def test_what_nobody_probes_any_more_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    """The limiter is being closed, or its event loop is."""
+    """The limiter is being closed, or its event loop is: the next loop goes on with it."""
     server = away()
     caplog.clear()
     server.stop_probing()
-    assert (server.is_tried(), server.poll()) == (True, "done")
+    assert server.is_tried()
+    server.fail(slow=True)
+    again = Server(server.outages, server.clock)
+    assert not again.is_tried()
+    again.clock.move(int(BACKOFF_S * 1000))
+    assert again.is_tried()
+    again.fail()
+    assert again.poll() == "connect"
     assert (server.told, caplog.messages) == ([("10.0.0.7:6379",)], [])
+    again.on_connected()
+    assert server.told == [("10.0.0.7:6379",), ()]
+    assert caplog.messages == ["10.0.0.7:6379 is back (a store)"]
+
+
+def test_a_probe_that_connects_before_the_change_was_told() -> None:
+    """As where a log handler is slow: the server is up for calls, and both changes are told."""
+    server = Server()
+
+    def probe(probed: Reachability) -> bool:
+        probed.on_connected()
+        return True
+
+    server.outages.start_probe = probe
+    server.fail(slow=True)
+    assert server.is_tried()
+    assert server.outages.away == ()
+    assert server.told == [(), ()]
+
+
+def test_a_server_that_refuses_the_user_is_reached() -> None:
+    server = away()
+    server.on_refused_client("WRONGPASS")
+    assert server.is_tried()
+    assert server.outages.last_error == "WRONGPASS"
 
 
 def test_each_change_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -170,6 +211,6 @@ def test_each_change_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         server.poll()
     assert caplog.messages == [
-        "10.0.0.7:6379 is away: refused (the store); calls fail at once until it is back",
-        "10.0.0.7:6379 is back (the store)",
+        "10.0.0.7:6379 is away: refused (a store); it is probed until it is back",
+        "10.0.0.7:6379 is back (a store)",
     ]

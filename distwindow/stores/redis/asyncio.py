@@ -586,6 +586,7 @@ class LoopDispatcher:
 
     async def _probe(self, server: Reachability) -> None:
         try:
+            server.outages.tell()
             while True:
                 await asyncio.sleep(probe_pause_s())
                 step = server.poll()
@@ -596,8 +597,8 @@ class LoopDispatcher:
                 elif step == "connect":
                     with suppress(StoreError):
                         await self._read_map()
-        except ConfigurationError:
-            server.stop_probing()  # the next call raises it
+        except ConfigurationError as exc:
+            server.on_refused_client(exc)  # the next call raises it
         except BaseException:  # the loop ends, for example
             server.stop_probing()
             raise
@@ -605,11 +606,13 @@ class LoopDispatcher:
     async def _probe_node(self, node: Node) -> None:
         """Try to connect, and keep the connection for later calls."""
         connection = PipelinedConnection(node, self._settings, self)
-        await connection.opened.wait()
-        if connection.transport_open and node not in self._connections:
-            self._connections[node] = connection
-        else:
-            connection.end("it was a probe")
+        try:
+            await connection.opened.wait()
+        finally:
+            if connection.transport_open and node not in self._connections and not self._closed:
+                self._connections[node] = connection
+            else:
+                connection.end("it was a probe")
 
     async def _read_map(self) -> None:
         began_at = self._monotonic()

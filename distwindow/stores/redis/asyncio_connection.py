@@ -282,7 +282,7 @@ class PipelinedConnection(asyncio.Protocol):
                 slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
                 node.on_connect_failed(exc, began_at, slow=slow)
             else:
-                node.on_connected()  # the next call raises it
+                node.on_refused_client(error)  # the next call raises it
             self.end(error or exc)
             return
         if self._ended:

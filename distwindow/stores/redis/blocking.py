@@ -694,8 +694,8 @@ class RedisStore:
                     try_to_connect(server, self.clock, self._timeout)
                 else:
                     self._keep_topology(self._find_topology())
-            except ConfigurationError:
-                server.on_connected()  # the next call raises it
+            except ConfigurationError as exc:
+                server.on_refused_client(exc)  # the next call raises it
             except Exception:  # whatever redis-py raises: if it was reached, `poll` knows
                 pass
         return server.poll() == "done"
@@ -731,6 +731,7 @@ def _close_topology_client(topology: Topology) -> None:
 def _probe(server: Reachability, store: weakref.ref[RedisStore]) -> None:
     """Probe a server that is away until it is back, in a thread of its own."""
     try:
+        server.outages.tell()
         while True:
             time.sleep(probe_pause_s())
             used = store()

@@ -544,7 +544,7 @@ def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
     except BaseException as exc:  # whatever it is: nobody else could close this connection
         connection.disconnect()
         if isinstance(exc, Exception) and configuration_failure(exc, node.name) is not None:
-            node.on_connected()  # the next call raises it
+            node.on_refused_client(exc)  # the next call raises it
         elif isinstance(exc, Exception):
             slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
             node.on_connect_failed(exc, began_at, slow=slow)
