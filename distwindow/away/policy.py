@@ -235,6 +235,9 @@ class _BothSources(FlushSource):
     def clock_probe(self) -> list[OutgoingCommand]:
         return [probe for source in self._sources for probe in source.clock_probe()]
 
+    def keys_to_flush(self) -> int:
+        return sum(source.keys_to_flush() for source in self._sources)
+
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:

@@ -174,6 +174,10 @@ class LocalStrategy(Strategy, Generic[S]):
         """
         return self._counts.dropped + (0 if self._views is None else self._views.dropped)
 
+    def keys_to_flush(self) -> int:
+        """See `FlushSource`."""
+        return self._counts.keys_to_flush()
+
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:

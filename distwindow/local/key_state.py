@@ -76,6 +76,7 @@ class KeyState:
         "charges",
         "closed_buckets",
         "count_bucket_ms",
+        "counted_since",
         "dirty",
         "dropped",
         "error",
@@ -137,6 +138,8 @@ class KeyState:
         """
         self.dirty = False
         """It is in the queue of key states to flush."""
+        self.counted_since = 0.0
+        """When it was last put into the queue with nothing in flight, monotonic seconds."""
 
     def has_unacknowledged(self) -> bool:
         """True if anything has been counted that the store has not acknowledged."""

@@ -35,10 +35,11 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from .._locks import PATCH_STATE
+from ..errors import StoreUnavailable
 from ..ring.clock import NEVER
 from ..ring.commands import Flush
 from ..ring.replies import FleetCounts
-from ..runtime.flush import FlushSchedule
+from ..runtime.flush import KEYS_AT_ONCE, FlushSchedule
 from ..runtime.strategy import OutgoingCommand
 from .key_state import InFlightCounts, KeyState, KeyStateCache, merge_buckets, number_of_counts
 
@@ -50,6 +51,8 @@ _MIN_RETENTION_S = 5.0
 dropped when more than `max_local_keys` evicted keys are kept for their counts, as nothing else
 bounds the number of these.
 """
+
+_TOO_MANY = StoreUnavailable("too many keys wait for it", charged=False)
 
 
 class FlushHooks(Protocol[S_contra]):
@@ -108,7 +111,10 @@ class PendingCounts(Generic[S]):
         `ConfigurationError` if the standard library was patched since, as no flush would come.
         """
         PATCH_STATE.check()
-        at = self._monotonic() + self._schedule.interval_s
+        now = self._monotonic()
+        at = now + self._schedule.interval_s
+        if state.in_flight is None:
+            state.counted_since = now
         # First: a state that is dirty and for which nobody has woken the worker would stay so.
         self._schedule.flush_by(at)
         state.dirty = True
@@ -123,18 +129,27 @@ class PendingCounts(Generic[S]):
         except IndexError:
             return None
 
+    def keys_to_flush(self) -> int:
+        """Return how many key states are in the queue."""
+        return len(self._dirty)
+
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
-        """Add the flushes of all key states in the queue to `outgoing`; with `everything`, of all
-        that have counts. If this raises, the caller calls each `on_reply` of `outgoing` with "not
-        sent".
+        """Add the flushes of the next key states in the queue to `outgoing`, of `KEYS_AT_ONCE` at
+        most; with `everything`, and an empty queue, of all others that have counts. If this raises,
+        the caller calls each `on_reply` of `outgoing` with "not sent".
         """
         done: dict[int, S] = {}
         with self._collect_lock:
-            for _ in range(len(self._dirty)):
+            for _ in range(min(len(self._dirty), KEYS_AT_ONCE)):
                 state = self._dirty.popleft()
                 state.dirty = False  # before its counts are taken: later ones set it again
                 self._collect_one(state, done, outgoing)
-            if everything:
+            while self._dirty and self._is_overdue(self._dirty[0], now):
+                state = self._dirty.popleft()
+                state.dirty = False
+                if (flush := self.flush_of(state)) is not None:
+                    flush.on_reply(_TOO_MANY, now)
+            if everything and not self._dirty:
                 # Some have counts and are not in the queue: their callers were interrupted.
                 for state in self._states.all_including_cleared():
                     if state.has_unacknowledged():
@@ -160,7 +175,7 @@ class PendingCounts(Generic[S]):
                 if not buckets and not self._wants_poll(state):
                     self._states.on_all_acknowledged(state)
                     return None
-                batch = InFlightCounts(next(self._seq), buckets, self._monotonic())
+                batch = InFlightCounts(next(self._seq), buckets, state.counted_since)
                 state.in_flight, state.closed_buckets = batch, ()
         sender = self._sender
         if isinstance(state.key, tuple):
@@ -229,13 +244,16 @@ class PendingCounts(Generic[S]):
     def _wants_poll(self, state: S) -> bool:
         return self.flush_hooks is not None and self.flush_hooks.wants_poll(state)
 
+    def _is_overdue(self, state: S, now: float) -> bool:
+        """True if there is no room to keep what `state` has counted any longer."""
+        batch = state.in_flight
+        since = state.counted_since if batch is None else batch.created_at
+        too_many = self._states.count_evicted_unacknowledged() > self._states.max_keys
+        return too_many and now - since > _MIN_RETENTION_S
+
     def _worth_resending(self, state: S, batch: InFlightCounts, now: float) -> bool:
         """True if any count of `batch` is still in a window, and there is room to keep it."""
-        too_many = (
-            self._states.count_evicted_unacknowledged() > self._states.max_keys
-            and now - batch.created_at > _MIN_RETENTION_S
-        )
-        if too_many or not batch.buckets:
+        if self._is_overdue(state, now) or not batch.buckets:
             return False
         newest = max(counted.start for counted in batch.buckets)
         return now * 1000 + state.offset_ms - newest < state.longest_window_ms

@@ -65,6 +65,12 @@ class OutgoingCommand(NamedTuple):
     second call is harmless."""
 
 
+KEYS_AT_ONCE = 64
+"""The most keys whose counts one exchange of a flush has. To make the commands of very many and to
+take their outcomes would hold up an event loop, each time while the store is away.
+"""
+
+
 class FlushSource:
     """Something that counts in this process, and has to send it. What a source does not define is
     empty here.
@@ -81,6 +87,10 @@ class FlushSource:
     def clock_probe(self) -> list[OutgoingCommand]:
         """Return what has to be sent before any counts can be: its reply has the store's time."""
         return []
+
+    def keys_to_flush(self) -> int:
+        """Return how many keys wait, of which `collect_commands` takes `KEYS_AT_ONCE`."""
+        return 0
 
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
@@ -148,13 +158,22 @@ class FlushResult(NamedTuple):
 def flush_due(
     strategy: FlushSource, monotonic: Callable[[], float], *, everything: bool = False
 ) -> Operation[FlushResult]:
-    """Send what is due; with `everything`, all that is pending."""
+    """Send what is due; with `everything`, all that is pending. An exchange without any answer is
+    the last one.
+    """
     probe = strategy.clock_probe()
     failure = yield from send_all(probe, monotonic)
+    has_sent = bool(probe)
     outgoing: list[OutgoingCommand] = []
     try:
-        strategy.collect_commands(monotonic(), outgoing, everything=everything)
-        later = yield from send_all(outgoing, monotonic)
+        for _ in range(0, max(1, strategy.keys_to_flush()), KEYS_AT_ONCE):
+            outgoing = []
+            strategy.collect_commands(monotonic(), outgoing, everything=everything)
+            replies = yield from _exchange(outgoing, monotonic)
+            failures = [reply for reply in replies if isinstance(reply, DistwindowError)]
+            failure, has_sent = failure or next(iter(failures), None), has_sent or bool(replies)
+            if failures and len(failures) == len(replies):
+                break
     except BaseException:  # raised by a signal handler, anywhere
         # Where `send_all` has called `on_reply` already, a second call does nothing.
         for each in outgoing:
@@ -162,7 +181,7 @@ def flush_due(
         raise
     finally:
         strategy.reschedule(monotonic())
-    return FlushResult(failure or later, bool(probe or outgoing))
+    return FlushResult(failure, has_sent)
 
 
 def send_all(
@@ -171,8 +190,16 @@ def send_all(
     """Send these commands in one exchange, and call each `on_reply`, whatever happens. Return the
     first error, None if there is none.
     """
+    replies = yield from _exchange(outgoing, monotonic)
+    return next((reply for reply in replies if isinstance(reply, DistwindowError)), None)
+
+
+def _exchange(
+    outgoing: Sequence[OutgoingCommand], monotonic: Callable[[], float]
+) -> Operation[Sequence[object]]:
+    """Do as `send_all`, and return all replies and errors."""
     if not outgoing:
-        return None
+        return ()
     sent_at = monotonic()
     replies: Sequence[object] = [_NOT_SENT] * len(outgoing)
     try:
@@ -185,5 +212,4 @@ def send_all(
         for each, reply in zip(outgoing, replies, strict=True):
             each.on_reply(reply, sent_at)  # a second call does nothing
         raise
-    failures = (reply for reply in replies if isinstance(reply, DistwindowError))
-    return next(failures, None)
+    return replies

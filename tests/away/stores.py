@@ -26,6 +26,8 @@ class RemoteStore(MemoryStore):
         self.failure: StoreError | None = None
         self.charges_unknown = False
         """Whether a call with an unknown outcome is executed."""
+        self.exchanges: list[int] = []
+        """The commands of each exchange."""
 
     def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         return decision_of(command, self.execute(command, deadline), "store")
@@ -42,6 +44,7 @@ class RemoteStore(MemoryStore):
     def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
+        self.exchanges.append(len(commands))
         return [self.failure or self.execute(command) for command in commands]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter, StoreError
+from distwindow.runtime.flush import KEYS_AT_ONCE
 from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
 from tests.clock_and_stores import ManualClock
 
@@ -186,3 +188,23 @@ def test_a_call_over_several_keys_is_counted_wholly_or_not_at_all() -> None:
 def test_a_share_needs_something_that_it_caps() -> None:
     with Limiter("memory://", "5/s", on_store_error="local", share=0.2) as limiter:
         assert limiter.try_acquire("k")
+
+
+def test_a_flush_without_an_answer_ends_after_a_few_keys() -> None:
+    """Else each flush of an outage would hold up the event loop for as long as the commands of all
+    keys take that were called meanwhile.
+    """
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store, "100/hour", on_store_error="local", share=0.5)
+    assert limiter.try_acquire("first")
+    store.failure = NOT_SENT
+    for number in range(1000):
+        assert limiter.try_acquire(f"k{number}")
+    with pytest.raises(StoreError):
+        limiter.flush()
+    assert store.exchanges == [KEYS_AT_ONCE]
+    store.failure = None
+    limiter.flush()
+    assert max(store.exchanges) == KEYS_AT_ONCE
+    assert {limiter.stats(f"k{number}").passed for number in range(1000)} == {1}
+    assert limiter.health().pending == 0
