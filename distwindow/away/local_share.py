@@ -15,8 +15,9 @@ import os
 import secrets
 import socket
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..concurrency.commands import Hold, HolderName, HoldReply
 from ..local.eventual import Eventual, EventualKeyState, share_of
@@ -109,8 +110,10 @@ class LocalShare(Eventual):
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         super().__init__(commands, clock, options)
         self._max_observed = options.max_local_keys
-        self._observed: dict[AnyKey, Decision] = {}
-        """The last decision of the store on each key."""
+        self._observed: OrderedDict[AnyKey, Decision] = OrderedDict()
+        """The last decision of the store on each key. Not a `dict`, which searches its first item
+        longer, the more have been removed before it.
+        """
         self._deciding = threading.RLock()
         """Held while calls are decided, so that those over several keys are counted whole."""
         self._processes: ProcessCount | None = None
@@ -120,7 +123,7 @@ class LocalShare(Eventual):
 
     def after_fork(self) -> None:
         super().after_fork()
-        self._observed = {}
+        self._observed = OrderedDict()
         self._deciding = threading.RLock()
 
     def observe(self, decision: Decision) -> None:
@@ -130,9 +133,8 @@ class LocalShare(Eventual):
         observed[key] = decision
         self._sync.offset_ms = decision.now_ms - self._monotonic() * 1000
         if len(observed) > self._max_observed:
-            for oldest in observed:  # noqa: B007 - a loop, as another thread may use the dict
-                break
-            observed.pop(oldest, None)
+            with suppress(KeyError):  # other threads may have removed all meanwhile
+                observed.popitem(last=False)
         if self._processes is not None:
             self._processes.on_answer()
 

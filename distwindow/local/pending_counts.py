@@ -99,6 +99,8 @@ class PendingCounts(Generic[S]):
         self._sender = secrets.token_hex(5)
         self._seq = itertools.count(1)
         self._dirty: deque[S] = deque()
+        self._is_answered = False
+        """True if the store has answered the last flush of a key."""
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._collect_lock = threading.RLock()
         self.dropped = 0
@@ -134,17 +136,19 @@ class PendingCounts(Generic[S]):
         return len(self._dirty)
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
-        """Add the flushes of the next key states in the queue to `outgoing`, of `KEYS_AT_ONCE` at
-        most; with `everything`, and an empty queue, of all others that have counts. If this raises,
-        the caller calls each `on_reply` of `outgoing` with "not sent".
+        """Add the flushes of the next key states in the queue to `outgoing`; with `everything`, and
+        an empty queue, of all others that have counts. If this raises, the caller calls each
+        `on_reply` of `outgoing` with "not sent".
         """
+        # A part of the queue where the store answers: else calls could outrun the flushes.
+        count = max(KEYS_AT_ONCE, len(self._dirty) // 16 if self._is_answered else 0)
         done: dict[int, S] = {}
         with self._collect_lock:
-            for _ in range(min(len(self._dirty), KEYS_AT_ONCE)):
+            for _ in range(min(len(self._dirty), count)):
                 state = self._dirty.popleft()
                 state.dirty = False  # before its counts are taken: later ones set it again
                 self._collect_one(state, done, outgoing)
-            while self._dirty and self._is_overdue(self._dirty[0], now):
+            while not self._is_answered and self._dirty and self._is_overdue(self._dirty[0], now):
                 state = self._dirty.popleft()
                 state.dirty = False
                 if (flush := self.flush_of(state)) is not None:
@@ -220,6 +224,7 @@ class PendingCounts(Generic[S]):
         self, state: S, batch: InFlightCounts, reply: FleetCounts | Exception, sent_at: float
     ) -> None:
         now = self._monotonic()
+        self._is_answered = isinstance(reply, FleetCounts)
         with self._states.state_lock:
             if state.in_flight is not batch:
                 return  # it was sent twice, and this reply may be older than the one before

@@ -66,8 +66,8 @@ class OutgoingCommand(NamedTuple):
 
 
 KEYS_AT_ONCE = 64
-"""The most keys whose counts one exchange of a flush has. To make the commands of very many and to
-take their outcomes would hold up an event loop, each time while the store is away.
+"""The keys whose counts one exchange of a flush has. To make the commands of very many and to take
+their outcomes would hold up an event loop, each time while the store is away.
 """
 
 
@@ -89,7 +89,7 @@ class FlushSource:
         return []
 
     def keys_to_flush(self) -> int:
-        """Return how many keys wait, of which `collect_commands` takes `KEYS_AT_ONCE`."""
+        """Return how many keys wait, of which `collect_commands` takes a part."""
         return 0
 
     def collect_commands(
@@ -166,14 +166,17 @@ def flush_due(
     has_sent = bool(probe)
     outgoing: list[OutgoingCommand] = []
     try:
-        for _ in range(0, max(1, strategy.keys_to_flush()), KEYS_AT_ONCE):
+        left = waiting = strategy.keys_to_flush()
+        while True:
             outgoing = []
             strategy.collect_commands(monotonic(), outgoing, everything=everything)
+            left -= max(KEYS_AT_ONCE, waiting - strategy.keys_to_flush())
             replies = yield from _exchange(outgoing, monotonic)
             failures = [reply for reply in replies if isinstance(reply, DistwindowError)]
             failure, has_sent = failure or next(iter(failures), None), has_sent or bool(replies)
-            if failures and len(failures) == len(replies):
+            if left <= 0 or (failures and len(failures) == len(replies)):
                 break
+            waiting = strategy.keys_to_flush()
     except BaseException:  # raised by a signal handler, anywhere
         # Where `send_all` has called `on_reply` already, a second call does nothing.
         for each in outgoing:

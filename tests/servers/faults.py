@@ -37,7 +37,11 @@ class Delay(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Blackhole(Fault):
-    """Requests are dropped, and the connection stays open. The server receives nothing."""
+    """Requests are dropped, and the connection stays open. The server receives nothing. Without
+    `connects`, connecting never ends either, as where a firewall drops the packets.
+    """
+
+    connects: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,6 +62,7 @@ class Proxy:
         self._left: int | None = None
         self._links: set[_Link] = set()
         self._server: asyncio.Server | None = None
+        self._full_backlog: list[socket.socket] = []
         self._loop = asyncio.SelectorEventLoop()  # whichever loop the test runs on
         self._thread: threading.Thread | None = None
 
@@ -141,6 +142,17 @@ class Proxy:
             await asyncio.sleep(0)
             server.close()
 
+    def _fill_backlog(self) -> None:
+        """Listen with room for one connection, and take it: the system drops the packets of all
+        others.
+        """
+        listening, only = socket.socket(), socket.socket()
+        self._full_backlog = [listening, only]
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((self.host, self.port))
+        listening.listen(0)
+        only.connect((self.host, self.port))
+
     async def _cut(self) -> None:
         for link in list(self._links):
             link.reset()
@@ -148,14 +160,21 @@ class Proxy:
     async def _switch(self, fault: Fault) -> None:
         self._fault = fault
         self._left = fault.times
+        while self._full_backlog:
+            self._full_backlog.pop().close()
         if isinstance(fault, Refuse):
             await self._unlisten()
             await self._cut()
+        elif isinstance(fault, Blackhole) and not fault.connects:
+            await self._unlisten()
+            self._fill_backlog()
         elif self._server is None:
             await self._listen()
 
     async def _shut(self) -> None:
         await self._unlisten()
+        while self._full_backlog:
+            self._full_backlog.pop().close()
         this = asyncio.current_task()
         # A connection whose accept is under way has no link yet: one round would leave it open.
         while others := asyncio.all_tasks() - {this}:
