@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import outages
 from benchmarks.report import number
 from benchmarks.sections import SECTIONS
 
@@ -75,6 +76,14 @@ def test_the_tables_of_the_benchmarks_page_are_those_of_the_report(make: Any) ->
         )
     ]
     assert missing == []
+
+
+def test_the_tables_of_outages_are_those_of_the_report() -> None:
+    report = json.loads(outages.JSON.read_text(encoding="utf-8"))
+    assert list(report["rows"]) == list(outages.OUTAGES)
+    assert {tuple(rows) for rows in report["rows"].values()} == {tuple(outages.CONTENDERS)}
+    text = outages.PAGE.read_text(encoding="utf-8")
+    assert text == outages.page_with(outages.tables(report))
 
 
 def shown(row: dict[str, Any]) -> str:
