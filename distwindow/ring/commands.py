@@ -142,8 +142,9 @@ class Acquire(Command[AcquireReply]):
         else:
             keys = bulk_strings(self.keys) + STAMP_LENGTH
         if not parts.after_stamp:
-            head, parts.after_stamp = self._split_whole()
+            head, after_stamp = self._split_whole()
             parts.before_keys = head.removesuffix(keys)
+            parts.after_stamp = after_stamp  # last: with it, another thread takes both
         return parts.before_keys + keys, parts.after_stamp
 
     def _split_whole(self) -> tuple[bytes, bytes]:
