@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import redis
+from redis.crc import key_slot
 
 from tests.servers.process import Config, RedisProcess
 from tests.servers.wait import until
@@ -91,6 +93,36 @@ class Cluster:
         with self.client() as client:
             port = client.get_node_from_key(key).port
         return next(node for node in self.nodes if node.port == port)
+
+    @staticmethod
+    def slot_of(key: str) -> int:
+        """Return the slot of all rings of `key`."""
+        return int(key_slot(f"{{{key}}}".encode()))
+
+    def keys_by_port(self) -> dict[int, list[str]]:
+        """Return ten keys for each master, by its port."""
+        with self.client() as client:
+            found: dict[int, list[str]] = {node.port: [] for node in self.nodes[: self.masters]}
+            for number in range(1000):
+                node = client.nodes_manager.get_node_from_slot(self.slot_of(f"k{number}"))
+                if len(found[node.port]) < 10:
+                    found[node.port].append(f"k{number}")
+        return found
+
+    def migrate(self, slot: int, source: RedisProcess, target: RedisProcess) -> None:
+        """Move a slot as redis-cli does, key by key."""
+        with source.client() as src, target.client() as dst:
+            ids = {}
+            for node, client in ((source, src), (target, dst)):
+                ids[node] = client.execute_command("CLUSTER", "MYID")
+            dst.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+            src.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+            while keys := src.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
+                src.execute_command("MIGRATE", target.host, target.port, keys[0], 0, 5000)
+                time.sleep(0.02)  # calls come while one part of the slot has moved
+            time.sleep(0.05)  # and while all of it has moved, and nobody knows
+            dst.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+            src.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
     # -- forming the cluster -----------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from redis.crc import key_slot
 
 from distwindow import StoreError
 from tests.harness import Call, Harness, LimiterAdapter, count_outcomes, in_time, used
@@ -24,21 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 PREFIX = "move"
 
 
-def slot_of(key: str) -> int:
-    return int(key_slot(f"{PREFIX}:{{{key}}}:360000:10".encode()))
-
-
-def keys_of(cluster: Cluster) -> dict[int, list[str]]:
-    """Return ten keys for each master, by its port."""
-    with cluster.client() as client:
-        found: dict[int, list[str]] = {node.port: [] for node in cluster.nodes[: cluster.masters]}
-        for number in range(1000):
-            node = client.nodes_manager.get_node_from_slot(slot_of(f"k{number}"))
-            if len(found[node.port]) < 10:
-                found[node.port].append(f"k{number}")
-    return found
-
-
 def held(cluster: Cluster) -> int:
     total = 0
     for node in cluster.nodes:
@@ -47,20 +31,6 @@ def held(cluster: Cluster) -> int:
                 if client.execute_command("ROLE")[0] == "master":
                     total += used(client, PREFIX)
     return total
-
-
-def migrate(cluster: Cluster, slot: int, source: RedisProcess, target: RedisProcess) -> None:
-    """Move a slot as redis-cli does, key by key."""
-    with source.client() as src, target.client() as dst:
-        ids = {node: node.client().execute_command("CLUSTER", "MYID") for node in (source, target)}
-        dst.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
-        src.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
-        while keys := src.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
-            src.execute_command("MIGRATE", target.host, target.port, keys[0], 0, 5000)
-            time.sleep(0.02)  # calls come while one part of the slot has moved
-        time.sleep(0.05)  # and while all of it has moved, and nobody knows
-        dst.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
-        src.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
 
 @contextmanager
@@ -92,14 +62,14 @@ def check_conserved(calls: list[Call], count: int, before: int = 0) -> None:
 def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, limits: Any) -> None:
     with Cluster() as cluster:
         limiter = harness.limiter(cluster.url, limits, prefix=PREFIX, timeout=3)
-        keys_by_port = keys_of(cluster)
+        keys_by_port = cluster.keys_by_port()
         source, target, _ = cluster.nodes
         moving, staying = keys_by_port[source.port][:5], keys_by_port[target.port][:3]
         before = len(limiter.each(moving + staying))
         with loaded(limiter, moving + staying) as calls:
             for key in moving:
-                migrate(cluster, slot_of(key), source, target)
-            migrate(cluster, slot_of(moving[0]), target, source)
+                cluster.migrate(Cluster.slot_of(key), source, target)
+            cluster.migrate(Cluster.slot_of(moving[0]), target, source)
             time.sleep(0.3)  # calls go on by the new map
         rings = 1 if isinstance(limits, str) else 2
         failed = [call for call in calls if not call.admitted]
@@ -115,7 +85,7 @@ def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> No
     config = {"cluster-require-full-coverage": "no"}
     with Cluster(config=config) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.5)
-        keys_by_port = keys_of(cluster)
+        keys_by_port = cluster.keys_by_port()
         dead, *alive = cluster.nodes
         others = [key for node in alive for key in keys_by_port[node.port][:3]]
         affected = keys_by_port[dead.port][:3]
@@ -128,12 +98,14 @@ def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> No
                 assert not call.admitted
                 time.sleep(0.2)  # for 0.1 s after a failure calls fail without connecting
         assert set(count_outcomes(calls)) == {"ok"}
+        new = harness.limiter(cluster.url, prefix=PREFIX)
+        assert set(count_outcomes(new.burst(others))) == {"ok"}
 
 
 def test_a_frozen_primary_does_not_affect_the_other_shards(harness: Harness) -> None:
     with Cluster(config={"cluster-require-full-coverage": "no"}) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.3)
-        keys_by_port = keys_of(cluster)
+        keys_by_port = cluster.keys_by_port()
         frozen, *alive = cluster.nodes
         others = [key for node in alive for key in keys_by_port[node.port][:3]]
         affected = keys_by_port[frozen.port][:3]
@@ -156,7 +128,7 @@ def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failur
     with Cluster(replicas=1) as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=0.4)
         health: Any = limiter.limiter.health
-        keys_by_port = keys_of(cluster)
+        keys_by_port = cluster.keys_by_port()
         lost = cluster.nodes[0]
         key = keys_by_port[lost.port][0]
         limiter.each([key] * 2)
@@ -164,7 +136,7 @@ def test_a_primary_with_a_replica_is_replaced_by_itself(harness: Harness, failur
         began = time.monotonic()
         try:
             successor: Any = until(
-                lambda: replaced(cluster, lost, slot_of(key)), 30, what="failover"
+                lambda: replaced(cluster, lost, Cluster.slot_of(key)), 30, what="failover"
             )
             failover = time.monotonic() - began
             calls: list[Call] = []
@@ -214,16 +186,16 @@ def test_a_map_that_is_wrong_is_read_again(harness: Harness) -> None:
     """
     with Cluster() as cluster:
         limiter = harness.limiter(cluster.url, prefix=PREFIX, timeout=3)
-        keys_by_port = keys_of(cluster)
+        keys_by_port = cluster.keys_by_port()
         source, target, _ = cluster.nodes
         moving = keys_by_port[source.port]
         limiter.each(moving)
         for key in moving:
-            migrate(cluster, slot_of(key), source, target)
+            cluster.migrate(Cluster.slot_of(key), source, target)
         limiter.each(moving[:1])
         time.sleep(1.1)  # the map is read once a second at most
         limiter.each(moving[:1])
-        until(lambda: agreed(cluster, slot_of(moving[-1]), target), what="gossip")
+        until(lambda: agreed(cluster, Cluster.slot_of(moving[-1]), target), what="gossip")
         # By then the limiter has read the map that its last call made it read.
         time.sleep(0.5)
         with source.client() as client:

@@ -618,7 +618,7 @@ class LoopDispatcher:
         began_at = self._monotonic()
         try:
             with FORK_WAIT.connecting():
-                await asyncio.wait_for(self.client.initialize(), self._settings.timeout)
+                await asyncio.wait_for(self._initialize_client(), self._settings.timeout)
         except asyncio.TimeoutError:
             self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
             raise timed_out("the cluster", self._settings.timeout, sent=False) from None
@@ -630,11 +630,18 @@ class LoopDispatcher:
         self._map.on_connected()
         self.topology = ClusterTopology(self.client, self._settings)
 
+    async def _initialize_client(self) -> None:
+        try:
+            await self.client.initialize()
+        except (redis.ConnectionError, redis.TimeoutError, OSError):
+            # With the map it reads the commands of one node, which may be the one that is away.
+            await self.client.nodes_manager.initialize()
+
     async def _refresh(self, topology: ClusterTopology) -> None:
         try:
             with FORK_WAIT.connecting():
                 await asyncio.wait_for(self.client.nodes_manager.initialize(), 1.0)
-        except Exception:  # whatever it is: the map stays stale, and is read again in a second
+        except Exception:  # whatever it is: the map stays stale, and is read again soon
             return
         topology.on_refreshed()
 

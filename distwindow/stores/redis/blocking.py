@@ -747,6 +747,6 @@ def _refresh_topology(topology: ClusterTopology) -> None:
     try:
         with FORK_WAIT.connecting():
             topology.client.nodes_manager.initialize()
-    except Exception:  # whatever it is: the map stays stale, and is read again in a second
+    except Exception:  # whatever it is: the map stays stale, and is read again soon
         return
     topology.on_refreshed()

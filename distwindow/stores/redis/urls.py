@@ -183,6 +183,10 @@ def close_client(client: Any) -> None:
 async def aclose_client(client: Any) -> None:
     """Close a client that `make_async_client` made, and its connections to sentinels."""
     await client.aclose()
+    if isinstance(client, redis.asyncio.RedisCluster):
+        # It closes nothing itself where it could read the map only.
+        for nodes in ("nodes_cache", "startup_nodes"):
+            await client.nodes_manager.aclose(nodes)
     for sentinel in _sentinels(client):
         await sentinel.aclose()
 
