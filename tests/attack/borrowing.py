@@ -17,7 +17,7 @@ from distwindow.ring.replies import ring_state
 from tests.attack.client_logs import ClientLogs, check_tallies, read_client_logs
 from tests.attack.faulty_fleet import FaultyFleet
 from tests.attack.harness import Run, Violation, derive_seed
-from tests.attack.window_checks import Admitted, check_aligned_windows, check_any_window
+from tests.faults.history import Admitted, check_aligned_windows, check_any_window
 from tests.servers import Standalone
 
 MODES = ["direct", "leased"]

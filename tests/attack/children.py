@@ -27,7 +27,9 @@ HUNG = 3
 
 
 class Child:
-    """`python -m tests.attack.NAME PLAN`, in a process group of its own."""
+    """`python -m tests.attack.NAME PLAN`, in a process group of its own. A name with a dot is that
+    of a module elsewhere.
+    """
 
     def __init__(self, name: str, plan: dict[str, Any]) -> None:
         self.name = name
@@ -37,8 +39,9 @@ class Child:
         self._stderr = tempfile.TemporaryFile(  # noqa: SIM115
             "w+", encoding="utf-8", errors="replace"
         )
+        module = name if "." in name else f"tests.attack.{name}"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.attack.{name}", json.dumps(plan)],
+            [sys.executable, "-m", module, json.dumps(plan)],
             stdin=subprocess.PIPE,
             stdout=self._stdout,
             stderr=self._stderr,

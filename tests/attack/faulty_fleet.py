@@ -6,18 +6,13 @@ takes the orders `fork` and `end` from stdin, and writes a log), and checks of i
 
 from __future__ import annotations
 
-import itertools
 import random
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.attack.children import Child, monotonic_ms
-from tests.attack.harness import Violation
+from tests.faults.callers import Callers
 from tests.servers import (
     Blackhole,
     Delay,
@@ -47,7 +42,7 @@ PROCESS_FAULTS: Mapping[str, float] = {"none": 0.5, "freeze": 0.2, "kill": 0.1, 
 MAX_KILLED = 3
 
 
-class FaultyFleet:
+class FaultyFleet(Callers):
     """One fleet. `child`: the module of its clients. `plan`: what they get beside their name, their
     kind ("sync" or "async") and the folder of their logs. `faults`: as `ALL_FAULTS`.
     """
@@ -60,20 +55,13 @@ class FaultyFleet:
         plan: dict[str, Any],
         faults: Mapping[str, float] = ALL_FAULTS,
     ) -> None:
-        self.rng = rng
         self.server = server
         self.proxy = Proxy(server.port)
-        self.folder = Path(tempfile.mkdtemp(prefix="distwindow-attack-"))
-        self.notes: list[str] = []
-        """The faults, each with its time."""
-        self.clients: dict[str, Child] = {}
-        self.killed: list[str] = []
+        super().__init__(rng, "", plan, child)
         self.froze: set[str] = set()
         """Clients that have been frozen at some time."""
-        self._child, self._plan = child, plan
         self._frozen: dict[str, float] = {}
-        self._names = itertools.count()
-        self._causes: dict[str, Callable[[], None]] = {
+        self.causes: dict[str, Callable[[], None]] = {
             "link": self._disturb_link, "stall": self._stall, "scripts": self._flush_scripts,
             "freeze": self._freeze, "kill": self._kill, "fork": self._fork, "reset": self._reset,
             "none": lambda: time.sleep(0.1),
@@ -83,13 +71,12 @@ class FaultyFleet:
 
     def __enter__(self) -> Self:
         self.proxy.start()
+        self.url = self.proxy.url
         return self
 
     def __exit__(self, *_: object) -> None:
-        for client in self.clients.values():
-            client.__exit__()
+        super().__exit__()
         self.proxy.stop()
-        shutil.rmtree(self.folder)
 
     def run_for(
         self,
@@ -101,32 +88,22 @@ class FaultyFleet:
         their counts and end. `between` is called after each fault.
         """
         for kind in kinds:
-            self._start(kind)
+            self.start(kind)
         stop = time.monotonic() + seconds
         time.sleep(0.4)  # the clients start to call
         while time.monotonic() < stop:
             self._resume(False)
-            self._causes[self.rng.choices(self._kinds, self._weights)[0]]()
+            self.causes[self.rng.choices(self._kinds, self._weights)[0]]()
             between()
             time.sleep(self.rng.uniform(0.0, 0.25))  # a moment without a fault
-        self._end()
+        self.end()
 
-    @property
-    def alive(self) -> list[str]:
-        """The clients that were not killed."""
-        return [name for name in self.clients if name not in self.killed]
-
-    def note(self, what: str) -> None:
-        """Note what is done now, for the history of a violation."""
-        self.notes.append(f"{monotonic_ms()} {what}")
-
-    def _start(self, kind: str) -> None:
-        name = f"p{next(self._names)}"
-        identity = {
-            "url": self.proxy.url, "folder": str(self.folder), "name": name, "kind": kind,
-            "threads": self.rng.randint(2, 3), "seed": self.rng.randrange(10**9),
-        }  # fmt: skip
-        self.clients[name] = Child(self._child, self._plan | identity)
+    def end(self) -> None:
+        self.proxy.fault = Pass()
+        self.server.resume()
+        self._resume(True)
+        time.sleep(1.0)  # forked children end by themselves
+        super().end()
 
     # -- faults --
 
@@ -185,37 +162,14 @@ class FaultyFleet:
         self.note(f"{name} killed")
         self.clients[name].signal(signal.SIGKILL)
         self.killed.append(name)
-        self._start(self.clients[name].plan["kind"])
+        self.start(self.clients[name].plan["kind"])
 
     def _fork(self) -> None:
         name = self.rng.choice(self.alive)
         if self.clients[name].plan["kind"] == "sync":
             self.note(f"{name} forks")
-            self._send_order(name, b"fork\n")
+            self.send_order(name, b"fork\n")
 
     def _reset(self) -> None:
         self.note("all connections reset")
         self.proxy.cut()
-
-    # -- the end --
-
-    def _send_order(self, name: str, order: bytes) -> None:
-        pipe = self.clients[name].process.stdin
-        assert pipe is not None
-        pipe.write(order)
-        pipe.flush()
-
-    def _end(self) -> None:
-        self.proxy.fault = Pass()
-        self.server.resume()
-        self._resume(True)
-        time.sleep(1.0)  # forked children end by themselves
-        for name in self.alive:
-            self._send_order(name, b"end\n")
-        for name in self.alive:
-            code = self.clients[name].wait(25)
-            if code != 0:
-                stderr = self.clients[name].stderr()[-4000:]
-                raise Violation(
-                    f"{self._child}: {name} ended with {code}", [*self.notes[-15:], stderr]
-                )

@@ -10,13 +10,22 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from typing import Any
 
 from distwindow import Limit
 from tests.attack.faulty_fleet import FaultyFleet
-from tests.attack.fleet_logs import Logs, check_counts, read_logs
 from tests.attack.harness import FOREVER, Run, Violation, derive_seed
 from tests.attack.server_counts import read_all_counts
-from tests.attack.window_checks import check_aligned_windows, check_any_window, check_deadlines
+from tests.faults.history import (
+    History,
+    check_aligned_windows,
+    check_any_window,
+    check_counts,
+    check_deadlines,
+    check_echoes,
+    check_resources,
+    read_history,
+)
 from tests.servers import Standalone
 
 MODES = ["direct", "leased", "eventual"]
@@ -24,6 +33,8 @@ SHORT = [
     "40/second", "100/second 5 buckets", "30/second strict 10 buckets", "300/2s strict 20 buckets",
     "7/500ms",
 ]  # fmt: skip
+LONG_KEYS = ["c", "d", *(f"{{name}}-{number}" for number in range(3))]
+"""Two of all processes, and three of each."""
 RUN_S = 8.0
 TIMEOUT_S = 0.8
 SLACK_MS = 600
@@ -53,16 +64,30 @@ class Fleet:
 
     def run_for(self, seconds: float) -> None:
         plan = {
-            "prefix": "fleet", "mode": self.mode, "short": str(self.limit), "long": FOREVER,
-            "short_keys": ["a", "b"], "long_keys": ["c", "d"], "timeout": TIMEOUT_S,
-        }  # fmt: skip
+            "windows": {
+                "short": self._limiter("fleet-short", str(self.limit)),
+                "long": self._limiter("fleet-long", FOREVER),
+            },
+            "calls": [
+                {"window": "short", "weight": 6, "keys": ["a", "b"], "costs": [1, 1, 1, 2]},
+                {"window": "long", "weight": 4, "keys": LONG_KEYS, "costs": [1, 1, 3]},
+            ],
+        }
         kinds = ["sync", "sync", "async"][: self.rng.randint(2, 3)]
-        with Standalone() as server, FaultyFleet(self.rng, server, "fleet_child", plan) as clients:
+        with (
+            Standalone() as server,
+            FaultyFleet(self.rng, server, "tests.faults.caller", plan) as clients,
+        ):
             clients.run_for(seconds, kinds)
             self.faults = clients.notes
-            self._check(server, read_logs(clients.folder, int(TIMEOUT_S * 1000)))
+            self._check(server, read_history(clients.folder, int(TIMEOUT_S * 1000)))
 
-    def _check(self, server: Standalone, logs: Logs) -> None:
+    def _limiter(self, prefix: str, limits: str) -> dict[str, Any]:
+        return {
+            "limits": limits, "prefix": prefix, "consistency": self.mode, "timeout": TIMEOUT_S,
+        }  # fmt: skip
+
+    def _check(self, server: Standalone, logs: History) -> None:
         self.run.count("calls", len(logs.calls))
         self.run.count("faults", len(self.faults))
         what = f"fleet {self.mode} {self.limit}"
@@ -76,12 +101,11 @@ class Fleet:
             names = {call["key"] for call in logs.calls if call["window"] == "long"}
             with server.client(decode_responses=False) as client:
                 found = read_all_counts(client, "fleet-long", names, Limit(FOREVER))
-            dead = logs.started - logs.ended
+            dead = logs.dead
             over, missing = check_counts(
                 what,
                 {key: count.passed for key, count in found.items()},
                 logs,
-                by_process=self.mode == "eventual",
                 under_way=len(dead) * 3 * 3,
                 stranded=self._stranded(logs, dead),
             )
@@ -89,12 +113,14 @@ class Fleet:
             self.run.count("permits that killed processes had not sent", missing)
             latest = check_deadlines(logs.timed(), SLACK_MS)
             self.run.maximum("ms after the deadline", latest)
+            self.run.count("echoes checked", check_echoes(logs.calls))
+            check_resources(logs)
         except Violation as violation:
             raise Violation(
                 f"{what}: {violation.what}", [*self.faults[-25:], *violation.history[-15:]]
             ) from None
 
-    def _stranded(self, logs: Logs, dead: set[str]) -> int:
+    def _stranded(self, logs: History, dead: set[str]) -> int:
         """Return the permits of leases whose reply was lost, and of those that killed processes
         held: at most one lease of each key at a time.
         """

@@ -1,7 +1,12 @@
-"""A client of scenario `fleet`: threads or tasks that call, and log each call when it has returned.
+"""A process that calls: threads or tasks, each of which logs each call when it has returned.
 
 Its main thread takes orders from stdin: on `fork` it forks a child that calls for a moment with the
 same limiters, on `end` it flushes all counts and ends.
+
+Its plan: `url`, `folder` of the logs, `name`, `kind` ("sync" or "async"), `threads`, `seed`,
+`windows` (the arguments of a limiter by the name of the window) and `calls`: a list of `window`,
+`weight`, `keys` (`{name}` becomes the name of the process) and `costs`, of which each call is
+drawn.
 """
 
 from __future__ import annotations
@@ -15,12 +20,14 @@ import threading
 import time
 from typing import Any
 
+import psutil
+
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, StoreError
 from distwindow.ring.decision import Decision
 from tests.attack.children import dump_stacks_on_sigquit, monotonic_ms, read_plan
 
 plan = read_plan()
-PAUSE_S = 0.004
+PAUSE_S = plan.get("pause", 0.004)
 PAUSE_CHECK_S = 0.02
 
 
@@ -35,51 +42,65 @@ class Log:
         self._file = os.open(os.path.join(plan["folder"], name), flags)  # noqa: PTH118
         self.name = name
         self.rng = random.Random(f"{plan['seed']} {name}")
-        own = [f"{name}-{number}" for number in range(3)]
-        self.short = plan["short_keys"]
-        self.long = [*plan["long_keys"], *own]
+        self._weights = [kind["weight"] for kind in plan["calls"]]
+        modes = {window: given["consistency"] for window, given in plan["windows"].items()}
+        self.write(modes=modes)
 
     def write(self, **facts: Any) -> None:
         os.write(self._file, json.dumps(facts).encode() + b"\n")
 
-    def call(self, window: str, key: str, cost: int, began: int, outcome: Any) -> None:
-        took = monotonic_ms() - began
-        facts: dict[str, Any] = {"window": window, "key": key, "cost": cost, "at": began}
+    def call(
+        self, drawn: tuple[str, str, int], began: tuple[int, int], outcome: Any, why: str | None
+    ) -> None:
+        at, wall = began
+        took = monotonic_ms() - at
+        window, key, cost = drawn
+        facts: dict[str, Any] = {"window": window, "key": key, "cost": cost, "at": at}
         if isinstance(outcome, Decision):
-            facts |= {"ok": outcome.allowed, "now": outcome.now_ms, "by": outcome.source}
+            facts |= {"ok": outcome.allowed, "now": outcome.now_ms, "wall": wall}
+            facts["by"] = outcome.source
+            if outcome.reason == "store_down" and outcome.source == "local":
+                facts["by"] = "share"
         elif isinstance(outcome, StoreError):
             facts |= {"ok": None if outcome.charged is None else False, "by": "error"}
         else:
-            facts |= {"ok": None, "wrong": repr(outcome)[:300]}
+            facts |= {"ok": None, "by": "error", "wrong": repr(outcome)[:300]}
+        if facts["by"] in ("error", "policy", "share"):
+            facts["why"] = str(why)[:150]
         self.write(**facts, took=took)
 
     def draw(self) -> tuple[str, str, int]:
         """Return the window, the key and the cost of the next call."""
         rng = self.rng
-        if rng.random() < 0.6:
-            return "short", rng.choice(self.short), rng.choice([1, 1, 1, 2])
-        return "long", rng.choice(self.long), rng.choice([1, 1, 3])
+        (kind,) = rng.choices(plan["calls"], self._weights)
+        return (
+            kind["window"],
+            rng.choice(kind["keys"]).format(name=self.name),
+            rng.choice(kind["costs"]),
+        )
 
 
-def settings(window: str) -> dict[str, Any]:
-    return {
-        "limits": plan[window],
-        "prefix": f"{plan['prefix']}-{window}",
-        "consistency": plan["mode"],
-        "timeout": plan["timeout"],
-    }
+def now() -> tuple[int, int]:
+    """Return CLOCK_MONOTONIC and the time since the epoch, ms."""
+    return monotonic_ms(), time.time_ns() // 1_000_000
+
+
+def resources() -> dict[str, int]:
+    """Return how many threads and open files this process has."""
+    process = psutil.Process()
+    return {"threads": process.num_threads(), "files": process.num_fds()}
 
 
 def work(limiters: dict[str, Limiter], log: Log, stop: threading.Event) -> None:
     while not stop.is_set():
-        window, key, cost = log.draw()
-        began = monotonic_ms()
+        window, key, cost = drawn = log.draw()
+        began = now()
         outcome: Any
         try:
             outcome = limiters[window].try_acquire(key, cost)
         except Exception as exc:
             outcome = exc
-        log.call(window, key, cost, began, outcome)
+        log.call(drawn, began, outcome, limiters[window].health().last_error)
         time.sleep(log.rng.random() * PAUSE_S)
 
 
@@ -93,8 +114,8 @@ def log_pauses(log: Log, stop: threading.Event) -> None:
             log.write(pause=before, lost=lost)
 
 
-def flush_and_close(limiters: dict[str, Limiter], log: Log) -> None:
-    """Flush, in several attempts: the faults have ended."""
+def flush_and_close(limiters: dict[str, Limiter], log: Log) -> int:
+    """Flush, in several attempts: the faults have ended. Return the calls of unknown outcome."""
     for limiter in limiters.values():
         for _ in range(20):
             try:
@@ -104,7 +125,24 @@ def flush_and_close(limiters: dict[str, Limiter], log: Log) -> None:
                 log.write(flush=repr(exc))
                 time.sleep(0.2)  # before the next attempt
         limiter.close()
-    log.write(ended=True, unknown=sum(limiter.unknown_total for limiter in limiters.values()))
+    return sum(limiter.unknown_total for limiter in limiters.values())
+
+
+def log_end(log: Log, unknown: int, before: dict[str, int]) -> None:
+    """Log that all counts are flushed, and what is left of threads and files, which may take a
+    moment to end.
+    """
+    # The worker of all limiters is one thread, which stays.
+    allowed = {"threads": 1, "files": 2}
+    until = time.monotonic() + 5
+    while True:
+        after = resources()
+        is_flat = all(after[name] <= before[name] + allowed[name] for name in before)
+        if is_flat or time.monotonic() > until:
+            break
+        time.sleep(0.05)  # before the next look
+    found = {name: [before[name], after[name], allowed[name]] for name in before}
+    log.write(ended=True, unknown=unknown, resources=found)
 
 
 def fork_child(limiters: dict[str, Limiter], name: str) -> None:
@@ -119,14 +157,15 @@ def fork_child(limiters: dict[str, Limiter], name: str) -> None:
         threading.Timer(0.7, stop.set).start()
         threading.Thread(target=log_pauses, args=(log, stop), daemon=True).start()
         work(limiters, log, stop)
-        flush_and_close(limiters, log)
+        log.write(ended=True, unknown=flush_and_close(limiters, log))
     finally:
         os._exit(0)
 
 
 def run_threads() -> None:
     log, stop = Log(plan["name"]), threading.Event()
-    limiters = {window: Limiter(plan["url"], **settings(window)) for window in ("short", "long")}
+    before = resources()
+    limiters = {window: Limiter(plan["url"], **given) for window, given in plan["windows"].items()}
     threads = [
         threading.Thread(target=work, args=(limiters, log, stop), daemon=True)
         for _ in range(plan["threads"])
@@ -146,34 +185,37 @@ def run_threads() -> None:
     stop.set()
     for thread in threads:
         thread.join(10)
-    flush_and_close(limiters, log)
+    log_end(log, flush_and_close(limiters, log), before)
 
 
 async def work_async(limiters: dict[str, AsyncLimiter], log: Log, stop: threading.Event) -> None:
     while not stop.is_set():
-        window, key, cost = log.draw()
-        began = monotonic_ms()
+        window, key, cost = drawn = log.draw()
+        began = now()
         outcome: Any
         try:
             outcome = await limiters[window].try_acquire(key, cost)
         except Exception as exc:
             outcome = exc
-        log.call(window, key, cost, began, outcome)
+        log.call(drawn, began, outcome, limiters[window].health().last_error)
         await asyncio.sleep(log.rng.random() * PAUSE_S)
 
 
 async def run_tasks() -> None:
     log, stop = Log(plan["name"]), threading.Event()
+    before = resources()
+    reader = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
     limiters = {
-        window: AsyncLimiter(plan["url"], **settings(window)) for window in ("short", "long")
+        window: AsyncLimiter(plan["url"], **given) for window, given in plan["windows"].items()
     }
-    threading.Thread(target=log_pauses, args=(log, stop), daemon=True).start()
+    pauses = threading.Thread(target=log_pauses, args=(log, stop), daemon=True)
+    pauses.start()
     tasks = [asyncio.create_task(work_async(limiters, log, stop)) for _ in range(plan["threads"])]
-    order = "fork\n"
-    while order == "fork\n":
-        order = await asyncio.to_thread(sys.stdin.readline)
+    while await reader == "fork\n":
+        reader = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
     stop.set()
     await asyncio.gather(*tasks)
+    pauses.join()
     unknown = 0
     for limiter in limiters.values():
         for _ in range(20):
@@ -185,7 +227,8 @@ async def run_tasks() -> None:
                 await asyncio.sleep(0.2)  # before the next attempt
         unknown += limiter.unknown_total
         await limiter.aclose()
-    log.write(ended=True, unknown=unknown)
+    await asyncio.get_running_loop().shutdown_default_executor()
+    log_end(log, unknown, before)
 
 
 if __name__ == "__main__":

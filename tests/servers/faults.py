@@ -16,10 +16,12 @@ class Fault:
 
     `only`: bytes that a request must contain to be affected (`b"EVALSHA"`, upper case; the
     handshake then passes). `times`: how many requests are affected, before all others pass.
+    `every`: of the requests that would be affected, only each so-many-th is.
     """
 
     only: bytes | None = None
     times: int | None = None
+    every: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

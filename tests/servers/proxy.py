@@ -60,6 +60,8 @@ class Proxy:
         self._tls = tls
         self._fault: Fault = Pass()
         self._left: int | None = None
+        self._met = 0
+        """The requests that were such as the fault affects."""
         self._links: set[_Link] = set()
         self._server: asyncio.Server | None = None
         self._full_backlog: list[socket.socket] = []
@@ -205,6 +207,9 @@ class Proxy:
         if isinstance(fault, Pass):
             return fault
         if fault.only is not None and fault.only not in request.upper():
+            return Pass()
+        self._met += 1
+        if self._met % fault.every:
             return Pass()
         if self._left is not None:
             if self._left == 0:

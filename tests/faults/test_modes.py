@@ -1,0 +1,238 @@
+"""Faults that no test of one part shows: the same fault for all modes and policies at once, for
+processes that call over it. `matrix.py` says which row of the matrix each test shows.
+
+Times are printed, and not checked: a machine that is busy breaks no test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from distwindow import Limit
+from tests.attack.children import monotonic_ms
+from tests.attack.harness import FOREVER
+from tests.attack.server_counts import read_counts
+from tests.faults.callers import Callers
+from tests.faults.history import (
+    AWAY,
+    History,
+    Span,
+    check_any_window,
+    check_counts,
+    check_deadlines,
+    check_echoes,
+    check_resources,
+    heal_ms,
+    read_history,
+)
+from tests.servers import Cluster, DropReply, Proxy, SentinelSet, Standalone, until
+
+MODES = ["direct", "leased", "eventual"]
+POLICIES = ["raise", "allow", "deny", "local"]
+TIMEOUT_S = 0.5
+SLACK_MS = 5000
+"""Far more than is promised (50 ms, which the figures show): only a call that hangs is so late."""
+
+
+def limiter(limits: str, mode: str, policy: str, prefix: str) -> dict[str, Any]:
+    """Return the arguments of one limiter of the callers."""
+    share = 1.0 if policy == "local" else None
+    return {
+        "limits": limits, "prefix": prefix, "consistency": mode, "timeout": TIMEOUT_S,
+        "on_store_error": policy, "share": share,
+    }  # fmt: skip
+
+
+def plan_of(windows: Mapping[str, dict[str, Any]], keys: list[str]) -> dict[str, Any]:
+    calls = [{"window": name, "weight": 1, "keys": keys, "costs": [1]} for name in windows]
+    return {"windows": windows, "calls": calls}
+
+
+def stored(server: Any, window: dict[str, Any], keys: list[str], count: str) -> dict[str, int]:
+    """Return by key what the server has counted in a window: "passed", say."""
+    limit = Limit(window["limits"])
+    return {key: getattr(read_counts(server, window["prefix"], key, limit), count) for key in keys}
+
+
+def history_of(callers: Callers) -> History:
+    return read_history(callers.folder, int(TIMEOUT_S * 1000))
+
+
+# -- replies ---------------------------------------------------------------------------------------
+
+
+def test_of_twenty_replies_one_is_dropped(standalone: Standalone, prefix: str) -> None:
+    """What is charged lies between admitted and admitted + unknown, in every mode and with every
+    policy: for each key, and for all with what the limiters have counted as unknown. (Of leases
+    that are lost with a reply, the permits are stranded.)
+    """
+    windows = {
+        f"{mode} {policy}": limiter(FOREVER, mode, policy, f"{prefix}-{mode}-{policy}")
+        for mode, policy in itertools.product(MODES, POLICIES)
+    }
+    keys = ["a", "b"]
+    with (
+        Proxy(standalone.port) as proxy,
+        Callers(random.Random(1), proxy.url, plan_of(windows, keys)) as callers,
+    ):
+        callers.start("sync")
+        callers.start("async")
+        until(lambda: proxy.requests > 100, what="calls")
+        with proxy.inject(DropReply(close=True, only=b"EVALSHA", every=20)):
+            until(lambda: proxy.affected >= 40, 60, what="replies that were dropped")
+        callers.end()
+        history = history_of(callers)
+    unsure = sure = 0
+    with standalone.client(decode_responses=False) as server:
+        for name, window in windows.items():
+            charged = stored(server, window, keys, "passed")
+            leases = 0 if name.split()[0] != "leased" else proxy.affected * history.lease()
+            check_counts(name, charged, history, name, stranded=leases)
+            if not leases:
+                sure += sum(history.sums(name)[0].values())
+                unsure += sum(charged.values())
+    assert history.unknown > 0
+    assert unsure - sure <= history.unknown <= proxy.affected * 3
+    print(f"late by {check_deadlines(history.timed(), SLACK_MS)} ms at most")
+    assert check_echoes(history.calls) > 100
+    check_resources(history)
+
+
+# -- topologies ------------------------------------------------------------------------------------
+
+FULL = "20/2s strict 10 buckets"
+TOPOLOGY_WINDOWS = {
+    "direct": limiter(FOREVER, "direct", "raise", "direct"),
+    "share": limiter(FOREVER, "direct", "local", "share"),
+    "leased": limiter(FOREVER, "leased", "allow", "leased"),
+    "eventual": limiter(FOREVER, "eventual", "raise", "eventual"),
+    # Limits that are always full: these callers see hardly anything but refusals.
+    "full direct": limiter(FULL, "direct", "deny", "full-direct"),
+    "full leased": limiter(FULL, "leased", "deny", "full-leased"),
+    "full eventual": limiter(FULL, "eventual", "deny", "full-eventual"),
+}
+
+
+def check_topology(history: History, healthy_at: float, losses: Sequence[Span]) -> None:
+    """Check what holds whichever server was lost: C2, C4, C7, and that all windows are answered by
+    the store at the end.
+    """
+    limit = Limit(FULL)
+    for mode in ("direct", "leased"):
+        admitted = history.admitted(f"full {mode}")
+        most = check_any_window(admitted, limit.amount, limit.interval_ms, losses)
+        print(f"{most} of {limit.amount} in a window ({mode})")
+    late = check_deadlines(history.timed(), SLACK_MS)
+    healed = heal_ms(history.calls, healthy_at)
+    print(f"healed {max(healed.values())} ms after the failover, late by {late} ms at most")
+    for name, ms in healed.items():
+        process, _, window = name.partition(" ")
+        last = [c for c in history.of(window) if c["process"] == process][-1]
+        assert last["at"] - healthy_at > ms, f"{name} has not healed: {last}"
+    check_resources(history)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failure", ["killed", "zombie", "demoted"])
+def test_a_primary_is_replaced_for_all_modes_and_for_callers_that_are_refused(
+    failure: str,
+) -> None:
+    """`zombie`: the primary and its callers are frozen together until another primary serves. When
+    they continue, the callers go on with the old one until it knows that it is none.
+    """
+    keys = ["k"]
+    with (
+        SentinelSet() as nodes,
+        Callers(random.Random(2), nodes.url, plan_of(TOPOLOGY_WINDOWS, keys)) as callers,
+    ):
+        callers.start("sync")
+        callers.start("async")
+        lost = nodes.primary
+        with lost.client() as server:
+            until(lambda: int(server.info("stats")["total_commands_processed"]) > 1000, 20)
+        began = monotonic_ms()
+        if failure == "killed":
+            lost.kill()
+        elif failure == "zombie":
+            for client in callers.clients.values():
+                client.signal(signal.SIGSTOP)
+            lost.pause()
+        else:
+            with nodes.sentinels[0].client() as sentinel:
+                sentinel.execute_command("SENTINEL", "FAILOVER", nodes.service)
+        new = nodes.await_failover(lost, 30)
+        if failure == "zombie":
+            lost.resume()
+            for client in callers.clients.values():
+                client.signal(signal.SIGCONT)
+        if failure != "killed":
+            with lost.client() as server:
+                until(lambda: server.execute_command("ROLE")[0] == "slave", 20, what="demotion")
+        healthy_at = monotonic_ms()
+        print(f"failover {healthy_at - began} ms")
+        time.sleep(1.5)  # calls on the new primary
+        callers.end()
+        history = history_of(callers)
+        check_topology(history, healthy_at, [(began - 500, healthy_at + 1000)])
+        with new.client(decode_responses=False) as server:
+            for name in ("direct", "share", "eventual", "leased"):
+                charged = stored(server, TOPOLOGY_WINDOWS[name], keys, "passed")
+                # A lease and its refund may be on both sides of the failover.
+                stranded = 10 * history.lease() if name == "leased" else 0
+                check_counts(name, charged, history, name, stranded=stranded, lost=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failure", ["one of three is dead", "replaced", "resharded"])
+def test_a_cluster_that_changes_for_all_modes_and_for_callers_that_are_refused(
+    failure: str,
+) -> None:
+    config = {"cluster-require-full-coverage": "no"}
+    with Cluster(replicas=failure == "replaced", config=config) as cluster:
+        by_port = cluster.keys_by_port()
+        lost, other = cluster.nodes[:2]
+        keys = [key for port in by_port for key in by_port[port][:2]]
+        with Callers(random.Random(3), cluster.url, plan_of(TOPOLOGY_WINDOWS, keys)) as callers:
+            callers.start("sync")
+            callers.start("async")
+            with lost.client() as server:
+                until(lambda: int(server.info("stats")["total_commands_processed"]) > 500, 20)
+            began = monotonic_ms()
+            if failure == "resharded":
+                for key in by_port[lost.port][:2]:
+                    cluster.migrate(cluster.slot_of(key), lost, other)
+            else:
+                lost.kill()
+            if failure == "replaced":
+                until(lambda: cluster.node_of(by_port[lost.port][0]) is not lost, 30)
+            elif failure == "one of three is dead":
+                time.sleep(2)  # calls of the other two
+                lost.restart()
+                until(lambda: _is_ok(cluster), 30, what="a cluster that is whole again")
+            healthy_at = monotonic_ms()
+            print(f"outage {healthy_at - began} ms")
+            time.sleep(1.5)  # calls of all
+            callers.end()
+            history = history_of(callers)
+    losses = [] if failure == "resharded" else [(began - 500, healthy_at + 1000)]
+    check_topology(history, healthy_at, losses)
+    if failure == "one of three is dead":
+        others = {*keys} - {*by_port[lost.port]}
+        answered = [call for call in history.calls if call["key"] in others]
+        away = [call for call in answered if call["by"] in AWAY]
+        assert not away, away[:5]
+
+
+def _is_ok(cluster: Cluster) -> bool:
+    for node in cluster.nodes:
+        with node.client() as client:
+            if "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
+                return False
+    return True
