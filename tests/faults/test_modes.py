@@ -32,7 +32,15 @@ from tests.faults.history import (
     heal_ms,
     read_history,
 )
-from tests.servers import Cluster, DropReply, Proxy, SentinelSet, Standalone, until
+from tests.servers import (
+    Cluster,
+    DropReply,
+    Proxy,
+    SentinelSet,
+    Standalone,
+    SteppedClock,
+    until,
+)
 
 MODES = ["direct", "leased", "eventual"]
 POLICIES = ["raise", "allow", "deny", "local"]
@@ -236,3 +244,42 @@ def _is_ok(cluster: Cluster) -> bool:
             if "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
                 return False
     return True
+
+
+# -- the clock -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["direct", "leased"])
+def test_the_time_of_day_of_the_server_is_stepped(mode: str) -> None:
+    """Each step admits at most the limit once more, and calls go on within an interval after it."""
+    limit = Limit("20/second strict 10 buckets")
+    plan = plan_of({"full": limiter(str(limit), mode, "raise", "clock")}, ["k"])
+    with (
+        SteppedClock() as clock,
+        Standalone(env=clock.env) as server,
+        Callers(random.Random(4), server.url, plan) as callers,
+    ):
+        callers.start("sync")
+        callers.start("async")
+        with server.client() as client:
+            until(lambda: int(client.info("stats")["total_commands_processed"]) > 500, 20)
+        steps = []
+        for seconds in (0.5, -0.5, 1, -1, 3, -3, 3600, -3600):
+            steps.append(monotonic_ms())
+            clock.step(seconds)
+            time.sleep(2)  # calls by this time
+        callers.end()
+        history = history_of(callers)
+    # The server's time jumps, so windows are those of CLOCK_MONOTONIC. A call is decided after it
+    # began, so a window is shorter than the limit's by the longest call.
+    admitted = [one._replace(now_ms=one.at) for one in history.admitted("full")]
+    longest = max(call["took"] for call in history.calls)
+    around = [(at - limit.interval_ms, at + longest) for at in steps]
+    most = check_any_window(admitted, limit.amount, limit.interval_ms - longest, around)
+    print(f"{most} of {limit.amount} in a window")
+    for at in steps:
+        went_on = min(one.at for one in admitted if one.at > at)
+        print(f"{went_on - at} ms after a step")
+        assert went_on - at < 2000
+    check_deadlines(history.timed(), SLACK_MS)

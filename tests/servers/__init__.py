@@ -29,6 +29,7 @@ from tests.servers.process import RedisProcess
 from tests.servers.proxy import Proxy
 from tests.servers.sentinel import SentinelSet
 from tests.servers.standalone import Standalone
+from tests.servers.stepped_clock import SteppedClock
 from tests.servers.wait import free_port, until, until_async
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "SentinelSet",
     "Silent",
     "Standalone",
+    "SteppedClock",
     "Trickle",
     "find_binary",
     "free_port",

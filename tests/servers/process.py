@@ -57,10 +57,17 @@ class RedisProcess:
 
     `config` is written as config lines, values as they would stand in `redis.conf`; a list makes
     several lines. `restart()` keeps the port, `kill()` is SIGKILL, `pause()` and `resume()` are
-    SIGSTOP and SIGCONT.
+    SIGSTOP and SIGCONT. `env` is added to its environment.
     """
 
-    def __init__(self, config: Config | None = None, *, sentinel: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        sentinel: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.env = dict(env or {})
         self.config = dict(config or {})
         self.sentinel = sentinel
         self.host = "127.0.0.1"
@@ -190,6 +197,7 @@ class RedisProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
+                env={**os.environ, **self.env},
                 # Ctrl-C in the terminal is for pytest only, which then stops its servers.
                 start_new_session=True,
             )

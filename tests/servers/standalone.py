@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -24,7 +24,7 @@ class Standalone(RedisProcess):
     - `unix=True`: also a socket, `unix_path` and `unix_url`.
     - `tls=True`: also `tls_port`, `tls_url` (it names the authority's file, `ca`).
     - `maxmemory`: as in redis.conf, `"5mb"`; with `policy`, by default `noeviction`.
-    - `config`: any further lines.
+    - `config`: any further lines. `env`: added to its environment.
     """
 
     def __init__(
@@ -37,8 +37,9 @@ class Standalone(RedisProcess):
         maxmemory: str | None = None,
         policy: str = "noeviction",
         config: Config | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, env=env)
         self.password = password
         self.users = tuple(users)
         self.unix = unix
