@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tests.attack.children import monotonic_ms
 from tests.faults.callers import Callers
 from tests.servers import (
     Blackhole,
@@ -92,16 +93,21 @@ class FaultyFleet(Callers):
         stop = time.monotonic() + seconds
         time.sleep(0.4)  # the clients start to call
         while time.monotonic() < stop:
-            self._resume(False)
+            self.resume_clients()
             self.causes[self.rng.choices(self._kinds, self._weights)[0]]()
             between()
             time.sleep(self.rng.uniform(0.0, 0.25))  # a moment without a fault
         self.end()
 
-    def end(self) -> None:
+    def end_faults(self) -> int:
+        """End all faults that last. Return when, ms of CLOCK_MONOTONIC."""
         self.proxy.fault = Pass()
         self.server.resume()
-        self._resume(True)
+        self.resume_clients(every=True)
+        return monotonic_ms()
+
+    def end(self) -> None:
+        self.end_faults()
         time.sleep(1.0)  # forked children end by themselves
         super().end()
 
@@ -149,9 +155,10 @@ class FaultyFleet(Callers):
         self.clients[name].signal(signal.SIGSTOP)
         self._frozen[name] = time.monotonic() + seconds
 
-    def _resume(self, all_clients: bool) -> None:
+    def resume_clients(self, *, every: bool = False) -> None:
+        """Continue the clients that were frozen for long enough."""
         for name, until in list(self._frozen.items()):
-            if all_clients or time.monotonic() >= until:
+            if every or time.monotonic() >= until:
                 self.clients[name].signal(signal.SIGCONT)
                 del self._frozen[name]
 
