@@ -1,0 +1,33 @@
+"""The matrix names tests and guards that exist. What they show, they show themselves."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.attack.harness import ROOT
+from tests.faults.matrix import ROWS, Row
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.fault for row in ROWS])
+def test_the_tests_of_a_row_exist(row: Row) -> None:
+    assert row.guards
+    for test in (*row.tests, *row.guards.values()):
+        file, _, name = test.partition("::")
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if name:
+            assert re.search(rf"^(async )?def {name.partition('[')[0]}\(", text, re.MULTILINE), test
+        else:
+            assert "def test_" in text
+
+
+def test_the_guards_of_all_rows_exist() -> None:
+    listed = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "mutations", "--list"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    known = {line.split()[0] for line in listed.stdout.splitlines()}
+    assert {name for row in ROWS for name in row.guards} <= known
