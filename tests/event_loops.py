@@ -42,6 +42,7 @@ ON_ONE_KIND = {
     "conformance",
     "contrib",
     "docs",
+    "faults",
     "guard",
     "lifecycle/test_lifecycle",
     "limiter",

@@ -6,6 +6,7 @@ Times are printed, and not checked: a machine that is busy breaks no test.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import signal
@@ -13,9 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
 import pytest
 
-from distwindow import Limit
+from distwindow import AsyncLimiter, Limit
 from tests.attack.children import monotonic_ms
 from tests.attack.harness import FOREVER
 from tests.attack.server_counts import read_counts
@@ -283,3 +285,33 @@ def test_the_time_of_day_of_the_server_is_stepped(mode: str) -> None:
         print(f"{went_on - at} ms after a step")
         assert went_on - at < 2000
     check_deadlines(history.timed(), SLACK_MS)
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.fleet
+@pytest.mark.timeout(500)
+async def test_a_million_keys() -> None:
+    """The server takes what docs/operations.md says (233 B for a ring that was called once), this
+    process does not grow with the number of keys, and another key keeps its counts.
+    """
+    keys, at_once = 1_000_000, 2_000
+    with Standalone() as server, server.client() as admin:
+        async with AsyncLimiter(server.url, "100/hour", consistency="leased", timeout=30) as shared:
+            for _ in range(5):
+                await shared.try_acquire("other")
+            before = admin.info("memory")["used_memory"]
+            resident = []
+            for first in range(0, keys, at_once):
+                names = [f"user:{number}" for number in range(first, first + at_once)]
+                assert all(await asyncio.gather(*map(shared.try_acquire, names)))
+                if first % (keys // 10) == 0:
+                    resident.append(psutil.Process().memory_info().rss)
+            each = (admin.info("memory")["used_memory"] - before) / keys
+            grown = resident[-1] - resident[4]
+            print(f"{each:.0f} B of the server for each key; this process grew by {grown} B")
+            assert each < 260
+            assert grown < 30_000_000
+            assert (await shared.stats("other")).passed == 5
