@@ -181,7 +181,7 @@ ROWS = (
         ),
         {
             "refusal-of-another-limit": "tests/ring/test_limits_in_flight.py"
-            "::test_raised_it_admits_the_difference_at_once"
+            "::test_never_above_the_larger"
         },
     ),
     Row(

@@ -39,7 +39,7 @@ from tests.faults.history import (
     heal_ms,
     read_history,
 )
-from tests.servers import NoServer, SentinelSet, Standalone, SteppedClock
+from tests.servers import DropReply, NoServer, SentinelSet, Standalone, SteppedClock
 
 MODES = ["direct", "leased", "eventual"]
 POLICIES = ["raise", "allow", "deny", "local"]
@@ -54,8 +54,8 @@ FAULTS = 12
 """Of one turn."""
 
 STANDALONE = {
-    "link": 0.4, "stall": 0.08, "scripts": 0.06, "freeze": 0.08, "kill": 0.04, "fork": 0.06,
-    "reset": 0.04, "restart": 0.08, "full": 0.08, "clock": 0.08,
+    "link": 0.26, "lossy": 0.2, "stall": 0.08, "scripts": 0.06, "freeze": 0.08, "kill": 0.04,
+    "fork": 0.06, "reset": 0.04, "restart": 0.04, "full": 0.07, "clock": 0.07,
 }  # fmt: skip
 SENTINEL = {"failover": 0.4, "scripts": 0.1, "freeze": 0.25, "kill": 0.1, "fork": 0.15}
 """The faults of each topology, and how often each is drawn."""
@@ -95,20 +95,15 @@ class Nemesis(FaultyFleet):
         clock: SteppedClock | None,
         nodes: SentinelSet | None,
     ) -> None:
-        calls = [
-            {"window": "short", "weight": 5, "keys": ["a", "b"], "costs": [1, 1, 1, 2]},
-            {"window": "long", "weight": 3, "keys": ["c", "d", "{name}"], "costs": [1, 1, 3]},
-            {"window": "full", "weight": 2, "keys": ["e"], "costs": [1]},
-        ]
-        super().__init__(rng, server, "tests.faults.caller", {"calls": calls})
+        super().__init__(rng, server, "tests.faults.caller", {})
         self.limit, self.clock, self.nodes = limit, clock, nodes
         self.losses: list[Span] = []
         """When the server may have lost its counts, or its clock was stepped."""
         self.has_lost_data = False
         self.healthy_at = 0
         self.causes |= {
-            "restart": self._restart, "full": self._fill, "clock": self._step,
-            "failover": self._fail_over,
+            "lossy": self._lose_replies, "restart": self._restart, "full": self._fill,
+            "clock": self._step, "failover": self._fail_over,
         }  # fmt: skip
 
     def __enter__(self) -> Nemesis:
@@ -120,16 +115,23 @@ class Nemesis(FaultyFleet):
     def start(self, kind: str, **more: Any) -> None:
         mode, policy = self.rng.choice(MODES), self.rng.choice(POLICIES)
         self.note(f"a process ({kind}): {mode}, {policy}")
-        limits = {"short": str(self.limit), "long": FOREVER, "full": str(FULL)}
+        # Only leases may be stranded, so each mode has long windows of its own.
+        long = f"long {mode}"
+        calls = [
+            {"window": "short", "weight": 5, "keys": ["a", "b"], "costs": [1, 1, 1, 2]},
+            {"window": long, "weight": 3, "keys": ["c", "d", "{name}"], "costs": [1, 1, 3]},
+            {"window": "full", "weight": 2, "keys": ["e"], "costs": [1]},
+        ]
+        limits = {"short": str(self.limit), long: FOREVER, "full": str(FULL)}
         windows = {
             name: {
-                "limits": text, "prefix": f"nemesis-{name}", "consistency": mode,
+                "limits": text, "prefix": _prefix(name), "consistency": mode,
                 "timeout": TIMEOUT_S, "on_store_error": policy,
                 "share": 0.5 if policy == "local" else None,
             }
             for name, text in limits.items()
         }  # fmt: skip
-        super().start(kind, windows=windows, **more)
+        super().start(kind, windows=windows, calls=calls, **more)
 
     def play(self, kinds: Sequence[str], steps: Sequence[Step]) -> None:
         for kind in kinds:
@@ -143,6 +145,12 @@ class Nemesis(FaultyFleet):
         self.healthy_at = self.end_faults()
         time.sleep(HEAL_S)
         self.end()
+
+    def _lose_replies(self) -> None:
+        fault = DropReply(close=True, only=b"EVALSHA", every=self.rng.choice([5, 20]))
+        self.note(repr(fault))
+        with self.proxy.inject(fault):
+            time.sleep(self.rng.uniform(0.3, 1.0))
 
     def _lose(self, began: int) -> None:
         """Note that counts were lost since `began`. A lease of before lives for a bucket more."""
@@ -249,21 +257,23 @@ def check(run: Run, nemesis: Nemesis, history: History, server: Standalone) -> N
     # C3, C8.
     under_way = len(history.dead) * 3
     with server.client(decode_responses=False) as client:
-        names = {call["key"] for call in history.of("long")}
-        counts = read_all_counts(client, "nemesis-long", names, Limit(FOREVER))
-        refused = read_all_counts(client, "nemesis-full", ["e"], FULL)["e"].blocked
-    is_leased = any(call["mode"] == "leased" for call in history.calls)
-    lost_leases = (len(nemesis.notes) + len(history.dead)) * len(history.started) * 3
-    over, missing = check_counts(
-        "C3",
-        {key: count.passed for key, count in counts.items()},
-        history,
-        under_way=under_way * 3,
-        stranded=lost_leases * history.lease() if is_leased else 0,
-        lost=nemesis.has_lost_data,
-    )
-    run.count("permits stranded", over)
-    run.count("permits that killed processes had not sent", missing)
+        for mode in MODES:
+            window = f"long {mode}"
+            names = {call["key"] for call in history.of(window)}
+            counts = read_all_counts(client, _prefix(window), names, Limit(FOREVER))
+            lost_leases = (len(nemesis.notes) + len(history.dead)) * len(history.started) * 3
+            over, missing = check_counts(
+                f"C3, {mode}",
+                {key: count.passed for key, count in counts.items()},
+                history,
+                window,
+                under_way=under_way * 3,
+                stranded=lost_leases * history.lease() if mode == "leased" else 0,
+                lost=nemesis.has_lost_data,
+            )
+            run.count(f"permits stranded, {mode}", over)
+            run.count("permits that killed processes had not sent", missing)
+        refused = read_all_counts(client, _prefix("full"), ["e"], FULL)["e"].blocked
     check_refusals(
         "C8", {"e": refused}, history, "full", under_way=under_way, lost=nemesis.has_lost_data
     )
@@ -281,6 +291,10 @@ def check(run: Run, nemesis: Nemesis, history: History, server: Standalone) -> N
         run.count("C6: echoes checked", check_echoes(history.calls))
     check_resources(history)
     run.count("unknown", history.unknown)
+
+
+def _prefix(window: str) -> str:
+    return f"nemesis-{window.replace(' ', '-')}"
 
 
 def _by_process(calls: Sequence[Admitted]) -> dict[str, list[Admitted]]:
