@@ -33,6 +33,13 @@ class SteppedClock:
         self.env: dict[str, str] = {}
         self._folder: Path | None = None
 
+    @staticmethod
+    def compiler() -> str | None:
+        """Return the C compiler; None where there is none, and so no clock that can be stepped."""
+        if not sys.platform.startswith("linux"):
+            return None
+        return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
     def step(self, seconds: float) -> None:
         """Set the time of day forward, or back."""
         assert self._folder is not None
@@ -41,11 +48,9 @@ class SteppedClock:
             file.write(struct.pack("=q", int(self.offset_s * 1e9)))
 
     def __enter__(self) -> Self:
-        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-        if compiler is None or not sys.platform.startswith("linux"):
-            raise NoServer(
-                "a clock can be stepped on Linux with a C compiler (apt-get install gcc)"
-            )
+        compiler = self.compiler()
+        if compiler is None:
+            raise NoServer("a clock is stepped on Linux, with a C compiler (apt-get install gcc)")
         self._folder = Path(tempfile.mkdtemp(prefix="distwindow-clock-"))
         library = self._folder / "stepped_clock.so"
         subprocess.run(
