@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -393,6 +394,9 @@ def _violation(run: Run, turn: int, steps: Sequence[Step]) -> Violation | None:
         play(run, turn, steps)
     except Violation as violation:
         return violation
+    except Exception as exc:
+        # A server did not start, or a process ended that should not have.
+        return Violation(f"the turn failed: {exc!r}", [traceback.format_exc()])
     return None
 
 
