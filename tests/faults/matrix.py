@@ -201,7 +201,7 @@ ROWS = (
         "1,000,000 distinct keys",
         "the memory of processes and server is bounded; other keys are intact",
         (
-            MODES + "a_million_keys",
+            MODES + "twice_as_many_keys_as_are_kept",
             "tests/local/test_key_states.py::test_what_is_kept_is_what_was_used_last",
             "tests/local/test_evicted_keys.py::test_a_flood_of_one_time_keys_leaves_nothing_behind",
             "tests/lua/test_expiry.py::test_a_ring_outlives_its_newest_bucket_by_its_window",
