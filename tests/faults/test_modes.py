@@ -295,8 +295,9 @@ def test_the_time_of_day_of_the_server_is_stepped(mode: str) -> None:
 @pytest.mark.fleet
 @pytest.mark.timeout(500)
 async def test_twice_as_many_keys_as_are_kept() -> None:
-    """As `python -m benchmarks.load` shows for a million keys: the server takes what docs/operations.md says (233 B for a ring that was called once), this
-    process does not grow with the number of keys, and another key keeps its counts.
+    """The server takes what docs/operations.md says (233 B for a ring that was called once), this
+    process does not grow with the number of keys, and another key keeps its counts. (For a million
+    keys: `python -m benchmarks.load`.)
     """
     keys, at_once = 200_000, 2_000
     with Standalone() as server, server.client() as admin:
