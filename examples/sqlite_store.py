@@ -25,7 +25,8 @@ from typing import Any, Literal
 from distwindow import ConfigurationError, Decision, Limiter, StoreTimeout
 from distwindow.ring.clock import SYSTEM, Clock
 from distwindow.ring.command import Command
-from distwindow.ring.commands import Acquire, decision_of
+from distwindow.ring.commands import Acquire
+from distwindow.ring.decisions import decision_of
 from distwindow.stores.memory import MemoryStore
 
 SCHEMA = """

@@ -43,8 +43,9 @@ from collections.abc import Iterable
 from ..errors import StoreError
 from ..options import Options
 from ..ring.clock import Clock
-from ..ring.commands import Acquire, Lease, decision_of
+from ..ring.commands import Acquire, Lease
 from ..ring.decision import Charge, Decision
+from ..ring.decisions import decision_of
 from ..ring.key import AnyKey, key_length
 from ..ring.replies import LeaseReply
 from ..runtime.command_cache import CommandCache

@@ -12,8 +12,9 @@ from math import exp, sqrt
 
 from ..errors import StoreError
 from ..ring.clock import NEVER
-from ..ring.commands import Acquire, Lease, Refund, decision_of
+from ..ring.commands import Acquire, Lease, Refund
 from ..ring.decision import Charge, limits_in, with_bucket_starts, with_cost
+from ..ring.decisions import decision_of
 from ..ring.replies import CountReply, LeaseReply
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule

@@ -7,8 +7,9 @@ import itertools
 
 from ..errors import short_repr
 from ..ring.clock import Clock
-from ..ring.commands import Refund, decision_of
+from ..ring.commands import Refund
 from ..ring.decision import Charge, Decision, Source
+from ..ring.decisions import decision_of
 from ..ring.key import AnyKey
 from ..ring.stats import Stats, stats_of, window_at
 from .command_cache import CommandCache

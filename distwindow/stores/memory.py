@@ -18,8 +18,9 @@ from ..errors import ConfigurationError, closed_failure
 from ..minute.memory import MemoryViews
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.command import Command
-from ..ring.commands import Acquire, decision_of
+from ..ring.commands import Acquire
 from ..ring.decision import Decision, Source
+from ..ring.decisions import decision_of
 from ..ring.key import AnyKey
 from ..ring.limit import Limit
 from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues, limit_text

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ..ring.command import Command, ScriptReply, ring_arguments, time_argument
-from ..ring.commands import decision_of
 from ..ring.decision import Decision, Source, with_bucket_starts
+from ..ring.decisions import decision_of
 from ..ring.key import line_name
 from ..ring.replies import AcquireReply, parse_acquire_reply
 

@@ -17,7 +17,8 @@ from shaping_pictures import pacing, warm_up
 from slots_picture import slots
 
 from distwindow import Limit, Limiter
-from distwindow.ring.commands import Lease, Refund, decision_of
+from distwindow.ring.commands import Lease, Refund
+from distwindow.ring.decisions import decision_of
 from distwindow.stores.memory import MemoryStore
 
 PICTURES = Path(__file__).resolve().parent.parent / "pictures"

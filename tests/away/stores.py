@@ -7,8 +7,9 @@ from typing import Any
 
 from distwindow import Decision, Limiter, StoreError, StoreTimeout, StoreUnavailable
 from distwindow.ring.command import Command
-from distwindow.ring.commands import Acquire, decision_of
+from distwindow.ring.commands import Acquire
 from distwindow.ring.decision import Source
+from distwindow.ring.decisions import decision_of
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from distwindow import Decision, Limit
 from distwindow.borrow.commands import Borrow, borrow_decision
-from distwindow.ring.commands import Acquire, Lease, Peek, Read, Refund, charges_of, decision_of
+from distwindow.ring.commands import Acquire, Lease, Peek, Read, Refund, charges_of
 from distwindow.ring.decision import Charge
+from distwindow.ring.decisions import decision_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.stats import window_at
 from distwindow.stores.memory import MemoryStore

@@ -20,8 +20,9 @@ from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
 from distwindow.options import Options
 from distwindow.ring.command import Command
-from distwindow.ring.commands import Acquire, Lease, Read, Refund, charges_of, decision_of
+from distwindow.ring.commands import Acquire, Lease, Read, Refund, charges_of
 from distwindow.ring.decision import Decision
+from distwindow.ring.decisions import decision_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.replies import split_reply
 from distwindow.ring.stats import RingState

@@ -12,8 +12,9 @@ from typing import Any
 
 from distwindow.errors import StoreTimeout
 from distwindow.ring.command import Command
-from distwindow.ring.commands import Acquire, decision_of
+from distwindow.ring.commands import Acquire
 from distwindow.ring.decision import Decision
+from distwindow.ring.decisions import decision_of
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.runtime.flush import flush_due
 from distwindow.runtime.steps import Fetch, Pipeline, Sleep, WaitFor

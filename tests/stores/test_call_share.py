@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import Limit
-from distwindow.ring.commands import Acquire, charges_of, decision_of
+from distwindow.ring.commands import Acquire, charges_of
+from distwindow.ring.decisions import decision_of
 from distwindow.ring.replies import AcquireReply
 from distwindow.stores.memory import MemoryStore
 from distwindow.stores.redis.asyncio import Batch, LoopTick

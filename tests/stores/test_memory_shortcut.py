@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distwindow.ring.command import Command
-from distwindow.ring.commands import Acquire, Read, Reset, decision_of
+from distwindow.ring.commands import Acquire, Read, Reset
 from distwindow.ring.decision import Charge
+from distwindow.ring.decisions import decision_of
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import (
     COMMAND_NAMES,

@@ -18,8 +18,9 @@ from ...away.outages import Reachability, probe_pause_s
 from ...errors import ConfigurationError, DistwindowError, StoreError, closed_failure
 from ...ring.clock import Clock
 from ...ring.command import Command
-from ...ring.commands import Acquire, admitted_decision
+from ...ring.commands import Acquire
 from ...ring.decision import Decision, Source
+from ...ring.decisions import admitted_decision
 from ...ring.replies import PAST_DEADLINE
 from .asyncio_connection import PipelinedConnection, retrieve_exception
 from .blocking import CallShare, decisions_of_reply

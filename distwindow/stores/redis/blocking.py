@@ -60,8 +60,9 @@ from ...errors import (
 )
 from ...ring.clock import Clock
 from ...ring.command import Command
-from ...ring.commands import Acquire, admitted_decision, decision_of
+from ...ring.commands import Acquire
 from ...ring.decision import Decision, Source
+from ...ring.decisions import admitted_decision, decision_of
 from ...ring.limit import expires_in_ms
 from ...ring.replies import PAST_DEADLINE, AcquireReply, split_reply
 from .connections import NOT_OPEN, BlockingConnection, ThreadConnections, try_to_connect
