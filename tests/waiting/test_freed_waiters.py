@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
+from distwindow import AsyncLimiter, DistwindowError, Limiter, RateLimitExceeded
 from distwindow.connect import open_store
 from distwindow.options import Options
 from tests.servers import until, until_async
@@ -145,7 +145,7 @@ def test_close_wakes_threads_that_wait(
     def wait() -> None:
         try:
             limiter.acquire("k")
-        except ConfigurationError as exc:
+        except DistwindowError as exc:  # the first one may just be asking for its turn
             errors.append(exc)
 
     threads = [threading.Thread(target=wait) for _ in range(3)]
@@ -155,7 +155,7 @@ def test_close_wakes_threads_that_wait(
     limiter.close()
     for thread in threads:
         thread.join(20)
-    assert [str(error) for error in errors] == ["this limiter is closed; make a new one"] * 3
+    assert ["closed" in str(error) for error in errors] == [True] * 3
     if keeps_store:
         store.close()
 
@@ -169,7 +169,7 @@ async def test_close_wakes_tasks_that_wait(consistency: Any, redis_url: str, pre
     await limiter.aclose()
     done, waiting = await asyncio.wait(tasks, timeout=20)
     assert not waiting
-    assert {str(task.exception()) for task in done} == {"this limiter is closed; make a new one"}
+    assert ["closed" in str(task.exception()) for task in done] == [True] * 3
 
 
 def waiting_in(limiter: Any) -> int:
