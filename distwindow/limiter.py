@@ -118,7 +118,7 @@ class BaseLimiter:
         self._turns = Turns(self._command_cache, self._strategy, store.decided_by, store.clock)
         self._policy = StoreErrorPolicy(options, self._command_cache, store, self._strategy)
         self._observe = self._policy.observe
-        self._source = self._policy.source(self._strategy)
+        self._source = self._policy.source
         self._views = make_views(self._strategy, options, store)
         self._entry_settings = EntrySettings(self._views, store.clock, self._name)
 

@@ -53,8 +53,8 @@ class Health(NamedTuple):
 class Outages:
     """The servers of one store that are away. Each change is a log line, and listeners hear of it.
 
-    A change is recorded where it is found, and told by `tell`, one after the other: by what probes
-    the server, so that no call waits for a log handler or a listener.
+    A change is recorded where it is found, and logged by `notify`, which what probes the server
+    calls: so no call waits for a log handler or a listener.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class Outages:
     def after_fork(self) -> None:
         """Start anew, with locks that no thread holds: a child connects for itself."""
         self.lock = threading.RLock()
-        self._telling = threading.Lock()
-        self._untold: deque[tuple[str, str]] = deque()
+        self._notifying = threading.Lock()
+        self._changes: deque[tuple[str, str]] = deque()
         self._away: dict[str, float] = {}
         """When each server that is away was tried the last time (monotonic seconds)."""
 
@@ -98,7 +98,7 @@ class Outages:
             self.last_error = str(why)
             if server not in self._away:
                 self.changed_at = time.time()
-                self._untold.append((server, f"is away: {why}"))
+                self._changes.append((server, f"is away: {why}"))
             self._away[server] = now
 
     def end(self, server: str, how: str = "is back") -> None:
@@ -106,27 +106,25 @@ class Outages:
         with self.lock:
             if self._away.pop(server, None) is not None:
                 self.changed_at = time.time()
-                self._untold.append((server, how))
+                self._changes.append((server, how))
 
-    def drop(self, server: str) -> None:
-        """Do as if `server` had not been found to be away."""
-        with self.lock:
-            self._away.pop(server, None)
-            self._untold = deque(change for change in self._untold if change[0] != server)
-
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Log what has changed, and call the listeners."""
         # Again after the lock was released: who has found it held has only added a change.
-        while self._untold and self._telling.acquire(blocking=False):
+        while self._changes and self._notifying.acquire(blocking=False):
             try:
-                while self._untold:
-                    server, what = self._untold.popleft()
+                while change := self._next_change():
+                    server, what = change
                     effect = f"; {self.effect}" if what.startswith("is away") else ""
                     LOG.warning("%s %s (%s)%s", server, what, self.name, effect)
                     for listener in list(self._listeners):
                         listener()
             finally:
-                self._telling.release()
+                self._notifying.release()
+
+    def _next_change(self) -> tuple[str, str] | None:
+        with self.lock:
+            return self._changes.popleft() if self._changes else None
 
 
 class Reachability:
@@ -159,7 +157,7 @@ class Reachability:
         """When it was found to refuse calls, or to be away (monotonic seconds)."""
         self._refused_at = -math.inf
         """When it has refused the last call, monotonic seconds."""
-        self._is_forgotten = False
+        self._is_replaced = False
         tried_at = outages.tried_at(name)
         self._failed_before = tried_at is not None
         """True if the last attempt to connect has failed."""
@@ -194,14 +192,14 @@ class Reachability:
         self._failed_before, self._not_before = False, -math.inf
         if self._state != "refusing":
             self._become_up()
-            self.outages.tell()
+            self.outages.notify()
 
     def on_refused_client(self, why: object) -> None:
         """Record that connecting has reached the server, which refuses the user, for example."""
         self._failed_before, self._not_before = False, -math.inf
         self._become_up("is back, and refuses this client")
         self.outages.last_error = str(why)
-        self.outages.tell()
+        self.outages.notify()
 
     def on_refused_call(self, why: str) -> None:
         """Record that the server does not execute calls now, and says why."""
@@ -210,7 +208,7 @@ class Reachability:
             self._leave_up("refusing", why)
 
     def poll(self) -> Literal["connect", "wait", "done"]:
-        """Tell what has changed, and return what is to be done to find out whether it is up again:
+        """Log what has changed, and return what is to be done to find out whether it is up again:
         connect to it, or wait until a call is answered.
         """
         if self._state != "up" and self.answered_at > self._since:
@@ -219,7 +217,7 @@ class Reachability:
         elif self._state == "refusing" and self._clock.monotonic() > self._refused_at + QUIET_S:
             # Nobody calls: a program that is not called while this is down would never be again.
             self._become_up(f"has refused no call for {QUIET_S:g} s")
-        self.outages.tell()
+        self.outages.notify()
         if self._state == "up":
             return "done"
         return "connect" if self._state == "away" else "wait"
@@ -229,11 +227,11 @@ class Reachability:
         with self.outages.lock:
             self._state = "up"
 
-    def forget(self) -> None:
-        """Do not probe it any more, as another server has taken its place."""
-        self._is_forgotten = True
+    def on_replaced(self) -> None:
+        """Record that another server has taken its place: it is not probed any more."""
+        self._is_replaced = True
         self._become_up("was replaced by another server")
-        self.outages.tell()
+        self.outages.notify()
 
     def _become_up(self, how: str = "is back") -> None:
         with self.outages.lock:
@@ -242,13 +240,12 @@ class Reachability:
 
     def _leave_up(self, state: Literal["refusing", "away"], why: object) -> None:
         """Change the state, and have it probed. If nobody can, the next call has to find out."""
-        with self.outages.lock:
-            if self._is_forgotten:  # a probe that was under way has failed
+        with self.outages.lock:  # a probe that connects at once waits until this is recorded
+            if self._is_replaced:  # a probe that was under way has failed
                 return
-            was, self._state, self._why = self._state, state, why
             self._since = self._clock.monotonic()
+            if self._state == "up" and not self.outages.start_probe(self):
+                self._not_before = self._since + BACKOFF_S
+                return
+            self._state, self._why = state, why
             self.outages.begin(self.name, why, self._since)
-        if was == "up" and not self.outages.start_probe(self):
-            self._not_before = self._since + BACKOFF_S
-            self.stop_probing()
-            self.outages.drop(self.name)

@@ -87,8 +87,11 @@ class StoreErrorPolicy:
         )
         self.raises_always = self._on_error == self._on_unknown == "raise"
         self.local: LocalShare | None = None
+        self.source: FlushSource = strategy
+        """What the worker flushes: the strategy, and what was admitted by the share."""
         if options.uses_local_share:
             self.local = register_after_fork(LocalShare(commands, store.clock, options))
+            self.source = _BothSources(strategy, self.local)
         self.outages: Outages = getattr(store, "outages", None) or Outages()
         self.outages.effect = (
             "calls fail at once until it is back"
@@ -176,7 +179,7 @@ class StoreErrorPolicy:
 
     def health(self) -> Health:
         """Return what is known of the store."""
-        outages, source = self.outages, self.source(self._strategy)
+        outages, source = self.outages, self.source
         return Health(
             not outages.away,
             outages.changed_at,
@@ -186,11 +189,7 @@ class StoreErrorPolicy:
             outages.away,
         )
 
-    # -- what is flushed --------------------------------------------------------------------------
-
-    def source(self, strategy: Strategy) -> FlushSource:
-        """Return what the worker flushes: `strategy`, and what was admitted by the share."""
-        return strategy if self.local is None else _BothSources(strategy, self.local)
+    # -- what was counted here --------------------------------------------------------------------
 
     def strategy_of(self, decision: Decision) -> Strategy:
         """Return what has counted the call of `decision`."""

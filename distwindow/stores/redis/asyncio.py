@@ -587,7 +587,7 @@ class LoopDispatcher:
 
     async def _probe(self, server: Reachability) -> None:
         try:
-            server.outages.tell()
+            server.outages.notify()
             while True:
                 await asyncio.sleep(probe_pause_s())
                 step = server.poll()

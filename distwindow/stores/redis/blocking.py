@@ -732,7 +732,7 @@ def _close_topology_client(topology: Topology) -> None:
 def _probe(server: Reachability, store: weakref.ref[RedisStore]) -> None:
     """Probe a server that is away until it is back, in a thread of its own."""
     try:
-        server.outages.tell()
+        server.outages.notify()
         while True:
             time.sleep(probe_pause_s())
             used = store()

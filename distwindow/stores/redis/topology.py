@@ -216,7 +216,7 @@ class ClusterTopology:
         self._stale = False
         known = {(n.host, int(n.port)) for n in self.client.nodes_manager.nodes_cache.values()}
         for address in self._nodes.keys() - known:
-            self._nodes.pop(address).forget()
+            self._nodes.pop(address).on_replaced()
 
     def _node(self, host: str, port: int) -> Node:
         node = self._nodes.get((host, port))
