@@ -38,6 +38,8 @@ URLS: dict[str, str] = {
     "redis+cluster://:7000": "empty host name",
     "redis+cluster://a:1,,b:2": "empty host name",
     "redis+cluster://a:70000": "is not a port",
+    "redis+cluster://a,[::1": "write an IPv6 address in brackets, as [::1] or [::1]:6379",
+    "redis+sentinel://::1,a/service": "write an IPv6 address in brackets, as [::1] or [::1]:26379",
 }
 
 

@@ -107,8 +107,11 @@ def parse_url_text(url: str) -> StoreUrl:
             'the usual one is "redis://localhost:6379/0"'
         )
     plain_scheme, kind = _SCHEMES[scheme.lower()]
+    # `urlsplit` is not given several servers: its newer versions refuse brackets in a list.
+    servers = "" if kind == "one" else re.split("[/?#]", rest, maxsplit=1)[0]
     try:
-        parts = urlsplit(f"{plain_scheme}://{rest}")
+        parts = urlsplit(f"{plain_scheme}://{rest.removeprefix(servers)}")
+        parts = parts._replace(netloc=servers or parts.netloc)
     except ValueError as exc:  # an IPv6 address without its closing bracket
         raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
     _check_escapes(parts, url)
@@ -283,7 +286,13 @@ def _hosts(text: str, port: int, url: str) -> list[tuple[str, int]]:
             host, number = part.strip(), str(port)
         if not host:
             raise ConfigurationError(f"store URL {masked_url(url)!r} has an empty host name")
-        found.append((host.strip("[]"), _number(number, "a port", url)))
+        name = host[1:-1] if host[0] == "[" and host[-1] == "]" else host
+        if "[" in name or "]" in name or (":" in name and name is host):
+            raise ConfigurationError(
+                f"store URL {masked_url(url)!r}: write an IPv6 address in brackets, as [::1] or "
+                f"[::1]:{port}"
+            )
+        found.append((name, _number(number, "a port", url)))
     return found
 
 
