@@ -25,10 +25,13 @@ BACKOFF_S = 0.1
 """Seconds in which a server is not connected to again that answers others, or that nothing probes.
 """
 
+_RANDOM = random.SystemRandom()
+"""Leaves the numbers of `random` to the program, which may have seeded them."""
+
 
 def probe_pause_s() -> float:
     """Return the seconds until the next probe."""
-    return PROBE_EVERY_S * random.uniform(0.5, 1.5)
+    return PROBE_EVERY_S * _RANDOM.uniform(0.5, 1.5)
 
 
 class Health(NamedTuple):

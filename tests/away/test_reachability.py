@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 
 import pytest
 
-from distwindow.away.outages import BACKOFF_S, QUIET_S, Outages, Reachability
+from distwindow.away.outages import (
+    BACKOFF_S,
+    QUIET_S,
+    Outages,
+    Reachability,
+    probe_pause_s,
+)
 from tests.clock_and_stores import ManualClock
 
 
@@ -216,3 +223,9 @@ def test_each_change_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
         "10.0.0.7:6379 is away: refused (a store); it is probed until it is back",
         "10.0.0.7:6379 is back (a store)",
     ]
+
+
+def test_probes_leave_the_random_numbers_of_the_program_alone() -> None:
+    before = random.getstate()
+    assert probe_pause_s() != probe_pause_s()
+    assert random.getstate() == before
