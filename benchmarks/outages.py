@@ -596,6 +596,9 @@ MODES: dict[str, dict[str, Any]] = {
     "leased": {"consistency": "leased"},
     "eventual": {"consistency": "eventual"},
 }
+_OF_AN_HOUR = Quota(100, 3600)
+"""What is counted here is in its window until the end of the process: of a window that is over
+nothing is left to be sent."""
 _open_at_exit: list[object] = []
 
 
@@ -611,7 +614,7 @@ class End:
 def _end_thread(
     url: str, options: dict[str, Any], closes: bool, ready: Any, begun: Any, results: Any
 ) -> None:
-    limiter = distwindow.Limiter(url, HOT.limit(), **options)
+    limiter = distwindow.Limiter(url, _OF_AN_HOUR.limit(), **options)
     limiter.try_acquire("hot")
     ready.set()
     begun.wait(60)
@@ -631,7 +634,7 @@ def _end_task(*arguments: Any) -> None:
 async def _end_in_loop(
     url: str, options: dict[str, Any], closes: bool, ready: Any, begun: Any, results: Any
 ) -> None:
-    limiter = distwindow.AsyncLimiter(url, HOT.limit(), **options)
+    limiter = distwindow.AsyncLimiter(url, _OF_AN_HOUR.limit(), **options)
     await limiter.try_acquire("hot")
     ready.set()
     await asyncio.to_thread(begun.wait, 60)

@@ -16,7 +16,7 @@ from .errors import DistwindowError
 from .options import Options
 from .ring.commands import Acquire
 from .ring.store import AsyncStore, Store
-from .runtime.flush import FlushSource, flush_due
+from .runtime.flush import FlushResult, FlushSource, flush_due
 from .runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
 from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
 from .stores.memory import MemoryStore
@@ -88,6 +88,13 @@ def _name_outages(store: Any, name: str) -> None:
     outages: Outages | None = getattr(store, "outages", None)
     if outages is not None:
         outages.name = name
+
+
+def _note_flush(job: FlushJob, store: Any, result: FlushResult) -> None:
+    """Note what a flush of `job` has shown besides its failure."""
+    outages: Outages | None = getattr(store, "outages", None)
+    job.has_sent = result.has_sent
+    job.store_is_away = outages is not None and bool(outages.away)
 
 
 T = TypeVar("T")
@@ -200,7 +207,7 @@ class BlockingLifecycle(BlockingClosable):
         source, clock = self._flush_job.strategy, self._store.clock
         operation = flush_due(source, clock.monotonic, everything=everything)
         result = run_blocking(operation, partial(self._execute_step, None), clock.sleep)
-        self._flush_job.has_sent = result.has_sent
+        _note_flush(self._flush_job, self._store, result)
         return result.failure
 
     def _run(self, operation: Operation[T], deadline: float | None = None) -> T:
@@ -326,7 +333,7 @@ class AsyncLifecycle(AsyncClosable):
         source, monotonic = self._flush_job.strategy, self._store.clock.monotonic
         operation = flush_due(source, monotonic, everything=everything)
         result = await run_async(operation, partial(self._execute_step, None), self._store.sleep)
-        self._flush_job.has_sent = result.has_sent
+        _note_flush(self._flush_job, self._store, result)
         return result.failure
 
     def _run(self, operation: Operation[T], deadline: float | None = None) -> Awaitable[T]:

@@ -25,7 +25,7 @@ from weakref import ref
 
 from .._fork import register_after_fork, reset_process_state
 from .._locks import PATCH_STATE, OneShotEvent, WakeUp, start_thread
-from ..errors import DistwindowError, counted
+from ..errors import ConfigurationError, DistwindowError, counted
 from ..ring.clock import NEVER, SYSTEM, Clock
 from .flush import FlushSource
 
@@ -84,6 +84,7 @@ class FlushJob:
         "loss_reported",
         "name",
         "settled_at",
+        "store_is_away",
         "strategy",
     )  # fmt: skip
 
@@ -96,6 +97,8 @@ class FlushJob:
         """Why the last flush failed; None after one that succeeded."""
         self.has_sent = True
         """False if the last flush had nothing to send, so that its success says nothing."""
+        self.store_is_away = False
+        """True if a server of the store was known to be away when the last flush ended."""
         self.logged_kinds: frozenset[type] = frozenset()
         """The kinds of failure that were logged since flushing has worked; empty while it does."""
         self.settled_at = NEVER
@@ -134,11 +137,14 @@ class FlushJob:
 
     def needs_retry(self, final: bool) -> bool:
         """True if a shutdown that has just flushed this job has to flush it again. With `final`, no
-        call is decided any more, so nothing may be pending either.
+        call is decided any more, so nothing may be pending either. The end of a process waits for
+        no server that is known to be away, and for no mistake to be mended.
         """
         if self.gave_up_at_exit:
             return False
-        return self.failure is not None or (final and self.has_unsent)
+        if self.failure is None:
+            return final and self.has_unsent
+        return not self.store_is_away and not isinstance(self.failure, ConfigurationError)
 
     def record_flush(self, failure: BaseException | None) -> None:
         """Record how a flush ended. Log when flushes begin to fail, once for each kind of failure,

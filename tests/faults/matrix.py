@@ -53,6 +53,8 @@ ROWS = (
             + "test_every_call_ends_by_its_deadline_and_later_calls_succeed",
             STORES + "transport_outcomes.py::test_a_server_that_stalls_charges_nothing_late",
             "tests/away/test_outages.py::test_calls_of_an_outage_are_answered_without_asking",
+            "tests/lifecycle/test_process_exit.py"
+            "::test_an_exit_does_not_wait_for_a_store_that_is_away",
         ),
         {
             "stamp-without-deadline": STORES
@@ -61,6 +63,8 @@ ROWS = (
             "::test_calls_of_an_outage_are_answered_without_asking",
             "outage-not-probed": "tests/away/test_outages.py"
             "::test_where_the_policy_is_raise_calls_fail_at_once_and_say_so",
+            "exit-waits-for-what-is-away": "tests/lifecycle/test_process_exit.py"
+            "::test_an_exit_does_not_wait_for_a_store_that_is_away",
         },
     ),
     Row(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import StoreTimeout, StoreUnavailable
+from distwindow import ConfigurationError, DistwindowError, StoreTimeout, StoreUnavailable
 from distwindow.ring.clock import NEVER, SYSTEM
 from distwindow.ring.commands import Read
 from distwindow.runtime import worker as shutdown
@@ -324,6 +324,31 @@ def test_a_job_that_has_given_up_at_exit_is_tried_once(worker: WorkerThread) -> 
     job.gave_up_at_exit = True
     worker.flush_all(SYSTEM.monotonic() + 0.2, final=True)
     assert attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_away", "attempts"),
+    [
+        (StoreUnavailable("away", charged=False), True, 1),
+        (ConfigurationError("wrong password"), False, 1),
+        (StoreUnavailable("reset", charged=None), False, 3),
+    ],
+)
+def test_a_shutdown_repeats_what_may_succeed(
+    worker: WorkerThread, failure: DistwindowError, is_away: bool, attempts: int
+) -> None:
+    """It waits for no server that is known to be away, and for no mistake to be mended."""
+    flushes = 0
+
+    def flush(everything: bool) -> DistwindowError | None:
+        nonlocal flushes
+        flushes += 1
+        job.store_is_away = is_away
+        return failure if flushes < 3 else None
+
+    job = worker.add_limiter(Work(), flush, SYSTEM, name="a test")  # type: ignore[arg-type]  # in place of a strategy
+    worker.flush_all(SYSTEM.monotonic() + 60, final=False)
+    assert flushes == attempts
 
 
 def test_a_flush_that_had_nothing_to_send_does_not_say_that_flushing_works() -> None:
