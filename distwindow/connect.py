@@ -4,7 +4,7 @@ options to a strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -120,6 +120,53 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
         store_object: AsyncStore = store
         return store_object
     raise ConfigurationError(_not_a_store_message(store, "redis.asyncio"))
+
+
+class SharedStore:
+    """The store of several limiters, as each of them sees it: a `Store` or an `AsyncStore`, which
+    `close` leaves open.
+
+    They behave as if it was theirs, so that closing one ends all that it does in the background;
+    but it stays open until who has opened it closes it, because the others still flush.
+    """
+
+    def __init__(self, store: Any, name: str) -> None:
+        self._store = store
+        self.shown_name = name
+        """The name of the store for log lines, without passwords."""
+        # Attributes of the object, and not methods: a call costs nothing more.
+        self.decided_by, self.clock = store.decided_by, store.clock
+        self.decide, self.execute, self.execute_many = (
+            store.decide,
+            store.execute,
+            store.execute_many,
+        )
+        if hasattr(store, "drain"):
+            self.drain, self.sleep = store.drain, store.sleep
+
+    @property
+    def unknown_total(self) -> int:
+        """See `Store`."""
+        total: int = self._store.unknown_total
+        return total
+
+    def close(self) -> None:
+        """Leave the store open."""
+
+    async def aclose(self) -> None:
+        """Leave the store open."""
+
+
+def share_store(store: Any, name: str, *, owned: bool) -> Any:
+    """Return what limiters are made with: a store in this process, or the caller's, as it is."""
+    return SharedStore(store, name) if owned and store.decided_by != "local" else store
+
+
+def act_as_owners(parts: Iterable[Any], store: Any) -> None:
+    """Mark `parts`, which were made with `store`, as its owners if it is shared."""
+    if isinstance(store, SharedStore):
+        for part in parts:
+            part._owns_store = True
 
 
 def store_name(store: Any) -> str:

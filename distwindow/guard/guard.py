@@ -16,7 +16,14 @@ from ..breaker import AsyncCircuitBreaker, CircuitBreaker
 from ..breaker.rules import BreakerRule
 from ..callables import function_name
 from ..concurrency.concurrency import AsyncConcurrency, Concurrency
-from ..connect import check_url, open_async_store, open_store, store_name
+from ..connect import (
+    act_as_owners,
+    check_url,
+    open_async_store,
+    open_store,
+    share_store,
+    store_name,
+)
 from ..entry import EXITED_IN_OTHER_THREAD
 from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
 from ..failure_types import ErrorTypes, FailureTypes
@@ -328,56 +335,6 @@ def _checked_slot(slot: Any, may_await: bool) -> Any:
                 "give a Guard slots with plain functions"
             )
     return slot
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The store of a guard, as the limiters and breakers of the guard see it.
-#
-# They behave as if it was theirs, so that closing one ends all that it does in the background; but
-# it stays open until the guard closes it, because the others still flush.
-
-
-class SharedStore:
-    """`Store` or `AsyncStore`, which `close` leaves open."""
-
-    def __init__(self, store: Any, name: str) -> None:
-        self._store = store
-        self.shown_name = name
-        """The name of the store for log lines, without passwords."""
-        # Attributes of the object, and not methods: a call costs nothing more.
-        self.decided_by, self.clock = store.decided_by, store.clock
-        self.decide, self.execute, self.execute_many = (
-            store.decide,
-            store.execute,
-            store.execute_many,
-        )
-        if hasattr(store, "drain"):
-            self.drain, self.sleep = store.drain, store.sleep
-
-    @property
-    def unknown_total(self) -> int:
-        """See `Store`."""
-        total: int = self._store.unknown_total
-        return total
-
-    def close(self) -> None:
-        """Leave the store open."""
-
-    async def aclose(self) -> None:
-        """Leave the store open."""
-
-
-def share_store(store: Any, name: str, *, owned: bool) -> Any:
-    """Return what limiters are made with: a store in this process, or the caller's, as it is."""
-    return SharedStore(store, name) if owned and store.decided_by != "local" else store
-
-
-def act_as_owners(parts: Iterable[Any], store: Any) -> None:
-    """Mark `parts`, which were made with `store`, as its owners if it is shared."""
-    if isinstance(store, SharedStore):
-        for part in parts:
-            part._owns_store = True
 
 
 class _BaseGuardEntry(EnteredBlock):
