@@ -158,6 +158,8 @@ class Reachability:
         self._why: object = "it was away a moment ago"
         self._since = -math.inf
         """When it was found to refuse calls, or to be away (monotonic seconds)."""
+        self._connected_at = -math.inf
+        """When connecting has worked the last time, monotonic seconds."""
         self._refused_at = -math.inf
         """When it has refused the last call, monotonic seconds."""
         self._is_replaced = False
@@ -182,6 +184,8 @@ class Reachability:
         """Record that connecting has failed, which began at `began_at` (monotonic seconds).
         `slow`: it took a whole timeout.
         """
+        if began_at < self._connected_at:
+            return  # it was sent before the server was back, and another attempt has found it since
         failed_before, self._failed_before = self._failed_before, True
         if self._state == "away":
             self.outages.begin(self.name, why, self._clock.monotonic())
@@ -192,6 +196,7 @@ class Reachability:
 
     def on_connected(self) -> None:
         """Record that connecting has worked."""
+        self._connected_at = self._clock.monotonic()
         self._failed_before, self._not_before = False, -math.inf
         if self._state != "refusing":
             self._become_up()

@@ -98,6 +98,23 @@ def raised_by(call: Callable[[], object]) -> StoreError | None:
     return None
 
 
+def test_a_probe_that_is_not_answered_does_not_take_the_timeout_of_a_call(
+    harness: Harness, proxy: Proxy, prefix: str
+) -> None:
+    """Else a server that is back would be found as late as that."""
+    limiter = harness.limiter(
+        proxy.url, "10/hour", prefix=prefix, timeout=60, on_store_error="allow"
+    )
+    limiter.try_acquire("k")
+    with proxy.inject(Refuse()):
+        proxy.cut()
+        until(lambda: limiter.try_acquire("k") and not raw(limiter).health().up)
+        proxy.fault = Silent()
+        accepted = proxy.accepted
+        until(lambda: proxy.accepted > accepted + 1)
+    until(lambda: raw(limiter).health().up)
+
+
 @pytest.mark.parametrize("slow", ["log", "listener"])
 def test_who_is_told_slowly_of_an_outage_delays_neither_calls_nor_its_end(
     harness: Harness, proxy: Proxy, prefix: str, slow: str

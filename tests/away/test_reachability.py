@@ -153,6 +153,18 @@ def test_a_server_that_answers_others_is_not_away() -> None:
     assert server.is_tried()
 
 
+def test_an_attempt_of_before_the_server_was_back_says_nothing_when_it_fails() -> None:
+    """Several threads connect at a time: those whose packets were lost fail when others work."""
+    server = away()
+    server.clock.move(100)
+    server.on_connected()
+    server.clock.move(100)
+    for _ in range(3):
+        server.fail(slow=True, began_ms_ago=150)
+    assert server.is_tried()
+    assert server.poll() == "done"
+
+
 def test_a_server_that_was_replaced_is_not_away_again_when_its_last_probe_fails() -> None:
     server = away()
     server.on_replaced()

@@ -606,7 +606,8 @@ class LoopDispatcher:
 
     async def _probe_node(self, node: Node) -> None:
         """Try to connect, and keep the connection for later calls."""
-        connection = PipelinedConnection(node, self._settings, self)
+        timeout = node.probe_timeout_s(self._settings.timeout)
+        connection = PipelinedConnection(node, self._settings, self, timeout)
         try:
             await connection.opened.wait()
         finally:

@@ -123,8 +123,16 @@ class PipelinedConnection(asyncio.Protocol):
     end.
     """
 
-    def __init__(self, node: Node, settings: CallSettings, owner: ConnectionOwner) -> None:
+    def __init__(
+        self,
+        node: Node,
+        settings: CallSettings,
+        owner: ConnectionOwner,
+        connect_timeout: float | None = None,
+    ) -> None:
+        """`connect_timeout`: seconds for each step of connecting; None: as for calls."""
         self.node = node
+        self._timeout = settings.timeout
         self._clock = settings.clock
         self.generation = node.generation
         self._owner = owner
@@ -143,7 +151,7 @@ class PipelinedConnection(asyncio.Protocol):
         self._ended = False
         self.opened = asyncio.Event()
         """Set when it is open, or has ended."""
-        self._opening = asyncio.ensure_future(self._open(settings.timeout))
+        self._opening = asyncio.ensure_future(self._open(connect_timeout or settings.timeout))
         self._opening.add_done_callback(self._on_opened)
 
     @property
@@ -261,7 +269,7 @@ class PipelinedConnection(asyncio.Protocol):
         try:
             # Each step has a timeout, and callers have their deadlines. If all steps together had
             # to be done within one timeout, a link of many round trips could never be opened.
-            result = await result_within(self._connect(), _CONNECT_TIMEOUTS * timeout)
+            result = await result_within(self._connect(timeout), _CONNECT_TIMEOUTS * timeout)
         except asyncio.CancelledError:
             self._close_writer()
             # `asyncio.run` cancels every task when the main one has ended. The next call has to
@@ -333,8 +341,9 @@ class PipelinedConnection(asyncio.Protocol):
         if writer is not None:
             writer.close()
 
-    async def _connect(self) -> HandshakeResult:
+    async def _connect(self, timeout: float) -> HandshakeResult:
         connection = self._connection = self.node.new_connection()
+        connection.socket_timeout = connection.socket_connect_timeout = timeout
         try:
             with FORK_WAIT.connecting():
                 await connection.connect()
@@ -345,6 +354,7 @@ class PipelinedConnection(asyncio.Protocol):
                     words = steps.send(await self._ask(words))
             except StopIteration as end:
                 result: HandshakeResult = end.value
+                connection.socket_timeout = self._timeout
                 return result
         except BaseException:  # a cancellation too: nobody else could close this connection
             with suppress(Exception):
