@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from .away.policy import RETRY_AFTER_S, StoreErrorPolicy
+from .away.outages import RETRY_AFTER_S
+from .away.policy import StoreErrorPolicy
 from .borrow.operations import Borrowing
 from .errors import RateLimitExceeded, StoreError
 from .options import check_timeout

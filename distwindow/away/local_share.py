@@ -28,6 +28,7 @@ from ..ring.decision import Charge, Decision, with_cost
 from ..ring.key import AnyKey, slots_name
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule, OutgoingCommand
+from .outages import RETRY_AFTER_S
 
 PROCESSES = "(processes)"
 """The key of the slots that the processes hold which share limits by this: one each."""
@@ -162,6 +163,8 @@ class LocalShare(Eventual):
         left = state.permits_left if peeks else self._count(state, cost)[0]
         if left < (cost if peeks else 0):
             refusal = self._refuse(state, key, cost, now, counted=not peeks)
+            if cost > min(window.process_limit for window in state.windows):
+                refusal = refusal._replace(retry_after=RETRY_AFTER_S)
             return refusal._replace(reason="store_down")
         return Decision(
             True, key, cost, state.binding_window.limit, left, 0.0, state.reset_at - now, 0.0,

@@ -27,6 +27,8 @@ BACKOFF_S = 0.1
 
 _RANDOM = random.SystemRandom()
 """Leaves the numbers of `random` to the program, which may have seeded them."""
+RETRY_AFTER_S = 1.0
+"""The `retry_after` of a call that only the store can admit: nobody knows when it is back."""
 
 
 def probe_pause_s() -> float:

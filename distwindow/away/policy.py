@@ -30,15 +30,13 @@ from ..runtime.flush import FlushSource, OutgoingCommand
 from ..runtime.strategy import Strategy
 from ..runtime.worker import LOG, RAISED_BY_CALLBACKS
 from .local_share import LocalShare
-from .outages import Health, Outages
+from .outages import RETRY_AFTER_S, Health, Outages
 
 Answer = Literal["raise", "allow", "deny", "local"]
 DecideWithoutStore: TypeAlias = (
     "Callable[[AnyKey, int, tuple[Limit, ...], StoreError], bool | Literal['allow', 'deny']]"
 )
 OnStoreError: TypeAlias = "Answer | DecideWithoutStore"
-RETRY_AFTER_S = 1.0
-"""The `retry_after` of a refusal by `deny`: nobody knows when the store is back."""
 
 
 def check_options(options: Options) -> None:
