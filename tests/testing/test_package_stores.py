@@ -22,6 +22,7 @@ def test_redis_is_a_store(url: str) -> None:
     )
 
 
+@pytest.mark.slow  # tests/stores/test_stores_agree.py asks the asynchronous store, too
 @pytest.mark.event_loops
 def test_redis_is_an_asynchronous_store(url: str) -> None:
     store_conformance(
