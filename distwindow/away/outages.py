@@ -141,7 +141,8 @@ class Reachability:
       suspect  connecting fails                                   away
       suspect  connected                                          up
       up       the server refuses to execute calls                refusing: they go on being sent
-      refusing a call was answered, or none refused for a while   up
+      refusing a call that writes was answered, or none refused   up
+               for a while
       away     a call needs a new connection                      away: it fails at once
       away     a probe has connected, or a call was answered      up
       away     nobody probes any more, as the event loop ends     suspect
@@ -174,6 +175,13 @@ class Reachability:
     @property
     def answered_at(self) -> float:
         """When the last call was answered, monotonic seconds."""
+        return -math.inf
+
+    @property
+    def executed_at(self) -> float:
+        """When the last call that writes was answered, monotonic seconds. A server that refuses
+        calls goes on to answer those that only read.
+        """
         return -math.inf
 
     def unavailable_reason(self) -> object | None:
@@ -221,7 +229,8 @@ class Reachability:
         """Log what has changed, and return what is to be done to find out whether it is up again:
         connect to it, or wait until a call is answered.
         """
-        if self._state != "up" and self.answered_at > self._since:
+        answered_at = self.executed_at if self._state == "refusing" else self.answered_at
+        if self._state != "up" and answered_at > self._since:
             self._failed_before, self._not_before = False, -math.inf
             self._become_up()
         elif self._state == "refusing" and self._clock.monotonic() > self._refused_at + QUIET_S:

@@ -197,6 +197,7 @@ class Holders(SlotCommand[HoldersReply]):
     """List the holders; nothing is written."""
 
     script: ClassVar[str] = "holders"
+    writes: ClassVar[bool] = False
 
     def arguments(self) -> list[bytes | int | str]:
         return [] if self.now_ms is None else [self.now_ms]

@@ -102,6 +102,7 @@ class ViewRead(Command[ViewReadReply]):
     """The views of a key."""
 
     script: ClassVar[str] = "view_read"
+    writes: ClassVar[bool] = False
 
     name: bytes = b""
 

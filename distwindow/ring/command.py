@@ -138,7 +138,7 @@ class ServerClock:
         first. Whoever receives a reply sets both at once.
         """
         self.answered_at = -math.inf
-        """When the last call was answered, monotonic seconds. A handshake is none."""
+        """When the last call that writes was answered, monotonic seconds. A handshake is none."""
         self.enabled = enabled
         """False with clock="client": scripts do not look at the server's time."""
 
@@ -178,6 +178,8 @@ class Command(Generic[Reply]):
     """
 
     script: ClassVar[str]
+    writes: ClassVar[bool] = True
+    """False if the script only reads, which servers also do that refuse to write."""
 
     charges: tuple[Charge, ...]
     now_ms: int | None = None

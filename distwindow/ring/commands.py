@@ -157,6 +157,7 @@ class Peek(Command[AcquireReply]):
     """The reply that `Acquire` would get now; nothing is written."""
 
     script: ClassVar[str] = "peek"
+    writes: ClassVar[bool] = False
 
     def arguments(self) -> list[bytes | int | str]:
         return [*ring_arguments(self.charges), 1, time_argument(self.now_ms)]
@@ -274,6 +275,7 @@ class Read(Command[ReadReply]):
     """The rings as they are stored."""
 
     script: ClassVar[str] = "read"
+    writes: ClassVar[bool] = False
 
     def arguments(self) -> list[bytes | int | str]:
         return [time_argument(self.now_ms)]

@@ -100,6 +100,7 @@ class PeekShaped(Command[AcquireReply]):
     """The reply that `AcquireShaped` would get now; nothing is written."""
 
     script: ClassVar[str] = "peek_shaped"
+    writes: ClassVar[bool] = False
 
     @property
     def keys(self) -> list[bytes]:

@@ -178,6 +178,31 @@ def test_a_full_server_is_an_outage_that_ends_with_an_answer(harness: Harness, p
         assert limiter.stats("k").passed == 3
 
 
+def test_a_server_that_refuses_to_write_is_away_although_it_can_be_read(
+    harness: Harness, prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage has one log line when it begins and one when it ends."""
+    monkeypatch.setattr("distwindow.away.outages.PROBE_EVERY_S", 0.001)
+    with Standalone() as server, server.client() as admin:
+        limiter = harness.limiter(server.url, "1000/hour", prefix=prefix, on_store_error="allow")
+        told: list[Health] = []
+        raw(limiter).on_health_change(told.append)
+        limiter.try_acquire("k")
+        for outage in range(3):
+            admin.config_set("min-replicas-to-write", 1)
+            for number in range(50):
+                assert limiter.try_acquire(f"{outage}:{number}").source == "policy"
+                assert limiter.peek("k").source == "store"
+            assert "NOREPLICAS" in str(raw(limiter).health().last_error)
+            admin.config_set("min-replicas-to-write", 0)
+            assert limiter.try_acquire("k").source == "store"
+            until(lambda: raw(limiter).health().up)
+        until(lambda: len(told) == 6)
+    assert [health.up for health in told] == [False, True] * 3
+    lines = [line for line in caplog.messages if " is away: " in line or " is back" in line]
+    assert len(lines) == 6
+
+
 @pytest.mark.event_loops
 def test_an_event_loop_makes_no_call_that_blocks_while_its_server_is_silent(
     proxy: Proxy, prefix: str

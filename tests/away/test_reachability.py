@@ -21,7 +21,7 @@ from tests.clock_and_stores import ManualClock
 class Server(Reachability):
     """One whose calls are answered when a test says so."""
 
-    last_answer = float("-inf")
+    last_answer = last_execution = float("-inf")
 
     def __init__(
         self,
@@ -41,6 +41,10 @@ class Server(Reachability):
     @property
     def answered_at(self) -> float:
         return self.last_answer
+
+    @property
+    def executed_at(self) -> float:
+        return self.last_execution
 
     def fail(self, *, slow: bool = False, began_ms_ago: int = 0) -> None:
         self.on_connect_failed("refused", self.clock.monotonic() - began_ms_ago / 1000, slow=slow)
@@ -95,12 +99,14 @@ def test_up_a_refused_call_makes_it_refusing_and_calls_go_on() -> None:
     assert server.told == [("10.0.0.7:6379",)]
 
 
-def test_refusing_an_answered_call_makes_it_up() -> None:
+def test_refusing_an_answered_call_that_writes_makes_it_up() -> None:
     server = Server()
     server.on_refused_call("OOM command not allowed")
     assert server.poll() == "wait"
     server.clock.move(5)
-    server.last_answer = server.clock.monotonic()
+    server.last_answer = server.clock.monotonic()  # of a call that only reads
+    assert server.poll() == "wait"
+    server.last_execution = server.clock.monotonic()
     assert server.poll() == "done"
     assert server.told == [("10.0.0.7:6379",), ()]
 

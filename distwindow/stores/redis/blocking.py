@@ -499,7 +499,8 @@ class RedisStore:
             stamp = clock.new_stamp(deadline)
             raw = connection.exchange(command.frame(stamp), began, deadline)
             if type(raw) is list and len(raw) >= 3 and raw[0] == stamp and raw[1] != PAST_DEADLINE:
-                clock.answered_at = now = self._monotonic()
+                now = self._monotonic()
+                connection.node.on_answer(command, now)
                 clock.last_reply = raw[2], now
                 return command.reply(raw)
             sent = Request(connection.node, command, deadline, stamp=stamp)

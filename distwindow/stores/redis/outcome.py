@@ -360,7 +360,8 @@ def execute_once(
         raw = yield request
         error = None
         if type(raw) is list and len(raw) >= 3 and raw[0] == request.stamp:
-            node.clock.answered_at = now = settings.clock.monotonic()
+            now = settings.clock.monotonic()
+            node.on_answer(command, now)
             node.clock.last_reply = raw[2], now
             if raw[1] != PAST_DEADLINE:
                 return command.reply(raw)
