@@ -31,6 +31,7 @@ from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, call_contex
 from .guard.rules import AuthorityRule, SystemRule
 from .limiter import AsyncLimiter, Limiter
 from .minute.view import MinuteStats
+from .reserve.reservation import AsyncReservation, Reservation
 from .ring.decision import Decision
 from .ring.key import Key
 from .ring.limit import Limit
@@ -57,6 +58,7 @@ __all__ = [
     "AsyncConcurrency",
     "AsyncGuard",
     "AsyncLimiter",
+    "AsyncReservation",
     "AsyncSlot",
     "AuthorityDenied",
     "AuthorityRule",
@@ -94,6 +96,7 @@ __all__ = [
     "OccupiableLeapArray",
     "Outcome",
     "RateLimitExceeded",
+    "Reservation",
     "RollingWindow",
     "ShapingStats",
     "SlidingWindowMetric",

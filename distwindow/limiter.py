@@ -39,9 +39,18 @@ from .lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
 from .minute import operations as minute_views
 from .minute.view import MinuteStats
 from .options import ClockChoice, Consistency, Options, check_origin
+from .reserve.refunds import PartRefund, PartRefunds
+from .reserve.reservation import (
+    AsyncReservations,
+    OnError,
+    Reservation,
+    Reservations,
+    Settlement,
+    UnawaitedReservation,
+)
 from .ring.clock import SYSTEM, Clock
 from .ring.commands import Acquire
-from .ring.decision import Decision
+from .ring.decision import Charge, Decision
 from .ring.key import AnyKey, line_name
 from .ring.limit import Limit, LimitSpec
 from .ring.stats import Stats
@@ -116,7 +125,16 @@ class BaseLimiter:
         self._strategy = make_strategy(options, self._command_cache, store, decide)
         self._borrowing = Borrowing(self._command_cache, self._strategy, store.decided_by, options)
         self._turns = Turns(self._command_cache, self._strategy, store.decided_by, store.clock)
-        self._policy = StoreErrorPolicy(options, self._command_cache, store, self._strategy)
+        self._refunds = register_after_fork(
+            PartRefunds(options.flush_interval, store.clock.monotonic, self._on_given_back)
+        )
+        self._policy = StoreErrorPolicy(
+            options, self._command_cache, store, self._strategy, [self._refunds]
+        )
+        self._settlement = Settlement(
+            self._command_cache, self._strategy, self._policy, self._refunds, store.clock,
+            self._wait_queues.on_freed,
+        )  # fmt: skip
         self._observe = self._policy.observe
         self._source = self._policy.source
         self._views = make_views(self._strategy, options, store)
@@ -131,6 +149,12 @@ class BaseLimiter:
         if enqueue:
             return self._turns.attempt(key, cost, enqueue, priority)
         return self._borrowing.call(key, cost, priority).attempt()
+
+    def _on_given_back(self, refund: PartRefund) -> None:
+        """Decide by what was known of a key no more, as the store has taken out permits of it."""
+        for strategy in {self._strategy, refund.strategy}:
+            strategy.invalidate(refund.key)
+        self._wait_queues.on_freed(refund.charges)
 
     def _refuse_calls(self) -> None:
         """Have each call raise from here on, those that wait too, also where the store is another's
@@ -238,6 +262,13 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             self._store.clock, self._policy,
         )  # fmt: skip
         self._admit = self._admission.admit
+        self._reservations = AsyncReservations(
+            self._settlement,
+            self.try_acquire,
+            self._admission.acquire,
+            self._acquire_all,
+            self._run,
+        )
         self._add_flush_job(self._source, self._name)
         self._calls_without_wait = 0
         """How many calls in a row have returned without awaiting anything."""
@@ -272,7 +303,10 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         return UnawaitedCoroutine(self._try_acquire_all(items))
 
     async def _try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
-        command = self._command_cache.acquire_all_command(items)
+        return await self._acquire_all(self._command_cache.charges_of_items(items))
+
+    async def _acquire_all(self, calls: Sequence[tuple[Charge, ...]]) -> Decision:
+        command = self._command_cache.acquire_all_command(calls)
         deadline = self._store.clock.monotonic() + self._timeout
         try:
             await self._run(
@@ -281,13 +315,43 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             )
             return await self._store.decide(command, deadline)
         except StoreError as exc:
-            return self._policy.decide_all(command.charges, exc)
+            return self._policy.decide_all(calls, exc)
 
     async def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
     ) -> Decision:
         """See `Limiter.acquire`."""
         return await self._admission.acquire(key, cost, timeout, priority)
+
+    def try_reserve(
+        self, key: AnyKey, estimate: int, *, clamp: bool = False, on_error: OnError = "keep"
+    ) -> UnawaitedReservation:
+        """See `Limiter.try_reserve`; it has no truth value before it is awaited, and `async with`
+        awaits it.
+        """
+        return UnawaitedReservation(self._reservations.try_reserve(key, estimate, clamp, on_error))
+
+    def reserve(
+        self,
+        key: AnyKey,
+        estimate: int,
+        timeout: float | None = None,
+        *,
+        clamp: bool = False,
+        on_error: OnError = "keep",
+    ) -> UnawaitedReservation:
+        """See `Limiter.reserve`; `async with` awaits it."""
+        return UnawaitedReservation(
+            self._reservations.reserve(key, estimate, timeout, clamp, on_error)
+        )
+
+    def reserve_all(
+        self, items: Iterable[Sequence[Any]], *, clamp: bool = False, on_error: OnError = "keep"
+    ) -> UnawaitedReservation:
+        """See `Limiter.reserve_all`; it has no truth value before it is awaited, and `async with`
+        awaits it.
+        """
+        return UnawaitedReservation(self._reservations.reserve_all(items, clamp, on_error))
 
     def peek(self, key: AnyKey) -> Unawaited[Decision]:
         """See `Limiter.peek`; it has no truth value before it is awaited."""
@@ -333,6 +397,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         charges = self._command_cache.acquire_command(key).charges
         await self._run(key_operations.reset(self._strategy, self._command_cache, charges))
         self._policy.reset(key)
+        self._refunds.reset(charges[0].key)
         self._wait_queues.on_freed(charges)
 
     def limit(
@@ -381,6 +446,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         if self._owns_store:
             self._strategy.close()
             self._policy.close()
+            self._settlement.closed = True
             if self._strategy.uses_leases:
                 # Leases that are being fetched arrive first, so that they are given back, too.
                 await self._store.drain()
@@ -459,6 +525,13 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             self._store.clock, self._policy,
         )  # fmt: skip
         self._admit = self._admission.admit
+        self._reservations = Reservations(
+            self._settlement,
+            self.try_acquire,
+            self._admission.acquire,
+            self._acquire_all,
+            self._run,
+        )
         self._add_flush_job(self._source, self._name)
 
     @property
@@ -518,7 +591,10 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         `ConfigurationError` on a cluster where the keys have no common tag (`Key(resource,
         tag=...)`).
         """
-        command = self._command_cache.acquire_all_command(items)
+        return self._acquire_all(self._command_cache.charges_of_items(items))
+
+    def _acquire_all(self, calls: Sequence[tuple[Charge, ...]]) -> Decision:
+        command = self._command_cache.acquire_all_command(calls)
         deadline = self._store.clock.monotonic() + self._timeout
         try:
             self._run(
@@ -527,7 +603,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             )
             return self._store.decide(command, deadline)
         except StoreError as exc:
-            return self._policy.decide_all(command.charges, exc)
+            return self._policy.decide_all(calls, exc)
 
     def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -544,6 +620,48 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         end.
         """
         return self._admission.acquire(key, cost, timeout, priority)
+
+    def try_reserve(
+        self, key: AnyKey, estimate: int, *, clamp: bool = False, on_error: OnError = "keep"
+    ) -> Reservation:
+        """Reserve `estimate` permits for a call whose cost is known afterwards, if all limits admit
+        them. Never raises because of a limit: the reservation is false when refused, and nothing is
+        charged then. `reservation.commit(actual)` says what was used.
+
+        With `clamp`, an estimate above the smallest limit is cut to it; without, it is a
+        `ValueError`, because it could never be admitted. `on_error="release"` gives the estimate
+        back when the reservation's block raises; by default it stays charged.
+
+        Raises `ConfigurationError` for limits that are paced or warm up.
+        """
+        return self._reservations.try_reserve(key, estimate, clamp, on_error)
+
+    def reserve(
+        self,
+        key: AnyKey,
+        estimate: int,
+        timeout: float | None = None,
+        *,
+        clamp: bool = False,
+        on_error: OnError = "keep",
+    ) -> Reservation:
+        """`try_reserve` that waits until it is admitted, as `acquire` does. Raises
+        `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no timeout) ends
+        before there is room.
+
+            with limiter.reserve("tokens:acme", 1200, timeout=5.0) as reservation:
+                reservation.commit(call_model())
+        """
+        return self._reservations.reserve(key, estimate, timeout, clamp, on_error)
+
+    def reserve_all(
+        self, items: Iterable[Sequence[Any]], *, clamp: bool = False, on_error: OnError = "keep"
+    ) -> Reservation:
+        """`try_reserve` over several keys, each with its own limits, as `try_acquire_all` takes
+        them: `[(key, limits, estimate), ...]`; all are charged, or none. `commit` takes a number
+        for each, in order.
+        """
+        return self._reservations.reserve_all(items, clamp, on_error)
 
     def peek(self, key: AnyKey) -> Decision:
         """Return the decision that a cost of 1 would get now. Counts nothing, so `remaining` is the
@@ -597,6 +715,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         charges = self._command_cache.acquire_command(key).charges
         self._run(key_operations.reset(self._strategy, self._command_cache, charges))
         self._policy.reset(key)
+        self._refunds.reset(charges[0].key)
         self._wait_queues.on_freed(charges)
 
     def limit(
@@ -665,6 +784,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         if self._owns_store:
             self._strategy.close()
             self._policy.close()
+            self._settlement.closed = True
             ends = self._store.clock.monotonic() + self._timeout
             # Leases that are being fetched arrive first, so that they are given back, too.
             for fetch in self._strategy.lease_fetch_waits():

@@ -147,13 +147,17 @@ class LocalShare(Eventual):
             return self._decide(charges, peeks=peeks)
 
     def decide_all(self, calls: Sequence[tuple[Charge, ...]]) -> Decision:
-        """Return the decision of one call over several keys: the first refusal, if there is one."""
+        """Return the decision of one call over several keys: the first refusal, if there is one;
+        else the last admission, with the charges of all.
+        """
         with self._deciding:
             for call in calls:
                 decision = self._decide(call, peeks=True)
                 if not decision.allowed:
                     return decision
-            return [self._decide(call, peeks=False) for call in calls][-1]
+            decisions = [self._decide(call, peeks=False) for call in calls]
+            charged = tuple(charge for each in decisions for charge in each.charged or ())
+            return decisions[-1]._replace(charged=charged)
 
     def _decide(self, charges: tuple[Charge, ...], *, peeks: bool) -> Decision:
         _, _, cost, key, _ = charges[0]

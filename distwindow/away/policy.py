@@ -13,20 +13,19 @@ deny     a refusal                                 which returns allow or deny: 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from .._fork import register_after_fork
 from ..callables import check_not_async, function_name
 from ..errors import ConfigurationError, StoreError, short_repr
 from ..options import Options
-from ..ring.clock import NEVER
 from ..ring.decision import Charge, Decision
 from ..ring.key import AnyKey
 from ..ring.limit import Limit
 from ..ring.store import AsyncStore, Store
 from ..runtime.command_cache import CommandCache
-from ..runtime.flush import FlushSource, OutgoingCommand
+from ..runtime.flush import FlushSource, JoinedSources
 from ..runtime.strategy import Strategy
 from ..runtime.worker import LOG, RAISED_BY_CALLBACKS
 from .local_share import LocalShare
@@ -74,7 +73,9 @@ class StoreErrorPolicy:
         commands: CommandCache,
         store: Store | AsyncStore,
         strategy: Strategy,
+        beside: Sequence[FlushSource] = (),
     ) -> None:
+        """`beside`: what the worker flushes before what `strategy` has counted."""
         self._commands = commands
         self._now_ms = store.clock.now_ms
         self._store = store
@@ -85,11 +86,12 @@ class StoreErrorPolicy:
         )
         self.raises_always = self._on_error == self._on_unknown == "raise"
         self.local: LocalShare | None = None
-        self.source: FlushSource = strategy
-        """What the worker flushes: the strategy, and what was admitted by the share."""
+        sources = [*beside, strategy]
         if options.uses_local_share:
             self.local = register_after_fork(LocalShare(commands, store.clock, options))
-            self.source = _BothSources(strategy, self.local)
+            sources.append(self.local)
+        self.source: FlushSource = JoinedSources(sources)
+        """What the worker flushes, with what was admitted by the share."""
         self.outages: Outages = getattr(store, "outages", None) or Outages()
         self.outages.effect = (
             "calls fail at once until it is back"
@@ -116,13 +118,9 @@ class StoreErrorPolicy:
         charges = self._commands.acquire_command(key, 1).charges
         return self._decide(charges, answer, error, peeks=True)
 
-    def decide_all(self, charges: Iterable[Charge], error: StoreError) -> Decision:
-        """Return the decision of a call over several keys."""
+    def decide_all(self, calls: Sequence[tuple[Charge, ...]], error: StoreError) -> Decision:
+        """Return the decision of a call over several keys: `calls` has the charges of each."""
         answer = self._answer_to(error)
-        by_key: dict[AnyKey, list[Charge]] = {}
-        for charge in charges:
-            by_key.setdefault(charge.key, []).append(charge)
-        calls = [tuple(of_key) for of_key in by_key.values()]
         if answer != "local" or self.local is None:
             decisions = [self._decide(call, answer, error, peeks=False) for call in calls]
             return next((each for each in decisions if not each.allowed), decisions[-1])
@@ -204,53 +202,3 @@ class StoreErrorPolicy:
         """Decide and count nothing any more."""
         if self.local is not None:
             self.local.close()
-
-
-class _BothSources(FlushSource):
-    """A strategy, and the share of this process beside it, as one source."""
-
-    def __init__(self, *sources: Strategy) -> None:
-        self._sources = sources
-
-    @property
-    def next_due_at(self) -> float:  # type: ignore[override]  # that of each is set
-        return min((source.next_due_at for source in self._sources), default=NEVER)
-
-    @property
-    def wake(self) -> Callable[[], object]:
-        return self._sources[0].wake
-
-    @wake.setter
-    def wake(self, wake: Callable[[], object]) -> None:
-        for source in self._sources:
-            source.wake = wake
-
-    @property
-    def dropped(self) -> int:  # type: ignore[override]  # each counts its own
-        return sum(source.dropped for source in self._sources)
-
-    def clock_probe(self) -> list[OutgoingCommand]:
-        return [probe for source in self._sources for probe in source.clock_probe()]
-
-    def keys_to_flush(self) -> int:
-        return sum(source.keys_to_flush() for source in self._sources)
-
-    def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
-    ) -> None:
-        for source in self._sources:
-            source.collect_commands(now, outgoing, everything=everything)
-
-    def reschedule(self, now: float) -> None:
-        for source in self._sources:
-            source.reschedule(now)
-
-    def pause_calls(self, hold: Callable[[], object]) -> None:
-        for source in self._sources:
-            source.pause_calls(hold)
-
-    def unreturned_permits(self) -> int:
-        return sum(source.unreturned_permits() for source in self._sources)
-
-    def unacknowledged_counts(self) -> int:
-        return sum(source.unacknowledged_counts() for source in self._sources)

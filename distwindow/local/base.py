@@ -80,7 +80,7 @@ class LocalStrategy(Strategy, Generic[S]):
         self._command_cache = commands
         self._monotonic = clock.monotonic
         self._clock = clock
-        self._max_cost = min(limit.amount for limit in commands.limits)
+        self.max_cost = min(limit.amount for limit in commands.limits)
         self._key_states = states
         self._schedule = schedule
         self._counts = counts
@@ -142,10 +142,8 @@ class LocalStrategy(Strategy, Generic[S]):
         now = self._monotonic()
         # `now_ms` is the store's time when the call began, so this is its offset now, or less.
         offset_ms = decision.now_ms + rt_ms - now * 1000
-        state = self._state_for_record(decision, offset_ms)
-        state.offset_ms = max(state.offset_ms, offset_ms)
-        if now >= state.bucket_ends_at:
-            self._open_bucket(state, now)
+        # An admitted decision has charges.
+        state = self._state_to_count_in(decision.charged or (), offset_ms, now)
         with self._lock:
             if state.success + state.error == 0 or rt_ms < state.rt_min_ms:
                 state.rt_min_ms = rt_ms
@@ -158,11 +156,29 @@ class LocalStrategy(Strategy, Generic[S]):
             self._counts.mark_dirty(state)
         return None
 
-    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`, for a caller who is about to read
-        it from the store; None if nothing is.
+    def count_debt(
+        self, charges: tuple[Charge, ...], permits: int, offset_ms: float
+    ) -> Flush | None:
+        """Count permits that were used beyond what was admitted, to be sent later: as any count
+        once, and not at all after their window.
         """
-        state = self._get(self._name_of(key))
+        state = self._state_to_count_in(charges, offset_ms, self._monotonic())
+        self._add_debt(state, permits)
+        if not state.dirty:
+            self._counts.mark_dirty(state)
+        return None
+
+    def _add_debt(self, state: S, permits: int) -> None:
+        with self._lock:
+            state.passed += permits
+
+    def flush_command(
+        self, key: AnyKey, charges: tuple[Charge, ...] | None = None
+    ) -> OutgoingCommand | None:
+        """Return the command that sends what is counted of `key`, for a caller who is about to read
+        it from the store; None if nothing is. With `charges`, what is counted in their rings.
+        """
+        state = self._get(self._name_of(key)) if charges is None else self._find_state(charges)
         return None if state is None else self._counts.flush_of(state)
 
     # -- the worker -------------------------------------------------------------------------------
@@ -247,27 +263,45 @@ class LocalStrategy(Strategy, Generic[S]):
             )
         return state
 
-    def _state_for_record(self, decision: Decision, offset_ms: float) -> S:
-        """Return the key state that counts the end of the call that was decided by `decision`. It
-        is that of its key, unless the call was over several keys or under other limits.
+    def _state_to_count_in(self, charges: tuple[Charge, ...], offset_ms: float, now: float) -> S:
+        """Return the key state that counts in the rings of `charges`, with the bucket of `now`
+        open. It is that of their key, unless they are of a call over several keys or under other
+        limits. `offset_ms`: from monotonic time to the store's, or less.
         """
         if self._key_states.closed:
             self._key_states.check_open()
-        charges = decision.charged or ()  # an admitted decision has charges
-        key = charges[0].key
-        state = self._get(key)
-        if state is not None and charges is state.charges:
-            return state
-        rings = tuple(charge.ring for charge in charges)
-        if state is not None and rings == tuple(charge.ring for charge in state.charges):
-            return state
+        state = self._get(self._name_of(charges[0].key))
+        if state is None or not _has_rings(state, charges):
+            state = self._add_state(charges, offset_ms)
+        state.offset_ms = max(state.offset_ms, offset_ms)
+        if now >= state.bucket_ends_at:
+            self._open_bucket(state, now)
+        return state
+
+    def _find_state(self, charges: tuple[Charge, ...]) -> S | None:
+        """Return the key state that counts in the rings of `charges`; None if there is none."""
+        state = self._key_states.find(self._name_of(charges[0].key))
+        if state is None or not _has_rings(state, charges):
+            state = self._key_states.find(tuple([charge.ring for charge in charges]))
+        return state
+
+    def _add_state(self, charges: tuple[Charge, ...], offset_ms: float) -> S:
+        """Add the key state that counts in the rings of `charges`, if it is not there."""
+        key, rings = charges[0].key, tuple([charge.ring for charge in charges])
         own = self._command_cache.acquire_command(key).charges
-        is_own = self._cacheable(key) and rings == tuple(charge.ring for charge in own)
-        name: StateName = key if is_own else rings
+        is_own = self._cacheable(key) and rings == tuple([charge.ring for charge in own])
+        name: StateName = self._name_of(key) if is_own else rings
         plain = tuple(charge._replace(cost=1, bucket_start_ms=None) for charge in charges)
         if plain == charges:
             plain = charges  # so that the next end of a call is found to be of this state at once
         return self._key_states.get_or_add(name, lambda: self._new_state(name, plain, offset_ms))
+
+
+def _has_rings(state: KeyState, charges: tuple[Charge, ...]) -> bool:
+    """True if `state` counts in the rings of `charges`."""
+    return state.charges is charges or (
+        [charge.ring for charge in state.charges] == [charge.ring for charge in charges]
+    )
 
 
 class _ClosedLock(Generic[S]):
@@ -287,6 +321,8 @@ class _ClosedLock(Generic[S]):
 class InProcess(Strategy):
     """Decides every call by `decide`, which executes a command in the store at once."""
 
+    counts_at_once = True
+
     def __init__(
         self,
         commands: CommandCache,
@@ -295,6 +331,7 @@ class InProcess(Strategy):
         options: Options,
     ) -> None:
         self._monotonic = clock.monotonic
+        self.max_cost = min(limit.amount for limit in commands.limits)
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
         self._acquire_command = acquire_command = commands.acquire_command
@@ -328,6 +365,13 @@ class InProcess(Strategy):
         )
         charges = decision.charged or ()  # an admitted decision has charges
         return Flush(charges, counts=((ended,),) * len(charges))
+
+    def count_debt(
+        self, charges: tuple[Charge, ...], permits: int, offset_ms: float
+    ) -> Flush | None:
+        """Return the command that counts these permits in the newest bucket."""
+        debt = Bucket(CURRENT_BUCKET, permits)
+        return Flush(charges, counts=((debt,),) * len(charges))
 
     # -- minute views -----------------------------------------------------------------------------
 
@@ -434,7 +478,7 @@ class ExactStrategy(LocalStrategy[S]):
                         (now * 1000 + state.offset_ms).__trunc__(), charges,
                     ),
                 )  # fmt: skip
-        if now < state.refused_until and state.refused_cost <= cost <= self._max_cost:
+        if now < state.refused_until and state.refused_cost <= cost <= self.max_cost:
             refusal = state.refusal
             if refusal is not None:  # another thread may have dropped it since the line above
                 if state.dirty and now < state.bucket_ends_at and not self._needs_lock:

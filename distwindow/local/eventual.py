@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from threading import Lock
 
 from ..options import Options
@@ -378,7 +379,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         counts.flush_hooks = self._sync = FleetSync(states, schedule, counts, clock)
         super().__init__(commands, clock, states, schedule, counts, [self._sync, counts])
         cap = min(share_of(limit, share) for limit in commands.limits)
-        self._max_cost = min(self._max_cost, cap)
+        self.max_cost = min(self.max_cost, cap)
 
     # -- decisions --------------------------------------------------------------------------------
 
@@ -395,7 +396,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
             state = None
         # A memoryview is equal to the bytes in it, but is not a key.
         is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # as in base.py
-        if state is None or not is_key or type(cost) is not int or not 1 <= cost <= self._max_cost:
+        if state is None or not is_key or type(cost) is not int or not 1 <= cost <= self.max_cost:
             state = self._checked_state(key, cost)
         now = self._monotonic()
         if now >= state.permits_until:
@@ -467,6 +468,53 @@ class Eventual(LocalStrategy[EventualKeyState]):
             if not state.dirty:
                 self._counts.mark_dirty(state)
 
+    # -- what reservations correct ----------------------------------------------------------------
+
+    def _add_debt(self, state: EventualKeyState, permits: int) -> None:
+        with self._lock:
+            state.passed += permits
+            state.permits_left -= permits
+            state.refused_until = 0.0  # there is room later than was computed
+
+    def take_back(self, charges: tuple[Charge, ...], permits: int, charged_ms: int) -> int:
+        """Take permits out of what is counted here. Those that were sent are for the store to give
+        back; this process has them no more in its share either.
+        """
+        state = self._find_state(charges)
+        if state is None:
+            return 0
+        start = charged_ms - charged_ms % state.count_bucket_ms
+        with self._key_states.state_lock:
+            state.close_bucket(self._key_states.counter_lock)
+            left, kept = permits, []
+            for counted in state.closed_buckets:
+                taken = min(left, counted.passed) if counted.start == start else 0
+                left -= taken
+                kept.append(replace(counted, passed=counted.passed - taken) if taken else counted)
+            state.closed_buckets = tuple(kept)
+            for window in state.windows:
+                window.count_own(start, -permits)
+            state.refused_until = 0.0
+            self._sync.recompute_permits_left(state, self._monotonic())
+        return permits - left
+
+    def is_in_flight(self, charges: tuple[Charge, ...], charged_ms: int) -> bool:
+        state = self._find_state(charges)
+        batch = None if state is None else state.in_flight
+        if state is None or batch is None:
+            return False
+        start = charged_ms - charged_ms % state.count_bucket_ms
+        return any(counted.passed and counted.start >= start for counted in batch.buckets)
+
+    def charged_ms(self, decision: Decision, decided_at: float) -> int:
+        """See `Strategy`. The offset of the store's clock may have been corrected since. Of the two
+        times it is the earlier: a permit that is given back out of too late a bucket would be
+        missing in a window for too long.
+        """
+        state = self._find_state(decision.charged or ())
+        offset_ms = self._sync.known_offset_ms() if state is None else state.offset_ms
+        return min(decision.now_ms, int(decided_at * 1000 + offset_ms))
+
     def _name_of(self, key: AnyKey) -> StateName:
         if key_length(key) <= MAX_CACHED_KEY_LENGTH:
             return key
@@ -478,9 +526,9 @@ class Eventual(LocalStrategy[EventualKeyState]):
         """
         self._key_states.check_open()
         charges = self._command_cache.acquire_command(key, cost).charges
-        if cost > self._max_cost:
+        if cost > self.max_cost:
             raise ValueError(
-                f"cost={cost} can never be admitted: the share of one process is {self._max_cost}"
+                f"cost={cost} can never be admitted: the share of one process is {self.max_cost}"
             )
         name = self._name_of(key)
         state = self._get(name)

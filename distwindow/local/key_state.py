@@ -384,6 +384,10 @@ class KeyStateCache(Generic[S]):
         """Return how many evicted key states are kept for their counts."""
         return len(self._evicted_unacknowledged)
 
+    def find(self, name: StateName) -> S | None:
+        """Return the key state of a name, also if it is kept for its counts only."""
+        return self.get(name) or self._evicted_unacknowledged.get(name)
+
     def invalidate(self, name: StateName) -> S | None:
         """Remove the key state of `name` and return it; None if there is none."""
         with self.state_lock:

@@ -114,7 +114,7 @@ class CommandCache:
     def close(self) -> None:
         """Have each request for a command raise `ConfigurationError`."""
         # Replaced in this object, so that calls of an open limiter need not check.
-        self.acquire_command = self.acquire_all_command = _raise_closed  # type: ignore[assignment,method-assign]  # see above
+        self.acquire_command = self.charges_of_items = _raise_closed  # type: ignore[assignment,method-assign]  # see above
 
     def _add_frame_parts(self, cost: int) -> tuple[FrameParts, FrameParts]:
         if len(self._frame_parts) >= _MAX_COSTS:
@@ -138,31 +138,35 @@ class CommandCache:
             self._commands.clear()
         self._commands[name] = command
 
-    def acquire_all_command(self, items: Iterable[Sequence[Any]]) -> Acquire:
-        """Return the command for one call over several keys: `(key, limits, cost)` or
+    def charges_of_items(self, items: Iterable[Sequence[Any]]) -> list[tuple[Charge, ...]]:
+        """Return the charges of each item of a call over several keys: `(key, limits, cost)` or
         `(key, limits)` each.
 
         Raises as `acquire` does, and `ValueError` where a ring would be charged twice.
         """
-        charges: list[Charge] = []
+        calls: list[tuple[Charge, ...]] = []
+        seen: set[bytes] = set()
         for item in items:
             if isinstance(item, (str, bytes, Key)) or not 2 <= len(item) <= 3:
                 raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
             key, limits = normalize_key(item[0]), parse_limits(item[1])
             cost = item[2] if len(item) == 3 else 1
             check_cost(cost, min(limit.amount for limit in limits))
-            charges += charges_of(key, ring_name_prefix(self.prefix, key), limits, cost)
-        if not charges:
+            calls.append(charges_of(key, ring_name_prefix(self.prefix, key), limits, cost))
+            for charge in calls[-1]:
+                if charge.ring in seen:
+                    raise ValueError(
+                        f"key {short_repr(key)} is named twice with the same buckets; "
+                        "add the costs up"
+                    )
+                seen.add(charge.ring)
+        if not calls:
             raise ValueError("try_acquire_all needs at least one (key, limits, cost)")
-        seen: set[bytes] = set()
-        for charge in charges:
-            if charge.ring in seen:
-                raise ValueError(
-                    f"key {short_repr(charge.key)} is named twice with the same buckets; "
-                    "add the costs up"
-                )
-            seen.add(charge.ring)
-        return self._several(tuple(charges))
+        return calls
+
+    def acquire_all_command(self, calls: Iterable[tuple[Charge, ...]]) -> Acquire:
+        """Return the command for one call with the charges of these calls together."""
+        return self._several(tuple(charge for call in calls for charge in call))
 
     def _several(self, charges: tuple[Charge, ...]) -> Acquire:
         """Return the command for one call with these charges of several keys."""

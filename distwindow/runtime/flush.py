@@ -133,6 +133,56 @@ class ScheduledSource(FlushSource):
         self._schedule.wake = wake
 
 
+class JoinedSources(FlushSource):
+    """Several sources as one. What is sent goes in their order."""
+
+    def __init__(self, sources: Sequence[FlushSource]) -> None:
+        self._sources = sources
+
+    @property
+    def next_due_at(self) -> float:  # type: ignore[override]  # that of each is set
+        return min((source.next_due_at for source in self._sources), default=NEVER)
+
+    @property
+    def wake(self) -> Callable[[], object]:
+        return self._sources[0].wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], object]) -> None:
+        for source in self._sources:
+            source.wake = wake
+
+    @property
+    def dropped(self) -> int:  # type: ignore[override]  # each counts its own
+        return sum(source.dropped for source in self._sources)
+
+    def clock_probe(self) -> list[OutgoingCommand]:
+        return [probe for source in self._sources for probe in source.clock_probe()]
+
+    def keys_to_flush(self) -> int:
+        return sum(source.keys_to_flush() for source in self._sources)
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        for source in self._sources:
+            source.collect_commands(now, outgoing, everything=everything)
+
+    def reschedule(self, now: float) -> None:
+        for source in self._sources:
+            source.reschedule(now)
+
+    def pause_calls(self, hold: Callable[[], object]) -> None:
+        for source in self._sources:
+            source.pause_calls(hold)
+
+    def unreturned_permits(self) -> int:
+        return sum(source.unreturned_permits() for source in self._sources)
+
+    def unacknowledged_counts(self) -> int:
+        return sum(source.unacknowledged_counts() for source in self._sources)
+
+
 _NOT_SENT = StoreUnavailable("the exchange was interrupted before it was sent", charged=False)
 _OUTCOME_UNKNOWN = StoreTimeout(
     "the exchange was interrupted, and its outcome is unknown", charged=None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ..ring.commands import Acquire, Flush
-from ..ring.decision import Decision
+from ..ring.decision import Charge, Decision
 from ..ring.key import AnyKey
 from .flush import OutgoingCommand as OutgoingCommand  # strategies import it from here
 from .flush import ScheduledSource
@@ -19,6 +19,10 @@ class Strategy(ScheduledSource):
 
     uses_leases = False
     """True if it leases permits, which have to be given back."""
+    counts_at_once = False
+    """True if the store is in this process, and counts whatever there is at once."""
+    max_cost: int
+    """The highest cost that a call can have."""
     can_borrow = True
     """True if the store decides what the windows hold, and so can promise coming permits."""
 
@@ -67,8 +71,39 @@ class Strategy(ScheduledSource):
         """Count the end of an admitted call; return a command if the store has to count it now."""
         raise NotImplementedError  # each strategy has one
 
-    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`; None if there is nothing."""
+    def count_debt(
+        self, charges: tuple[Charge, ...], permits: int, offset_ms: float
+    ) -> Flush | None:
+        """Count permits that were used beyond what was admitted, in the present bucket, whatever
+        the windows hold; return a command if the store has to count them now. `offset_ms`: from
+        monotonic time to the store's, as far as the caller knows.
+        """
+        raise NotImplementedError  # each strategy has one
+
+    def take_back(self, charges: tuple[Charge, ...], permits: int, charged_ms: int) -> int:
+        """Take up to `permits` that were counted here in the bucket of `charged_ms`, and were not
+        sent yet, out of it. Return how many.
+        """
+        return 0
+
+    def is_in_flight(self, charges: tuple[Charge, ...], charged_ms: int) -> bool:
+        """True while what was counted here from the bucket of `charged_ms` on has been sent, and
+        its outcome is not known.
+        """
+        return False
+
+    def charged_ms(self, decision: Decision, decided_at: float) -> int:
+        """Return when the charges of `decision`, made at `decided_at` (monotonic seconds), were
+        counted, by the store's clock.
+        """
+        return decision.now_ms
+
+    def flush_command(
+        self, key: AnyKey, charges: tuple[Charge, ...] | None = None
+    ) -> OutgoingCommand | None:
+        """Return the command that sends what is counted of `key`; None if there is nothing. With
+        `charges`, what is counted in their rings.
+        """
         return None
 
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:

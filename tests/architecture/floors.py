@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("stores",),
     ("connect",),
     ("lifecycle",),
-    ("decorator", "entry", "acquire"),
+    ("decorator", "entry", "acquire", "reserve"),
     ("breaker", "concurrency"),
     ("limiter",),
     ("guard",),

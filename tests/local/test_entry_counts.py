@@ -83,7 +83,9 @@ def test_ends_of_several_buckets_are_sent_together_and_counted_apart(process: Pr
 def test_a_call_over_several_keys_is_counted_in_all_its_rings(process: Process) -> None:
     commands = CommandCache("fleet", LIMIT)
     decision = process.store.execute(
-        commands.acquire_all_command([("k", "100/second"), ("other", "5/hour")])
+        commands.acquire_all_command(
+            commands.charges_of_items([("k", "100/second"), ("other", "5/hour")])
+        )
     )
     end(process, decision, 3)
     settle(process)
@@ -99,14 +101,14 @@ def test_a_call_that_is_about_to_count_as_the_limiter_closes_raises(
     decision = made.acquire("k")
     settle(made)
     strategy: Any = made.strategy
-    find = strategy._state_for_record
+    find = strategy._state_to_count_in
 
     def found_and_closed(*arguments: Any) -> Any:
         state = find(*arguments)
         strategy.close()
         return state
 
-    monkeypatch.setattr(strategy, "_state_for_record", found_and_closed)
+    monkeypatch.setattr(strategy, "_state_to_count_in", found_and_closed)
     with pytest.raises(ConfigurationError, match="closed"):
         end(made, decision, 5)
     if mode == "eventual":

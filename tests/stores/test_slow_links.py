@@ -117,9 +117,7 @@ def test_a_frame_too_large_for_a_stalled_server_ends_by_its_deadline(prefix: str
         limiter = Limiter(server.url, PLENTY, prefix=prefix, timeout=0.5)
         limiter.try_acquire("k")
         items = [(f"key-{n}", PLENTY) for n in range(60_000)]
-        limiter._command_cache.acquire_all_command(
-            items
-        )  # built once, so that building is not in the time below
+        limiter._command_cache.charges_of_items(items)  # once, so that it is not in the time below
         server.pause()
         try:
             began = time.monotonic()

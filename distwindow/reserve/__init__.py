@@ -1,0 +1,1 @@
+"""Reservations: permits that are taken by an estimate, and settled by what was used."""
