@@ -52,6 +52,13 @@ def test_recorded_outcomes_have_columns(cli: Cli, redis_url: str, prefix: str) -
     assert row.split()[6:8] == ["1", "1"]
 
 
+def test_a_debt_is_shown_beyond_the_limit(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "100/hour", prefix=prefix) as limiter:
+        limiter.reserve("tokens:acme", 10).commit(150)
+    row = cli("stats").out.splitlines()[1]
+    assert row.split()[:4] == ["tokens:acme", "100/hour", "150", "█" * 10]
+
+
 def test_borrowed_permits_have_a_column(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, "10/hour 1 buckets", prefix=prefix, max_wait=3600) as limiter:
         limiter.try_acquire("k", 10)

@@ -1,0 +1,190 @@
+"""Debts: what was used beyond what was admitted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from distwindow import Limiter, StoreError
+from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
+from tests.clock_and_stores import ManualClock
+from tests.local.caller_processes import ROOT
+from tests.reserve import litellm_18730
+from tests.reserve.test_settlement_law import FaultyStore
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+@pytest.mark.parametrize("url", ["memory://", "remote"])
+def test_after_a_debt_there_is_room_when_its_bucket_leaves_the_window(url: str, mode: Any) -> None:
+    """Reserved in the first bucket of a minute, committed in the third of ten."""
+    clock = ManualClock()
+    store: Any = RemoteStore(clock) if url == "remote" else url
+    limiter = Limiter(store, "100/minute", time=clock, consistency=mode)
+    reservation = limiter.reserve("k", 10)
+    clock.move(13_000)
+    reservation.commit(150, now=True)
+    for cost, retry_after in ((1, 59.0), (91, 59.0), (100, 59.0)):
+        refused = limiter.try_acquire("k", cost)
+        assert (refused.allowed, refused.remaining) == (False, 0)
+        assert refused.retry_after == pytest.approx(retry_after)
+    clock.move(58_999)
+    assert not limiter.try_acquire("k")
+    clock.move(1)
+    assert limiter.try_acquire("k", 100)
+
+
+def test_a_debt_is_counted_once_however_often_it_is_sent() -> None:
+    store = FaultyStore(ManualClock())
+    store.charges_unknown = True
+    limiter = limiter_on(store, "100/minute")
+    reservation = limiter.reserve("k", 10)
+    store.failure = UNKNOWN
+    with pytest.raises(StoreError):
+        reservation.commit(150, now=True)
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            limiter.flush()
+    assert limiter.health().pending == 140
+    store.failure = None
+    limiter.flush()
+    assert (limiter.stats("k").passed, limiter.health().pending) == (150, 0)
+
+
+@pytest.mark.parametrize("executed", [False, True])
+@pytest.mark.parametrize("now", [False, True])
+def test_a_refund_whose_outcome_is_unknown_is_not_sent_again(now: bool, executed: bool) -> None:
+    store = FaultyStore(ManualClock())
+    store.charges_unknown = executed
+    limiter = limiter_on(store, "100/minute")
+    limiter.acquire("k", 20)
+    reservation = limiter.reserve("k", 60)
+    store.failure = UNKNOWN
+    if now:
+        with pytest.raises(StoreError):
+            reservation.commit(10, now=True)
+    else:
+        reservation.commit(10)
+        with pytest.raises(StoreError):
+            limiter.flush()
+    store.failure = None
+    limiter.flush()
+    assert limiter.stats("k").passed == (30 if executed else 80)
+    assert limiter.health().pending == 0
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_refund_that_was_surely_not_executed_is_sent_again(now: bool) -> None:
+    store = FaultyStore(ManualClock())
+    limiter = limiter_on(store, "100/minute")
+    reservation = limiter.reserve("k", 60)
+    store.failure = NOT_SENT
+    if now:
+        with pytest.raises(StoreError):
+            reservation.commit(10, now=True)
+    else:
+        reservation.commit(10)  # whatever the store does
+    assert limiter.health().pending == 50
+    with pytest.raises(StoreError):
+        limiter.flush()
+    store.failure = None
+    limiter.flush()
+    assert limiter.stats("k").passed == 10
+
+
+def test_a_refund_is_dropped_when_its_permits_have_returned_by_themselves() -> None:
+    clock = ManualClock()
+    store = RemoteStore(clock)
+    limiter = limiter_on(store, "100/minute")
+    reservation = limiter.reserve("k", 60)
+    store.failure = NOT_SENT
+    reservation.commit(10)
+    clock.move(60_000)
+    store.failure = None
+    limiter.flush()
+    assert (store.exchanges, limiter.health().pending) == ([], 0)
+
+
+def test_refunds_of_one_bucket_are_one_command() -> None:
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store, "100/minute")
+    for reservation in [limiter.reserve("k", 10) for _ in range(10)]:
+        reservation.commit(3)
+    store.exchanges.clear()
+    limiter.flush()
+    assert (store.exchanges, limiter.stats("k").passed) == ([1], 30)
+
+
+def test_refunds_of_very_many_keys_are_sent_in_parts() -> None:
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store, "100/minute")
+    for number in range(150):
+        limiter.reserve(f"k{number}", 10).commit(3)
+    store.exchanges.clear()
+    limiter.flush()
+    assert store.exchanges == [64, 64, 22]
+    assert limiter.health().pending == 0
+
+
+def test_a_reset_drops_what_is_to_be_given_back() -> None:
+    """It would be taken out of what others have passed in the same bucket since."""
+    limiter = limiter_on(RemoteStore(ManualClock()), "100/minute")
+    limiter.reserve("k", 60).commit(10)
+    limiter.reset("k")
+    limiter.acquire("k", 80)
+    limiter.flush()
+    assert limiter.stats("k").passed == 80
+
+
+@pytest.mark.parametrize("policy", ["allow", "local"])
+def test_what_a_policy_has_admitted_is_committed_as_it_was_counted(policy: Any) -> None:
+    """By `local`: counted, and told to the store later. By `allow`: not counted, but for a debt."""
+    store = FaultyStore(ManualClock())
+    options = {"share": 0.5} if policy == "local" else {}
+    limiter = limiter_on(store, "100/minute", on_store_error=policy, **options)
+    store.failure = NOT_SENT
+    less, more = limiter.reserve("k", 20), limiter.reserve("k", 20)
+    assert (less.decision.reason, bool(more)) == ("store_down", True)
+    less.commit(5)
+    more.commit(30)
+    store.failure = None
+    limiter.flush()
+    assert limiter.stats("k").passed == (35 if policy == "local" else 10)
+
+
+def test_the_local_share_reserves_several_keys_and_settles_each() -> None:
+    store = FaultyStore(ManualClock())
+    limiter = limiter_on(store, "1000/minute", on_store_error="local", share=1.0)
+    store.failure = NOT_SENT
+    # Of one key with two costs, of another with the limits of the limiter.
+    items = [("a", "60/minute", 1), ("a", "1000/hour", 900), ("k", "1000/minute", 50)]
+    reservation = limiter.reserve_all(items)
+    assert reservation.decision.reason == "store_down"
+    assert not limiter.reserve_all([("a", "1000/hour", 101)])
+    reservation.commit(1, 500, 70)
+    assert limiter.reserve_all([("a", "1000/hour", 500)]).decision.source == "local"
+    store.failure = None
+    limiter.flush()
+    assert limiter.stats("k").passed == 70
+    assert not limiter.try_acquire_all([("a", "1000/hour", 1)])
+    assert limiter.try_acquire_all([("a", "60/minute", 59)])
+
+
+def test_five_calls_at_once_stay_below_the_limit_but_for_the_debt(redis_url: str) -> None:
+    """BerriAI/litellm#18730: 663 tokens under a limit of 100."""
+    assert litellm_18730.run(redis_url, "counted afterwards") == (663, 658, 663)
+    for name in ("reserved", "with true maxima"):
+        used, debt, held = litellm_18730.run(redis_url, name)
+        assert 0 < used <= 100 + debt
+        assert used == held
+        assert name == "reserved" or debt == 0
+
+
+def test_the_demonstration_runs() -> None:
+    command = [sys.executable, "-m", "tests.reserve.litellm_18730"]
+    printed = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert [line.split()[-3] for line in printed.splitlines()[1:2]] == ["663"]
