@@ -20,7 +20,8 @@ _DEFAULTS: list[dict[str, Any]] = [
     for name in distwindow.__all__
     for cls in [getattr(distwindow, name)]
     if isinstance(cls, type)
-    for defaults in [getattr(vars(cls).get("__init__"), "__kwdefaults__", None)]
+    for base in cls.__mro__  # both limiters inherit theirs
+    for defaults in [getattr(vars(base).get("__init__"), "__kwdefaults__", None)]
     if defaults is not None and "timeout" in defaults
 ]
 """The default arguments of the constructors that have a timeout."""
