@@ -39,7 +39,7 @@ SENDERS_B = {"eventual": 195}
 PROCESS_B = {"direct": 0, "direct, local": 650, "leased": 400, "eventual": 1_500}
 """For each of `max_local_keys` keys, the key included: the formula of docs/operations.md."""
 ALL_MAY_WAIT = ("eventual",)
-"""Modes in which calls of new keys may outrun the flushes: a key is kept until its count is sent."""
+"""Modes that keep a key until its count is sent: calls of new keys may outrun the flushes."""
 COMMAND_B, COMMANDS = 700, 32_768
 """A cached command, and how many a limiter keeps."""
 MAX_LOCAL_KEYS = 100_000
