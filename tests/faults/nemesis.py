@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import itertools
 import random
 import shlex
 import signal
@@ -254,7 +255,8 @@ def check(run: Run, nemesis: Nemesis, history: History, server: Standalone) -> N
         run.count("admissions checked", len(admitted))
         for own in _by_process(history.admitted(window, "eventual")).values():
             # The first two calls of a process on a key are admitted in addition.
-            check_aligned_windows(own, bound.amount + 4, bound.bucket_ms, bound.span, losses)
+            learned = [*losses, *_clock_changes(own)]
+            check_aligned_windows(own, bound.amount + 4, bound.bucket_ms, bound.span, learned)
     # C3, C8.
     under_way = len(history.dead) * 3
     with server.client(decode_responses=False) as client:
@@ -300,6 +302,18 @@ def _prefix(window: str) -> str:
 
 def _by_process(calls: Sequence[Admitted]) -> dict[str, list[Admitted]]:
     return {name: [c for c in calls if c.process == name] for name in {c.process for c in calls}}
+
+
+def _clock_changes(calls: Sequence[Admitted]) -> list[Span]:
+    """Return when a process has learned of steps of the server's clock: with a reply, which may
+    come long after the step where the server is frozen, and replies are lost.
+    """
+    ordered = sorted(calls, key=lambda call: call.at)
+    return [
+        (before.at, after.at)
+        for before, after in itertools.pairwise(ordered)
+        if abs((after.now_ms - after.at) - (before.now_ms - before.at)) > 100
+    ]
 
 
 def shrink(steps: list[Step], is_violated: Callable[[list[Step]], bool], tries: int) -> list[Step]:
