@@ -141,6 +141,8 @@ class SharedStore:
             store.execute,
             store.execute_many,
         )
+        if hasattr(store, "outages"):
+            self.outages = store.outages
         if hasattr(store, "drain"):
             self.drain, self.sleep = store.drain, store.sleep
 

@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from distwindow import ConfigurationError, Health, StoreError
+from distwindow import ConfigurationError, FlowRule, Guard, Health, StoreError
 from distwindow.away.outages import PROBE_EVERY_S
 from tests.harness import AsyncHarness, Harness
 from tests.servers import Blackhole, DropReply, Proxy, Refuse, Silent, Standalone, until
@@ -201,6 +202,28 @@ def test_a_server_that_refuses_to_write_is_away_although_it_can_be_read(
     assert [health.up for health in told] == [False, True] * 3
     lines = [line for line in caplog.messages if " is away: " in line or " is back" in line]
     assert len(lines) == 6
+
+
+def test_the_parts_of_a_guard_know_that_their_store_is_away(
+    proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log line names them, and the end of the process does not wait for it."""
+    with Guard(proxy.url, [FlowRule("r", 100)], prefix=prefix, timeout=0.2) as guard:
+        with guard.entry("r"):
+            pass
+        with proxy.inject(Refuse()):
+            proxy.cut()
+            until(lambda: "is away" in caplog.text or _is_refused_by_the_store(guard))
+            job = next(iter(guard._parts.values()))._flush_job
+            job.flush(True)
+            assert job.store_is_away
+    assert f"limiter '{prefix}' at redis://127.0.0.1:{proxy.port}" in caplog.text
+
+
+def _is_refused_by_the_store(guard: Guard) -> bool:
+    with suppress(StoreError), guard.entry("r"):
+        pass
+    return False
 
 
 @pytest.mark.event_loops
