@@ -96,15 +96,19 @@ ROWS = (
     ),
     Row(
         "a zombie primary; demotion in place while a key is refused",
-        "at most 2 L; callers leave it",
+        "at most 2 L, and L with min-replicas-to-write; callers leave it",
         (
             MODES + "a_primary_is_replaced_for_all_modes_and_for_callers_that_are_refused",
             STORES + "transport_topology.py::test_a_primary_demoted_in_place_is_left",
+            STORES + "transport_topology.py"
+            "::test_a_primary_that_was_replaced_admits_nothing_where_replicas_are_required",
             STORES + "transport_errors.py::test_a_server_with_too_few_replicas_refuses_for_now",
         ),
         {
+            "few-replicas-are-a-mistake": STORES + "transport_topology.py"
+            "::test_a_primary_that_was_replaced_admits_nothing_where_replicas_are_required",
             "demotion-not-noticed": STORES
-            + "transport_topology.py::test_a_primary_demoted_in_place_is_left"
+            + "transport_topology.py::test_a_primary_demoted_in_place_is_left",
         },
     ),
     Row(
@@ -112,6 +116,7 @@ ROWS = (
         "no partial write, an outage that ends; eviction is found by doctor",
         (
             STORES + "transport_errors.py::test_out_of_memory_never_leaves_a_partial_write",
+            STORES + "transport_errors.py::test_a_server_that_evicts_takes_whole_rings",
             "tests/away/test_outages.py::test_a_full_server_is_an_outage_that_ends_with_an_answer",
             "tests/cli/test_doctor.py",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from typing import Any
@@ -198,6 +199,31 @@ def test_out_of_memory_never_leaves_a_partial_write(harness: Harness, limits: An
             server.config_set("maxmemory", 0)
             assert not [name for name in rings(server) if "new" in name]
             until(lambda: sums_are_right(limiter, server), what="totals that agree with buckets")
+
+
+@pytest.mark.slow
+def test_a_server_that_evicts_takes_whole_rings(harness: Harness) -> None:
+    """What is left of them holds the limit; what is gone admits the whole amount again, which is
+    why doctor calls every policy but noeviction a problem.
+    """
+    with Standalone() as own, own.client() as server:
+        limiter = harness.limiter(own.url, "3/hour", prefix="evicted", timeout=5)
+        assert all(limiter.each(["hot"] * 3))
+        (ring,) = rings(server)
+        server.config_set("maxmemory", server.info("memory")["used_memory"] + 200_000)
+        server.config_set("maxmemory-policy", "allkeys-random")
+        numbers = itertools.count()
+
+        def is_gone() -> bool:
+            assert all(limiter.each([f"k{next(numbers)}" for _ in range(50)]))
+            return not server.exists(ring)
+
+        until(is_gone, 60, what="an eviction of this ring")
+        other = harness.limiter(own.url, "3/hour", prefix="evicted", timeout=5)
+        assert [bool(decision) for decision in other.each(["hot"] * 4)] == [True] * 3 + [False]
+        kept = rings(server)
+        assert {kept[name]["used"] for name in kept if name != ring} == {"1"}
+        assert int(server.info("stats")["evicted_keys"]) > 0
 
 
 def sums_are_right(limiter: LimiterAdapter, server: Any) -> bool:

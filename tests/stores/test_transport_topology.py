@@ -280,6 +280,47 @@ def test_a_primary_demoted_in_place_is_left(harness: Harness) -> None:
         assert {call.charged for call in calls if not call.admitted} <= {False, None}
 
 
+@pytest.mark.slow
+def test_a_primary_that_was_replaced_admits_nothing_where_replicas_are_required(
+    harness: Harness,
+) -> None:
+    """It was frozen, and no sentinel has told it: callers that reach only it would get another
+    whole limit.
+    """
+    required = {"min-replicas-to-write": 1, "min-replicas-max-lag": 1}
+    with SentinelSet(replicas=2, config=required) as nodes:
+        limiter = harness.limiter(nodes.url, "20/hour", prefix=PREFIX, timeout=0.5)
+        until(lambda: limiter.burst(["k"], at_once=1)[0].admitted, what="replicas that are in time")
+        lost = nodes.primary
+        with lost.client() as client:
+            assert client.execute_command("WAIT", 2, 5000) == 2
+        lost.pause()
+        new = nodes.await_failover(lost, timeout=30)
+        until(lambda: limiter.burst(["k"], at_once=1) and used_of(new) == 20, what="a full limit")
+        for sentinel in nodes.sentinels:
+            sentinel.pause()
+        try:
+            lost.resume()
+            with lost.client() as client:
+                until(lambda: client.info("replication")["connected_slaves"] == 0)
+                cut_off = harness.limiter(
+                    f"redis://{lost.host}:{lost.port}", "20/hour", prefix=PREFIX
+                )
+                for call in cut_off.burst(["k"] * 5, at_once=1):
+                    assert "NOREPLICAS" in str(call.outcome)
+                    assert call.charged is False
+                assert client.execute_command("ROLE")[0] == "master"
+        finally:
+            for sentinel in nodes.sentinels:
+                sentinel.resume()
+        assert used_of(new) == 20
+
+
+def used_of(server: RedisProcess) -> int:
+    with server.client() as client:
+        return used(client, PREFIX, "k")
+
+
 def test_calls_succeed_without_sentinels_while_the_primary_runs(harness: Harness) -> None:
     with SentinelSet() as nodes:
         limiter = harness.limiter(nodes.url, prefix=PREFIX, timeout=1)
