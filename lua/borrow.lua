@@ -15,7 +15,7 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/reservations.lua
+--@include shared/borrowed.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 
@@ -66,8 +66,8 @@ local function first_moment(rings)
   return moment
 end
 
--- Reserve the call in the bucket of this number, which has not begun.
-local function reserve(ring, number)
+-- Count the call in the bucket of this number, which has not begun.
+local function add_borrowed(ring, number)
   local call, key, borrowed = redis.call, ring.key, ring.borrowed
   borrowed[number] = (borrowed[number] or 0) + ring.cost
   update_peak(ring)
@@ -106,7 +106,7 @@ for i = 1, #rings do
   local ring = rings[i]
   local in_newest, number = is_newest_at(ring, moment), math.floor(moment / ring.bucket_ms)
   rotate(ring)
-  if in_newest then add_used(ring, ring.cost) else reserve(ring, number) end
+  if in_newest then add_used(ring, ring.cost) else add_borrowed(ring, number) end
   starts[i] = in_newest and ring.start or number * ring.bucket_ms
   borrowed[i] = in_newest and 0 or 1
 end

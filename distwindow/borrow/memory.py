@@ -61,7 +61,7 @@ def borrow(command: Borrow, rings: list[Ring], now: int) -> BorrowReply:
             place.charge_at(now)
         reply = acquire_reply(charges, rings, 1, 1, now)
         return BorrowReply(reply._replace(bucket_starts_ms=bucket_starts(rings, now)))
-    # Nothing is reserved more than a window ahead, so that a bucket's slot is its own.
+    # Nothing is borrowed from more than a window ahead, so that a bucket's slot is its own.
     window_ms = min(ring.span * ring.bucket_ms for ring in rings)
     max_wait_ms = min(command.max_wait_ms, window_ms)
     moment = _first_moment(places, now)

@@ -144,9 +144,9 @@ def ring_state(fields: dict[bytes, bytes], bucket_ms: int, span: int) -> RingSta
             if b.passed or b.blocked or b.success or b.error
         ]
         buckets.sort(key=lambda bucket: bucket.start)
-        reserved = tuple(Bucket(at, borrowed=borrowed[at]) for at in sorted(borrowed) if at > start)
+        coming = tuple(Bucket(at, borrowed=borrowed[at]) for at in sorted(borrowed) if at > start)
         limit_text = f"{abs(limit)} {'strict' if limit < 0 else 'leap'}"
-        return RingState(start, used, closed, limit_text, tuple(buckets), reserved)
+        return RingState(start, used, closed, limit_text, tuple(buckets), coming)
     except (LookupError, ValueError) as exc:
         raise ConfigurationError(
             f"the hash of this key is not a distwindow ring ({exc!r}); use a prefix that no other "

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from .reservations import Reservations, window_sums
+from .borrowed import BorrowedPermits, window_sums
 from .stats import Bucket, RingState
 
 
@@ -90,7 +90,7 @@ def greatest_equal_cost(cost: int, need: int, closed: Iterable[int]) -> int:
 #   used           permits counted in the window, with which admission compares the limit
 #   closed_total   permits counted in the closed buckets: all but the newest
 #   refusal        the last refusal, to be repeated (`StoredRefusal`)
-#   reservations   what is borrowed from buckets that have not begun (`reservations.py`)
+#   borrowed_permits   what is borrowed from buckets that have not begun (`borrowed.py`)
 #   peak           permits in the fullest window that a call in the newest bucket counts in
 
 MAX_TOTAL = 10**13
@@ -110,12 +110,12 @@ class Ring:
     __slots__ = (
         "_closed_passed",
         "_counters",
+        "borrowed_permits",
         "bucket_ms",
         "closed_total",
         "limit",
         "newest_number",
         "refusal",
-        "reservations",
         "shortcut_start",
         "span",
         "start",
@@ -139,9 +139,9 @@ class Ring:
         """Permits of the closed buckets, by bucket number."""
         self._counters = counters
         self.refusal: StoredRefusal | None = None
-        self.reservations: Reservations | None = None
+        self.borrowed_permits: BorrowedPermits | None = None
         self.shortcut_start = self.start
-        """`start` if `used` decides a plain call; `RETIRED_START` while permits are reserved."""
+        """`start` if `used` decides a plain call; `RETIRED_START` while permits are borrowed."""
 
     def copy(self) -> Ring:
         """Return a ring of the same content, which can be rotated without changing this one."""
@@ -152,7 +152,7 @@ class Ring:
         twin._closed_passed = dict(self._closed_passed)
         twin._counters = self._counters.twin()
         twin.refusal = None
-        twin.reservations, twin.shortcut_start = self.reservations, self.shortcut_start
+        twin.borrowed_permits, twin.shortcut_start = self.borrowed_permits, self.shortcut_start
         return twin
 
     def replace_with(self, twin: Ring) -> None:
@@ -161,11 +161,11 @@ class Ring:
         self.used, self.closed_total, self.limit = twin.used, twin.closed_total, twin.limit
         self._closed_passed, self._counters = twin._closed_passed, twin._counters
         self.refusal = None
-        self.reservations, self.shortcut_start = twin.reservations, twin.shortcut_start
+        self.borrowed_permits, self.shortcut_start = twin.borrowed_permits, twin.shortcut_start
 
     def is_stale(self, now: int) -> bool:
         """True if no bucket is in the window of `now`: all expired, or all far ahead of `now`."""
-        last = self.newest_number if self.reservations is None else self.reservations.last
+        last = self.newest_number if self.borrowed_permits is None else self.borrowed_permits.last
         behind = now // self.bucket_ms - last >= self.span
         return behind or self.start - now > self.bucket_ms * self.span
 
@@ -179,8 +179,8 @@ class Ring:
             self._open(now, limit)
             return
         steps = now // self.bucket_ms - self.newest_number
-        if steps > 0 and self.reservations is not None:
-            self._rotate_reserved(self.reservations, self.newest_number + steps, limit)
+        if steps > 0 and self.borrowed_permits is not None:
+            self._rotate_borrowed(self.borrowed_permits, self.newest_number + steps, limit)
         elif steps > 0:
             passed, counters = self._closed_passed, self._counters
             oldest = self.newest_number + 1 - self.span + steps
@@ -203,8 +203,8 @@ class Ring:
             self.used = self.closed_total = closed
             self.limit = limit
 
-    def _rotate_reserved(self, before: Reservations, newest: int, limit: str) -> None:
-        """Open the bucket `newest`. What is reserved in a bucket up to it has passed in it."""
+    def _rotate_borrowed(self, before: BorrowedPermits, newest: int, limit: str) -> None:
+        """Open the bucket `newest`. What is borrowed from a bucket up to it has passed in it."""
         oldest = newest + 1 - self.span
         passed = dict(self._closed_passed)
         passed[self.newest_number] = self.used - self.closed_total
@@ -214,29 +214,33 @@ class Ring:
         counters = self._counters.since(oldest)
         used = sum(passed.values())
         entered = passed.pop(newest, 0)
-        after = Reservations(before.borrowed, passed, newest, self.span)
+        after = BorrowedPermits(before.borrowed, passed, newest, self.span)
         start = newest * self.bucket_ms
         shortcut_start = start if after.last == newest else RETIRED_START
-        reservations = after if after.borrowed else None
+        borrowed_permits = after if after.borrowed else None
         # No call follows, so no signal handler can raise in between.
         self.refusal = None
         self._closed_passed, self._counters = passed, counters
         self.newest_number, self.start, self.shortcut_start = newest, start, shortcut_start
         self.used, self.closed_total = used, used - entered
         self.limit = limit
-        self.reservations = reservations
+        self.borrowed_permits = borrowed_permits
 
     @property
     def peak(self) -> int:
         """The sum with which a plain call is compared: `used`, or what is in a fuller window that
         contains the newest bucket and coming ones.
         """
-        return self.used if self.reservations is None else self.used + self.reservations.peak_excess
+        return (
+            self.used
+            if self.borrowed_permits is None
+            else self.used + self.borrowed_permits.peak_excess
+        )
 
     @property
     def last_number(self) -> int:
-        """The last bucket that holds anything: the newest, or the last with a reservation."""
-        return self.newest_number if self.reservations is None else self.reservations.last
+        """The last bucket that holds anything: the newest, or the last that is borrowed from."""
+        return self.newest_number if self.borrowed_permits is None else self.borrowed_permits.last
 
     @property
     def expires_at_ms(self) -> int:
@@ -250,33 +254,33 @@ class Ring:
         """
         if cost > min(amount, max_borrowed):
             return None
-        before = self.reservations or Reservations({}, {}, self.newest_number, self.span)
+        before = self.borrowed_permits or BorrowedPermits({}, {}, self.newest_number, self.span)
         sums = window_sums(self._permits(), self.newest_number, self.used, self.span)
         return before.first_borrowable(
             sums, self.newest_number, self.span, amount - cost, max_borrowed - cost
         )
 
     def borrow(self, permits: int, number: int) -> None:
-        """Reserve `permits` in the coming bucket `number`; none after it has a reservation."""
-        borrowed = {} if self.reservations is None else dict(self.reservations.borrowed)
+        """Borrow `permits` from the coming bucket `number`; none after it is borrowed from."""
+        borrowed = {} if self.borrowed_permits is None else dict(self.borrowed_permits.borrowed)
         borrowed[number] = borrowed.get(number, 0) + permits
-        self._reserve(borrowed)
+        self._set_borrowed(borrowed)
 
-    def _reserve(self, borrowed: dict[int, int]) -> None:
+    def _set_borrowed(self, borrowed: dict[int, int]) -> None:
         """Replace the borrowed permits by `borrowed`, by bucket number."""
-        after = Reservations(borrowed, self._closed_passed, self.newest_number, self.span)
+        after = BorrowedPermits(borrowed, self._closed_passed, self.newest_number, self.span)
         shortcut_start = self.start if after.last == self.newest_number else RETIRED_START
-        reservations = after if after.borrowed else None
+        borrowed_permits = after if after.borrowed else None
         # No call follows, so no signal handler can raise in between.
         self.refusal = None
-        self.reservations, self.shortcut_start = reservations, shortcut_start
+        self.borrowed_permits, self.shortcut_start = borrowed_permits, shortcut_start
 
     def _permits(self) -> dict[int, int]:
         """Return the permits of every bucket by its number, coming ones included."""
         permits = dict(self._closed_passed)
         permits[self.newest_number] = self.used - self.closed_total
-        if self.reservations is not None:
-            coming = self.reservations.borrowed.items()
+        if self.borrowed_permits is not None:
+            coming = self.borrowed_permits.borrowed.items()
             permits |= {number: count for number, count in coming if number > self.newest_number}
         return permits
 
@@ -314,8 +318,8 @@ class Ring:
                     self.closed_total += passed
                     self._closed_passed[number] = passed_before + passed
             self._counters.add(number, bucket)
-        if live and self.reservations is not None:
-            self._reserve(self.reservations.borrowed)
+        if live and self.borrowed_permits is not None:
+            self._set_borrowed(self.borrowed_permits.borrowed)
         return bool(live)
 
     def passed_by_start(self) -> dict[int, int]:
@@ -332,16 +336,16 @@ class Ring:
         """
         self.refusal = None
         number = start // self.bucket_ms
-        if self.reservations is None:
+        if self.borrowed_permits is None:
             return self._take_out(permits, number)
         # On a copy, so that a signal handler that raises in between leaves this ring as it was.
         twin = self.copy()
-        taken = twin._refund_reserved(permits, number, self.reservations, borrowed=borrowed)
+        taken = twin._refund_borrowed(permits, number, self.borrowed_permits, borrowed=borrowed)
         self.replace_with(twin)
         return taken
 
-    def _refund_reserved(
-        self, permits: int, number: int, before: Reservations, *, borrowed: bool
+    def _refund_borrowed(
+        self, permits: int, number: int, before: BorrowedPermits, *, borrowed: bool
     ) -> int:
         known = dict(before.borrowed)
         was_borrowed = known.get(number, 0)
@@ -353,7 +357,7 @@ class Ring:
         if number <= self.newest_number:
             left = min(left, self._permits().get(number, 0))
         known[number] = left
-        self._reserve(known)
+        self._set_borrowed(known)
         return taken
 
     def _take_out(self, permits: int, number: int) -> int:
@@ -372,11 +376,13 @@ class Ring:
 
     def room_at_ms(self, need: int) -> int:
         """Return when there is room for a plain call that is `need` permits above its limit: when
-        the oldest buckets that together hold so many have expired, if nothing is reserved.
+        the oldest buckets that together hold so many have expired, if nothing is borrowed.
         """
-        if self.reservations is not None and self.reservations.last > self.newest_number:
+        if self.borrowed_permits is not None and self.borrowed_permits.last > self.newest_number:
             sums = window_sums(self._permits(), self.newest_number, self.used, self.span)
-            room = self.reservations.room_at(sums, self.newest_number, self.span, self.peak - need)
+            room = self.borrowed_permits.room_at(
+                sums, self.newest_number, self.span, self.peak - need
+            )
             return room * self.bucket_ms
         for number in range(self.newest_number + 1 - self.span, self.newest_number):
             need -= self._closed_passed.get(number, 0)
@@ -399,20 +405,20 @@ class Ring:
         """Return everything that the ring holds."""
         passed = dict(self._closed_passed)
         passed[self.newest_number] = self.used - self.closed_total
-        borrowed = {} if self.reservations is None else self.reservations.borrowed
+        borrowed = {} if self.borrowed_permits is None else self.borrowed_permits.borrowed
         buckets = []
         for number in sorted(passed.keys() | self._counters.keys()):
             start, count = number * self.bucket_ms, passed.get(number, 0)
             bucket = self._counters.bucket(number, start, count, borrowed.get(number, 0))
             if count or bucket.blocked or bucket.success or bucket.error:
                 buckets.append(bucket)
-        reserved = [
+        coming = [
             Bucket(number * self.bucket_ms, borrowed=borrowed[number])
             for number in sorted(borrowed)
             if number > self.newest_number
         ]
         return RingState(
-            self.start, self.used, self.closed_total, self.limit, tuple(buckets), tuple(reserved)
+            self.start, self.used, self.closed_total, self.limit, tuple(buckets), tuple(coming)
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .borrowed import BorrowedPermits
 from .key import AnyKey
 from .limit import Limit
-from .reservations import Reservations
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Bucket:
     rt_min_ms: int | None = None
     borrowed: int = 0
     """Of `passed`, the permits that were borrowed before the bucket began; of a bucket that has not
-    begun, the permits that are reserved in it.
+    begun, the permits that are borrowed from it.
     """
 
 
@@ -54,7 +54,7 @@ class Bucket:
 class RingState:
     """Everything a ring holds: the start of its newest bucket (ms), its totals (`lua/README.md`),
     the amount and bound of the limit last used ("100 leap"), its buckets that are not empty, oldest
-    first, and the buckets after the newest one with what is reserved in them.
+    first, and the buckets after the newest one with what is borrowed from them.
     """
 
     start: int
@@ -62,7 +62,7 @@ class RingState:
     closed_total: int
     limit: str
     buckets: tuple[Bucket, ...]
-    reserved: tuple[Bucket, ...] = ()
+    coming: tuple[Bucket, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class WindowStats:
     """Permits that priority calls have borrowed: those of the window, which are part of `passed`,
     and those of buckets that have not begun.
     """
-    reserved: int = 0
+    borrowed_coming: int = 0
     """Of these, the permits of buckets that have not begun."""
     shaping: ShapingStats | None = None
     """How a limit that is paced or warms up stands now; None for any other."""
@@ -135,17 +135,17 @@ def window_at(
     """
     bucket_ms, span = limit.bucket_ms, limit.span
     live: tuple[Bucket, ...] = ()
-    reserved, peak_excess = 0, 0
+    borrowed_coming, peak_excess = 0, 0
     if state is not None and state.start - now_ms <= bucket_ms * span:
         newest = max(now_ms - now_ms % bucket_ms, state.start)
-        coming = [b for b in state.reserved if b.start > newest]
-        # What was reserved in a bucket that has begun has passed in it, even if nobody opened it.
-        entered = [replace(b, passed=b.borrowed) for b in state.reserved if b.start <= newest]
+        coming = [b for b in state.coming if b.start > newest]
+        # What was borrowed from a bucket that has begun has passed in it, even if nobody opened it.
+        entered = [replace(b, passed=b.borrowed) for b in state.coming if b.start <= newest]
         begun = (*state.buckets, *entered)
         live = tuple(b for b in begun if newest - bucket_ms * span < b.start <= newest)
         if coming:
-            reserved = sum(bucket.borrowed for bucket in coming)
-            peak_excess = Reservations(
+            borrowed_coming = sum(bucket.borrowed for bucket in coming)
+            peak_excess = BorrowedPermits(
                 {b.start // bucket_ms: b.borrowed for b in coming},
                 {b.start // bucket_ms: b.passed for b in live if b.start < newest},
                 newest // bucket_ms,
@@ -163,8 +163,8 @@ def window_at(
         remaining=max(0, limit.amount - passed - peak_excess),
         window_ms=bucket_ms * span,
         buckets=live,
-        borrowed=reserved + sum(bucket.borrowed for bucket in live),
-        reserved=reserved,
+        borrowed=borrowed_coming + sum(bucket.borrowed for bucket in live),
+        borrowed_coming=borrowed_coming,
         shaping=shaping,
     )
 

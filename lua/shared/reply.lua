@@ -3,7 +3,7 @@
 
 -- ms until the ring is empty if nobody calls again.
 local function reset_ms_of(ring, now)
-  if ring.last or ring.passed and ring.used > 0 then return reserved_empty_at(ring) - now end
+  if ring.last or ring.passed and ring.used > 0 then return borrowed_empty_at(ring) - now end
   if ring.used == 0 then return 0 end
   return math.max(0, expires_at(ring, 1, -1) - now)
 end
@@ -19,9 +19,9 @@ local function binding_ring(rings, now)
 end
 
 -- When no window of the ring holds more than `most` permits any more, which one does now: ms since the
--- epoch. Where nothing is reserved, `passed_before` and `passed_upto` of `expires_at` follow.
+-- epoch. Where nothing is borrowed, `passed_before` and `passed_upto` of `expires_at` follow.
 local function room_at(ring, most)
-  if ring.last or ring.passed then return reserved_room_at(ring, most) end
+  if ring.last or ring.passed then return borrowed_room_at(ring, most) end
   return expires_at(ring, ring.used + ring.peak_excess - most, 1)
 end
 

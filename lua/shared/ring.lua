@@ -15,7 +15,7 @@
 --   expired_slots     slots that `rotate` will delete
 --   cost              permits of one call (acquire, peek, lease)
 --   passed_before passed_upto   for which costs a refusal holds (refusal, in shared/reply.lua)
--- What a ring with borrowed permits has besides is in shared/reservations.lua.
+-- What a ring with borrowed permits has besides is in shared/borrowed.lua.
 
 -- The closed buckets first..last, by number. A few are fetched by name; more of them by reading the
 -- whole hash once, because in a compact hash each lookup by name walks through its fields.
@@ -43,7 +43,7 @@ local function read_ring(ring, now)
   local values = redis.call('HMGET', ring.key, 'head', 'used', 'closed')
   local head = values[1]
   local start, ahead = tonumber(head), nil
-  if head and not start then start, ring.peak_excess, ahead = string.match(head, RESERVED_PATTERN) end
+  if head and not start then start, ring.peak_excess, ahead = string.match(head, BORROWED_PATTERN) end
   if ahead then
     start, ring.peak_excess, ahead = start - 0, ring.peak_excess - 0, ahead - 0
   elseif head and not start then
@@ -65,7 +65,7 @@ local function read_ring(ring, now)
     return
   end
   ring.closing, ring.closing_passed, ring.expired_slots = newest, ring.used - ring.closed, {}
-  if ahead then return read_reserved_ring(ring) end
+  if ahead then return read_borrowed_ring(ring) end
   local first = newest + 1 - span
   for number, bucket in pairs(closed_buckets(ring, first, first + steps - 1)) do
     ring.used = ring.used - passed_in(bucket)
@@ -75,7 +75,7 @@ local function read_ring(ring, now)
 end
 
 -- The time to live, ms, of a ring whose newest bucket begins: until the next bucket that renews it, and its
--- window after it, are over, and the windows of reserved buckets, too.
+-- window after it, are over, and the windows of coming buckets, too.
 local function time_to_live(ring)
   local newest, span = ring.start / ring.bucket_ms, ring.span
   local buckets = math.floor(span / 4) + 1 + span + (ring.last or newest) - newest

@@ -96,4 +96,4 @@ def _stored(server: Standalone, key: str) -> int:
         state = ring_state(client.hgetall(name), LONG.bucket_ms, LONG.span)
     if state is None:
         return 0
-    return sum(bucket.passed for bucket in state.buckets) + sum(b.borrowed for b in state.reserved)
+    return sum(bucket.passed for bucket in state.buckets) + sum(b.borrowed for b in state.coming)

@@ -270,10 +270,12 @@ class Run:
                 assert {b.start // W: b.passed for b in window.buckets if b.passed} == {
                     n: ledger.passed[n] for n in live if ledger.passed.get(n)
                 }
-                assert window.reserved == sum(
+                assert window.borrowed_coming == sum(
                     n for number, n in ledger.borrowed.items() if number > newest
                 )
-                assert window.borrowed == window.reserved + ledger.sum_of(ledger.borrowed, newest)
+                assert window.borrowed == window.borrowed_coming + ledger.sum_of(
+                    ledger.borrowed, newest
+                )
 
 
 @pytest.mark.slow
@@ -287,10 +289,12 @@ def test_histories_borrow_a_lot() -> None:
             before = len(run.admitted)
             run.run(step)
             (ledger,) = run.ledgers
-            found["reserved"] += ledger.last > ledger.newest
+            found["borrowed_coming"] += ledger.last > ledger.newest
             refused = len(run.admitted) == before
             found["refused" if refused else run.admitted[-1].reason] += 1
-    assert min(found["borrowed"], found["ok"], found["refused"], found["reserved"]) > 100, found
+    assert min(found["borrowed"], found["ok"], found["refused"], found["borrowed_coming"]) > 100, (
+        found
+    )
 
 
 @settings(LENIENT, max_examples=80)

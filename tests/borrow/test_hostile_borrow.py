@@ -1,4 +1,4 @@
-"""Malformed arguments on rings with reservations: an error, and the rings are unchanged. Calls of
+"""Malformed arguments on rings with coming permits: an error, and the rings are unchanged. Calls of
 `borrow` without them are with the other scripts in test_hostile_calls.py.
 """
 
@@ -30,8 +30,8 @@ MOMENTS = {"same bucket": NOW + 5, "next bucket": NOW + W + 5, "past the last": 
 SCRIPTS = ["acquire", "borrow", "peek", "lease", "flush", "refund"]
 
 
-def test_the_rings_have_reservations(server: redis.Redis) -> None:
-    target = Target(server, (LIMIT, OTHER), NOW, 5, reserved=True)
+def test_the_rings_have_coming_permits(server: redis.Redis) -> None:
+    target = Target(server, (LIMIT, OTHER), NOW, 5, borrowed=True)
     heads: list[Any] = [server.hget(charge.ring, "head") for charge in target.charges]
     assert any(head is not None and head.startswith(b"99999999999999999999 ") for head in heads)
 
@@ -42,7 +42,7 @@ def test_the_rings_have_reservations(server: redis.Redis) -> None:
 def test_a_hostile_argument_changes_nothing(
     server: redis.Redis, name: str, limits: tuple[Limit, ...], moment: str
 ) -> None:
-    target = Target(server, limits, NOW, 5, reserved=True)
+    target = Target(server, limits, NOW, 5, borrowed=True)
     target.now = MOMENTS[moment]
     words = target.words(target.command(name, full=name != "acquire"))
     tries = [
@@ -64,7 +64,7 @@ def test_a_hostile_argument_changes_nothing(
 
 @pytest.mark.parametrize("word", [*HOSTILE, "2", "10000000000001"])
 def test_a_flag_of_a_refund_is_0_or_1(server: redis.Redis, word: str) -> None:
-    target = Target(server, (LIMIT, OTHER), NOW, 5, reserved=True)
+    target = Target(server, (LIMIT, OTHER), NOW, 5, borrowed=True)
     coming = [BorrowedCharge(*c[:4], NOW + c.limit.bucket_ms) for c in target.charges]
     words = target.words(Refund(tuple(coming), NOW))
     before = target.content()
@@ -80,7 +80,7 @@ def test_a_flag_of_a_refund_is_0_or_1(server: redis.Redis, word: str) -> None:
 @pytest.mark.parametrize("place", [-1, -2, -3])
 @pytest.mark.parametrize("word", [*HOSTILE, "10000000000001"])
 def test_max_wait_and_max_borrowed_are_numbers(server: redis.Redis, word: str, place: int) -> None:
-    target = Target(server, (LIMIT, OTHER), NOW, 5, reserved=True)
+    target = Target(server, (LIMIT, OTHER), NOW, 5, borrowed=True)
     words = target.words(target.command("borrow", full=True))
     before = target.content()
     words[place] = word

@@ -259,15 +259,20 @@ def test_of_several_limits_all_lend_or_none(run: Run) -> None:
         decision = await limiter.try_acquire(key, 2, priority=True)
         assert (decision.reason, decision.wait) == ("borrowed", 60.0)
         minute, hour = (await limiter.stats(key)).windows
-        assert (minute.passed, minute.borrowed, minute.reserved) == (4, 2, 2)
-        assert (hour.passed, hour.borrowed, hour.reserved) == (6, 0, 0)
+        assert (minute.passed, minute.borrowed, minute.borrowed_coming) == (4, 2, 2)
+        assert (hour.passed, hour.borrowed, hour.borrowed_coming) == (6, 0, 0)
         # The hour has no permit left that may be lent: nothing is counted in the minute either.
         clock.move(60_000)
         assert await limiter.try_acquire(key, 2)
         refused = await limiter.try_acquire(key, 1, priority=True)
         assert not refused.allowed
         minute, hour = (await limiter.stats(key)).windows
-        assert (minute.passed, minute.reserved, hour.passed, hour.reserved) == (4, 0, 8, 0)
+        assert (minute.passed, minute.borrowed_coming, hour.passed, hour.borrowed_coming) == (
+            4,
+            0,
+            8,
+            0,
+        )
         assert await limiter.refund(decision) == 2
         minute, hour = (await limiter.stats(key)).windows
         assert (minute.passed, minute.borrowed, hour.passed) == (2, 0, 6)

@@ -70,7 +70,7 @@ def test_borrowed_permits_have_a_column(cli: Cli, redis_url: str, prefix: str) -
     assert [(row[0], row[-1]) for row in rows] == [("k", "3"), ("plain", "-")]
     (result,) = json.loads(cli("stats", "k", "--json").out)
     assert (result["passed"], result["borrowed"], result["remaining"]) == (10, 3, 0)
-    assert result["windows"][0]["reserved"] == 3
+    assert result["windows"][0]["borrowed_coming"] == 3
 
 
 def test_json_has_the_fields_of_the_library(cli: Cli, redis_url: str, prefix: str) -> None:

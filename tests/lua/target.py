@@ -46,7 +46,7 @@ class Target:
         now: int,
         used: int,
         *,
-        reserved: bool = False,
+        borrowed: bool = False,
     ) -> None:
         self.server = server
         self.now = now
@@ -54,10 +54,10 @@ class Target:
         self.charges = charges_of(key, ring_name_prefix("hostile", key), limits, 1)
         for _ in range(used):
             self.send(wire.Acquire(self.charges, NOW))
-        if reserved:
+        if borrowed:
             whole = tuple(limit.amount for limit in limits)
             reply = self.send(Borrow(self.charges, NOW, 10**7, whole))
-            assert reply[5] > 0, "nothing was reserved"
+            assert reply[5] > 0, "nothing was borrowed"
 
     def words(self, command: Command[Any]) -> list[bytes | int | str]:
         return [STAMP, *command.arguments()]

@@ -43,13 +43,13 @@ def test_a_ring_outlives_its_newest_bucket_by_its_window(
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 4, 10, 60])
-def test_a_ring_outlives_the_windows_of_reserved_buckets(server: redis.Redis, buckets: int) -> None:
+def test_a_ring_outlives_the_windows_of_coming_buckets(server: redis.Redis, buckets: int) -> None:
     """Whoever opens buckets meanwhile, and however rarely its expiry is renewed after that."""
     for seed in range(20):
         rng = random.Random(seed)
         limit = Limit(10, per=60 * buckets, buckets=buckets)
         span, bucket_ms, now = limit.span, limit.bucket_ms, NOW
-        target = Target(server, (limit,), now, 10, reserved=True)
+        target = Target(server, (limit,), now, 10, borrowed=True)
         ring = target.charges[0].ring
         last = NOW // bucket_ms + span  # all ten were counted in one bucket
         ttl: Any = server.pttl(ring)

@@ -1,18 +1,18 @@
-"""Borrowing: permits that are reserved in buckets which have not begun.
+"""Borrowing: permits that are borrowed from buckets which have not begun.
 
     closed buckets        newest    coming buckets
-    .. 3  0  2  1  4  |     5    |   2   0   3        permits; those of coming buckets are reserved
-                            ^            ^-- last: the last bucket with a reservation
+    .. 3  0  2  1  4  |     5    |   2   0   3        permits; those of coming buckets are borrowed
+                            ^            ^-- last: the last bucket that is borrowed from
                             `newest`
 
     S(j)          the permits of the `span` buckets that end with bucket j; S(newest) is `used`
     borrow        takes the first bucket j from `last` on (or from the one after `newest`) where
                   S(j) and the cost are at most the limit. Nothing lies after j, so no later window
                   holds more than S(j): only this one has to be checked.
-    plain call    has to leave room for what is reserved: S(j) and the cost have to be at most the
+    plain call    has to leave room for what is borrowed: S(j) and the cost have to be at most the
                   limit for each j from `newest` to `last` whose window contains the newest bucket.
                   The fullest of these windows holds `peak_excess` more than `used`.
-    opening j     makes what is reserved in it the first permits that it has passed
+    opening j     makes what is borrowed from it the first permits that it has passed
 
 What has entered its bucket is remembered as borrowed until that bucket has expired, because no
 window may hold more borrowed permits than the limit's share for them.
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 
-class Reservations:
+class BorrowedPermits:
     """The borrowed permits of a ring, by the number of their bucket: of coming buckets, and of
     those in the window. Never changed: the ring makes a new one.
     """
@@ -39,7 +39,7 @@ class Reservations:
         self.borrowed = {n: count for n, count in borrowed.items() if count and n > newest - span}
         """Without buckets that have expired."""
         self.last = max(newest, max(self.borrowed, default=newest))
-        """The last bucket with a reservation; the newest one if there is none."""
+        """The last bucket that is borrowed from; the newest one if there is none."""
         self.peak_excess = 0
         """The permits that the fullest window with the newest bucket holds beyond `used`."""
         excess = 0

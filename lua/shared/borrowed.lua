@@ -1,22 +1,22 @@
--- Permits of a ring that are reserved in coming buckets (lua/README.md, "Borrowing"). In a script such a
+-- Permits of a ring that are borrowed from coming buckets (lua/README.md, "Borrowing"). In a script such a
 -- ring has beside the fields of shared/ring.lua:
---   last              number of the last bucket with a reservation; nil if there is none
+--   last              number of the last bucket that is borrowed from; nil if there is none
 --   peak_excess       what the fullest window that contains the newest bucket holds more than `used`
 -- and once its buckets are loaded (load_buckets):
 --   passed            permits of the closed buckets in the window, by number
 --   borrowed          borrowed permits by number of their bucket: in the window, and of coming buckets
 --   outdated_fields   names of the fields that hold borrowed permits of expired buckets
 --   entered           slots and permits of the closed buckets that `rotate` will write for the first
---                     time: what was reserved in buckets that nobody has opened
+--                     time: what was borrowed from buckets that nobody has opened
 
--- `head` of a ring with reservations. Its first number is a start that no clock reaches, so the paths of
+-- `head` of a ring with coming permits. Its first number is a start that no clock reaches, so the paths of
 -- `acquire` that read a start or a stored refusal leave the ring to acquire/general.lua.
-local RESERVED_HEAD = '99999999999999999999 %.0f -1 %.0f %.0f 0 0'
-local RESERVED_PATTERN = '^9+ (%d+) %-1 (%d+) (%d+) 0 0$'
+local BORROWED_HEAD = '99999999999999999999 %.0f -1 %.0f %.0f 0 0'
+local BORROWED_PATTERN = '^9+ (%d+) %-1 (%d+) (%d+) 0 0$'
 
 local function encode_head(ring)
   if not ring.last then return ring.start end
-  return string.format(RESERVED_HEAD, ring.start, ring.peak_excess,
+  return string.format(BORROWED_HEAD, ring.start, ring.peak_excess,
     ring.last - ring.start / ring.bucket_ms)
 end
 
@@ -27,7 +27,7 @@ local function borrowed_field(ring, number)
 end
 
 -- Complete `ring` with its buckets, as they will be once `rotate` has opened its newest bucket; writes
--- nothing. What is reserved in a bucket up to the newest one has passed in it.
+-- nothing. What is borrowed from a bucket up to the newest one has passed in it.
 local function load_buckets(ring)
   local span, newest = ring.span, ring.start / ring.bucket_ms
   local stored, oldest = ring.closing or newest, newest + 1 - span
@@ -69,8 +69,8 @@ local function update_peak(ring)
   end
 end
 
--- The part of `read_ring` for a ring with reservations whose newest bucket is over: `closing` is set.
-local function read_reserved_ring(ring)
+-- The part of `read_ring` for a ring with coming permits whose newest bucket is over: `closing` is set.
+local function read_borrowed_ring(ring)
   load_buckets(ring)
   local newest, slots = ring.start / ring.bucket_ms, {unpack(ring.outdated_fields)}
   for number = ring.closing + 1 - ring.span, math.min(ring.closing, newest - ring.span) do
@@ -91,8 +91,8 @@ local function permits_at(ring, number)
 end
 
 -- When there is room for a plain call, ms since the epoch: the beginning of the first bucket from which on
--- no window holds more than `most` permits. For a ring with reservations, or whose buckets are loaded.
-local function reserved_room_at(ring, most)
+-- no window holds more than `most` permits. For a ring with coming permits, or whose buckets are loaded.
+local function borrowed_room_at(ring, most)
   if not ring.passed then load_buckets(ring) end
   local newest, held = ring.start / ring.bucket_ms, ring.used
   local room = newest + 1
@@ -104,14 +104,14 @@ local function reserved_room_at(ring, most)
 end
 
 -- When the last bucket with permits expires, ms since the epoch. For such a ring as well.
-local function reserved_empty_at(ring)
+local function borrowed_empty_at(ring)
   local newest = ring.start / ring.bucket_ms
   local last = ring.last or newest
   while last > newest - ring.span and not ring.last and permits_at(ring, last) == 0 do last = last - 1 end
   return (last + ring.span) * ring.bucket_ms
 end
 
--- Write `head` again after a change of closed buckets or of reservations, which the hash holds already.
+-- Write `head` again after a change of closed buckets or of borrowed permits, which the hash holds already.
 local function rewrite_head(ring)
   ring.closing = nil
   load_buckets(ring)
