@@ -39,7 +39,6 @@ from .lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
 from .minute import operations as minute_views
 from .minute.view import MinuteStats
 from .options import ClockChoice, Consistency, Options, check_origin
-from .reserve.refunds import PartRefund, PartRefunds
 from .reserve.reservation import (
     AsyncReservations,
     OnError,
@@ -125,14 +124,9 @@ class BaseLimiter:
         self._strategy = make_strategy(options, self._command_cache, store, decide)
         self._borrowing = Borrowing(self._command_cache, self._strategy, store.decided_by, options)
         self._turns = Turns(self._command_cache, self._strategy, store.decided_by, store.clock)
-        self._refunds = register_after_fork(
-            PartRefunds(options.flush_interval, store.clock.monotonic, self._on_given_back)
-        )
-        self._policy = StoreErrorPolicy(
-            options, self._command_cache, store, self._strategy, [self._refunds]
-        )
+        self._policy = StoreErrorPolicy(options, self._command_cache, store, self._strategy)
         self._settlement = Settlement(
-            self._command_cache, self._strategy, self._policy, self._refunds, store.clock,
+            options, self._command_cache, self._strategy, self._policy, store.clock,
             self._wait_queues.on_freed,
         )  # fmt: skip
         self._observe = self._policy.observe
@@ -149,12 +143,6 @@ class BaseLimiter:
         if enqueue:
             return self._turns.attempt(key, cost, enqueue, priority)
         return self._borrowing.call(key, cost, priority).attempt()
-
-    def _on_given_back(self, refund: PartRefund) -> None:
-        """Decide by what was known of a key no more, as the store has taken out permits of it."""
-        for strategy in {self._strategy, refund.strategy}:
-            strategy.invalidate(refund.key)
-        self._wait_queues.on_freed(refund.charges)
 
     def _refuse_calls(self) -> None:
         """Have each call raise from here on, those that wait too, also where the store is another's
@@ -397,7 +385,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         charges = self._command_cache.acquire_command(key).charges
         await self._run(key_operations.reset(self._strategy, self._command_cache, charges))
         self._policy.reset(key)
-        self._refunds.reset(charges[0].key)
+        self._settlement.reset(charges[0].key)
         self._wait_queues.on_freed(charges)
 
     def limit(
@@ -446,7 +434,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         if self._owns_store:
             self._strategy.close()
             self._policy.close()
-            self._settlement.closed = True
+            self._settlement.close()
             if self._strategy.uses_leases:
                 # Leases that are being fetched arrive first, so that they are given back, too.
                 await self._store.drain()
@@ -715,7 +703,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         charges = self._command_cache.acquire_command(key).charges
         self._run(key_operations.reset(self._strategy, self._command_cache, charges))
         self._policy.reset(key)
-        self._refunds.reset(charges[0].key)
+        self._settlement.reset(charges[0].key)
         self._wait_queues.on_freed(charges)
 
     def limit(
@@ -784,7 +772,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         if self._owns_store:
             self._strategy.close()
             self._policy.close()
-            self._settlement.closed = True
+            self._settlement.close()
             ends = self._store.clock.monotonic() + self._timeout
             # Leases that are being fetched arrive first, so that they are given back, too.
             for fetch in self._strategy.lease_fetch_waits():

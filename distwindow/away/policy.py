@@ -25,7 +25,7 @@ from ..ring.key import AnyKey
 from ..ring.limit import Limit
 from ..ring.store import AsyncStore, Store
 from ..runtime.command_cache import CommandCache
-from ..runtime.flush import FlushSource, JoinedSources
+from ..runtime.flush import JoinedSources
 from ..runtime.strategy import Strategy
 from ..runtime.worker import LOG, RAISED_BY_CALLBACKS
 from .local_share import LocalShare
@@ -73,9 +73,7 @@ class StoreErrorPolicy:
         commands: CommandCache,
         store: Store | AsyncStore,
         strategy: Strategy,
-        beside: Sequence[FlushSource] = (),
     ) -> None:
-        """`beside`: what the worker flushes before what `strategy` has counted."""
         self._commands = commands
         self._now_ms = store.clock.now_ms
         self._store = store
@@ -86,12 +84,11 @@ class StoreErrorPolicy:
         )
         self.raises_always = self._on_error == self._on_unknown == "raise"
         self.local: LocalShare | None = None
-        sources = [*beside, strategy]
+        self.source = JoinedSources([strategy])
+        """What the worker flushes: the strategy, and what was admitted by the share."""
         if options.uses_local_share:
             self.local = register_after_fork(LocalShare(commands, store.clock, options))
-            sources.append(self.local)
-        self.source: FlushSource = JoinedSources(sources)
-        """What the worker flushes, with what was admitted by the share."""
+            self.source.sources.append(self.local)
         self.outages: Outages = getattr(store, "outages", None) or Outages()
         self.outages.effect = (
             "calls fail at once until it is back"

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 from .. import _fork
+from .._fork import register_after_fork
 from ..async_use import UnawaitedCoroutine, only_async_with
 from ..away.policy import StoreErrorPolicy
 from ..errors import (
@@ -38,6 +39,7 @@ from ..errors import (
     closed_failure,
     short_repr,
 )
+from ..options import Options
 from ..ring.clock import Clock
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
@@ -110,10 +112,10 @@ class Settlement:
 
     def __init__(
         self,
+        options: Options,
         commands: CommandCache,
         strategy: Strategy,
         policy: StoreErrorPolicy,
-        refunds: PartRefunds,
         clock: Clock,
         on_freed: Callable[[tuple[Charge, ...]], object],
     ) -> None:
@@ -124,8 +126,20 @@ class Settlement:
         self.closed = False
         self._strategy = strategy
         self._policy = policy
-        self._refunds = refunds
         self._on_freed = on_freed
+        self._refunds = register_after_fork(
+            PartRefunds(options.flush_interval, clock.monotonic, self._on_given_back)
+        )
+        # Before the counts that are sent now: until these are acknowledged, no refund of them is.
+        policy.source.sources.insert(0, self._refunds)
+
+    def reset(self, key: AnyKey) -> None:
+        """Drop what is to be given back of `key`, as its windows have been emptied."""
+        self._refunds.reset(key)
+
+    def close(self) -> None:
+        """Settle nothing any more; what was committed is flushed."""
+        self.closed = True
 
     def settle(self, items: Sequence[Item], actuals: Sequence[int], *, now: bool) -> Operation[int]:
         """Give back what was admitted beyond `actuals`, and count what was used beyond it. Return
@@ -161,6 +175,12 @@ class Settlement:
         if now and failure is not None:
             raise failure
         return most
+
+    def _on_given_back(self, refund: PartRefund) -> None:
+        """Decide no more by what was known of a key: the store has taken out permits of it."""
+        for strategy in {self._strategy, refund.strategy}:
+            strategy.invalidate(refund.key)
+        self._on_freed(refund.charges)
 
     def _give_back(self, parts: Sequence[Part], permits: int) -> list[PartRefund]:
         """Give back `permits` of these parts, the newest first, as what was reserved first was used

@@ -107,7 +107,7 @@ class FlushSource:
         """Run `hold` in every call before it is decided."""
 
     def unreturned_permits(self) -> int:
-        """Return how many leased permits are still to be given back."""
+        """Return how many permits, leased or reserved, are still to be given back."""
         return 0
 
     def unacknowledged_counts(self) -> int:
@@ -136,51 +136,52 @@ class ScheduledSource(FlushSource):
 class JoinedSources(FlushSource):
     """Several sources as one. What is sent goes in their order."""
 
-    def __init__(self, sources: Sequence[FlushSource]) -> None:
-        self._sources = sources
+    def __init__(self, sources: list[FlushSource]) -> None:
+        self.sources = sources
+        """None is added once the worker flushes them."""
 
     @property
     def next_due_at(self) -> float:  # type: ignore[override]  # that of each is set
-        return min((source.next_due_at for source in self._sources), default=NEVER)
+        return min((source.next_due_at for source in self.sources), default=NEVER)
 
     @property
     def wake(self) -> Callable[[], object]:
-        return self._sources[0].wake
+        return self.sources[0].wake
 
     @wake.setter
     def wake(self, wake: Callable[[], object]) -> None:
-        for source in self._sources:
+        for source in self.sources:
             source.wake = wake
 
     @property
     def dropped(self) -> int:  # type: ignore[override]  # each counts its own
-        return sum(source.dropped for source in self._sources)
+        return sum(source.dropped for source in self.sources)
 
     def clock_probe(self) -> list[OutgoingCommand]:
-        return [probe for source in self._sources for probe in source.clock_probe()]
+        return [probe for source in self.sources for probe in source.clock_probe()]
 
     def keys_to_flush(self) -> int:
-        return sum(source.keys_to_flush() for source in self._sources)
+        return sum(source.keys_to_flush() for source in self.sources)
 
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        for source in self._sources:
+        for source in self.sources:
             source.collect_commands(now, outgoing, everything=everything)
 
     def reschedule(self, now: float) -> None:
-        for source in self._sources:
+        for source in self.sources:
             source.reschedule(now)
 
     def pause_calls(self, hold: Callable[[], object]) -> None:
-        for source in self._sources:
+        for source in self.sources:
             source.pause_calls(hold)
 
     def unreturned_permits(self) -> int:
-        return sum(source.unreturned_permits() for source in self._sources)
+        return sum(source.unreturned_permits() for source in self.sources)
 
     def unacknowledged_counts(self) -> int:
-        return sum(source.unacknowledged_counts() for source in self._sources)
+        return sum(source.unacknowledged_counts() for source in self.sources)
 
 
 _NOT_SENT = StoreUnavailable("the exchange was interrupted before it was sent", charged=False)

@@ -220,8 +220,8 @@ class FlushJob:
 
     def _kept_text(self) -> str:
         counts, permits = self.strategy.unacknowledged_counts(), self.strategy.unreturned_permits()
-        leased = f" and {counted(permits, 'leased permit')}" if permits else ""
-        return f"{counted(counts, 'count')}{leased} kept here; the next flush tries again"
+        held = f" and {counted(permits, 'permit')} to give back" if permits else ""
+        return f"{counted(counts, 'count')}{held} kept here; the next flush tries again"
 
     def _dropped_text(self) -> str:
         """Return the end of a log line: the counts that were dropped since the last log line."""

@@ -89,7 +89,7 @@ def test_a_flush_that_fails_and_works_again(
         f"the counts of {NAME} can be flushed again; "
         "5 counts dropped, as windows ended or too many keys waited",
         f"flushing the counts of {NAME} failed: host:6379 is not reachable; "
-        f"47 counts and 12 leased permits {kept}",
+        f"47 counts and 12 permits to give back {kept}",
     ]
 
 
