@@ -56,6 +56,7 @@ ON_ONE_KIND = {
     "stores/test_transport_topology",
     "testing/test_manual_clock",
     "testing/test_store_conformance",
+    "web",
 }
 """Folders and modules of `tests` that run on asyncio's loop alone, except for tests with the mark:
 they run programs and pages, stay in this process, or decide with what the transports have read,

@@ -1,0 +1,44 @@
+"""What the integrations with web frameworks share. Imports no framework.
+
+An integration is a module of its own that defines
+
+- a subclass of `ClientAddress` with `peer_and_values`, and `client_address`, an object of it,
+- a subclass of `RequestLimit` with `name_of`, and with `arguments` where its functions do not take
+  the request,
+- a subclass of `AsyncRateLimits` or `BlockingRateLimits` with `limit_type`, `address_type`, and
+  `error_type`: a subclass of `RateLimited` that is also an exception of the framework,
+
+keeps one `LimitedRequest` with each request, and
+
+    decision = await rate_limits.run(limit.decide(request, limited_request))   # may raise
+    for name, value in limited_request.fields_to_set(status, headers.get).items(): ...
+    if limited_request.needs_response:                     # after the response, or without one
+        await rate_limits.run(limited_request.settle(response))
+
+without `await` where nothing is awaited.
+"""
+
+from .address import ClientAddress
+from .fields import DRAFT, EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE, Headers
+from .rate_limits import (
+    AsyncRateLimits,
+    BlockingRateLimits,
+    LimitedRequest,
+    RateLimited,
+    RequestLimit,
+    Steps,
+)
+
+__all__ = [
+    "DRAFT",
+    "EXPOSED_HEADERS",
+    "PROBLEM_MEDIA_TYPE",
+    "AsyncRateLimits",
+    "BlockingRateLimits",
+    "ClientAddress",
+    "Headers",
+    "LimitedRequest",
+    "RateLimited",
+    "RequestLimit",
+    "Steps",
+]

@@ -1,0 +1,173 @@
+"""The address of the client of a request, behind proxies that are named."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...errors import ConfigurationError, short_repr
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_UNIX = "unix"
+_MAX_KNOWN = 4096
+"""Texts of addresses of which the result is kept, the most recently used."""
+_WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
+_FORWARDED_FOR = re.compile(
+    r'(?:^|;)\s*for\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<token>[^;\s"]*))', re.I
+)
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class ClientAddress:
+    """A key function: the address of the client, as text.
+
+    Without `trusted_proxies` it is the peer of the socket, and no header field is read. With them,
+    if the peer is one of them, `header` is walked from the right, and the first address that is no
+    trusted proxy is the client's. An entry that is no address ends the walk at the last one before
+    it; if all are trusted, it is the leftmost. `trusted_proxies` are addresses and networks such as
+    `"10.0.0.0/8"`, and `"unix"` for a server that listens on a Unix socket. `header` is
+    `"x-forwarded-for"`, `"forwarded"` (RFC 7239), or one that has a single address, such as
+    `"x-real-ip"` and `"cf-connecting-ip"`.
+
+    IPv6 addresses are cut to `ipv6_prefix` bits, because one client has a whole network of them;
+    IPv4-mapped ones are IPv4. A peer that is no IP address (of a test client) is used as it is.
+
+    An integration has a subclass that defines `peer_and_values`. Raises `ConfigurationError` for
+    what would trust everybody.
+    """
+
+    def __init__(
+        self,
+        trusted_proxies: Iterable[str] = (),
+        *,
+        header: str = "x-forwarded-for",
+        ipv6_prefix: int = 64,
+    ) -> None:
+        self._trusts_unix, self._networks = _read_proxies(trusted_proxies)
+        if not isinstance(header, str) or not _TOKEN.fullmatch(header):
+            raise ConfigurationError(
+                f"header={short_repr(header)} is not the name of a header field"
+            )
+        self._header = header.lower()
+        if type(ipv6_prefix) is not int or not 1 <= ipv6_prefix <= 128:
+            raise ConfigurationError(
+                f"ipv6_prefix={short_repr(ipv6_prefix)} is not a whole number from 1 to 128"
+            )
+        self._ipv6_prefix = ipv6_prefix
+        self._read = functools.lru_cache(_MAX_KNOWN)(self._read_uncached)
+
+    def peer_and_values(self, request: Any) -> tuple[str | None, Callable[[str], Sequence[str]]]:
+        """Return the host of the peer of `request`, None or empty where there is none, and a
+        function that returns the values of a header field, one for each line, by its name in lower
+        case.
+        """
+        raise NotImplementedError  # each framework has requests of its own
+
+    def __call__(self, request: Any) -> str:
+        """Return the address of the client of `request`. Raises `ConfigurationError` where the
+        server names no peer, and "unix" is not trusted.
+        """
+        peer, values_of = self.peer_and_values(request)
+        if not peer:
+            if not self._trusts_unix:
+                raise ConfigurationError(
+                    "the server names no address for the client, as on a Unix socket; write "
+                    'trusted_proxies=["unix"] if a proxy in front of it sets '
+                    f"{self._header}, or limit by a key of your own: key=..."
+                )
+            peer, is_trusted = _UNIX, True
+        else:
+            peer, is_trusted = self._read(peer) or (peer, False)
+        return self._walk(peer, values_of(self._header)) if is_trusted else peer
+
+    def _walk(self, peer: str, values: Sequence[str]) -> str:
+        """Return the client's address, which the trusted `peer` names in the values of the header
+        field.
+        """
+        entries = [entry for value in values for entry in value.split(",") if entry.strip()]
+        is_list = self._header in ("x-forwarded-for", "forwarded")
+        if not is_list and len(entries) != 1:
+            return peer
+        found = peer
+        for entry in reversed(entries):
+            read = self._read(_forwarded_for(entry) if self._header == "forwarded" else entry)
+            if read is None:
+                return found
+            found, is_trusted = read
+            if not is_trusted:
+                return found
+        return found
+
+    def _read_uncached(self, text: str) -> tuple[str, bool] | None:
+        """Return the address in `text` as a key has it, and whether it is a trusted proxy; None if
+        there is none.
+        """
+        address = _parse(text)
+        if address is None:
+            return None
+        is_trusted = any(address in network for network in self._networks)
+        if address.version == 4:
+            return str(address), is_trusted
+        network = ipaddress.ip_network((address, self._ipv6_prefix), strict=False)
+        return str(address if self._ipv6_prefix == 128 else network), is_trusted
+
+
+def _parse(text: str) -> _Address | None:
+    """Return the address in `text`, which may have a port and a zone id; None if there is none."""
+    text = text.strip()
+    with_port = _WITH_PORT.fullmatch(text)
+    if with_port is not None:
+        text = with_port["v6"] or with_port["v4"] or ""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return address if mapped is None else mapped
+
+
+def _forwarded_for(element: str) -> str:
+    """Return the value of `for` in one element of `Forwarded`; empty if there is none."""
+    found = _FORWARDED_FOR.search(element)
+    return "" if found is None else found["quoted"] or found["token"] or ""
+
+
+def _read_proxies(
+    given: Iterable[str],
+) -> tuple[bool, list[ipaddress.IPv4Network | ipaddress.IPv6Network]]:
+    """Return whether a Unix socket is trusted, and the networks of `trusted_proxies`."""
+    shown = f"trusted_proxies={short_repr(given)}"
+    example = 'write the addresses and networks of your proxies, such as ["10.0.0.0/8"]'
+    if isinstance(given, (str, bytes, int)):
+        raise ConfigurationError(
+            f"{shown} is no list; {example}"
+            + (
+                ": with a number of hops, one proxy more or less would be a hole"
+                if isinstance(given, int)
+                else ""
+            )
+        )
+    trusts_unix, networks = False, []
+    for proxy in given:
+        if proxy == _UNIX:
+            trusts_unix = True
+            continue
+        try:
+            if not isinstance(proxy, str):
+                raise ValueError("it is not a str")
+            network = ipaddress.ip_network(proxy)
+        except ValueError as exc:
+            everybody = " would trust everybody" if proxy == "*" else f": {exc}"
+            raise ConfigurationError(
+                f"{shown}: {short_repr(proxy)}{everybody}; {example}"
+            ) from None
+        if network.prefixlen == 0:
+            raise ConfigurationError(
+                f"{shown}: {short_repr(proxy)} would trust everybody, so that any client could "
+                f"write the address that it is limited by; {example}"
+            )
+        networks.append(network)
+    return trusts_unix, networks

@@ -1,0 +1,207 @@
+"""The header fields and the problem body of responses, as draft-ietf-httpapi-ratelimit-headers has
+them. This module alone knows the draft.
+
+    RateLimit-Policy: "search-1m";q=10;w=60, "search-1h";q=1000;w=3600
+    RateLimit: "search-1m";r=0;t=23
+    Retry-After: 23                                     refusals only
+    X-RateLimit-Limit: 10                               older fields, which no standard has
+    X-RateLimit-Remaining: 0
+    X-RateLimit-Reset: 1795371126                       s since the epoch, by the store's clock
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal, NamedTuple
+
+from ...ring.decision import Decision
+from ...ring.limit import UNITS_MS, Limit
+
+DRAFT = 11
+"""The version of the draft that is written."""
+Headers = Literal["ietf", "x-ratelimit", "both", "none"]
+"""Which fields are written, besides `Retry-After`."""
+EXPOSED_HEADERS = (
+    "RateLimit-Policy", "RateLimit", "Retry-After",
+    "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset",
+)  # fmt: skip
+"""The fields, for `Access-Control-Expose-Headers`: scripts of other origins see no others."""
+_TYPES = "https://iana.org/assignments/http-problem-types#"
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+Unit = Literal["requests", "content-bytes"]
+"""What a limit counts. Other units need an entry in the registry of the draft."""
+
+
+class Policies:
+    """The limits of one name, as the fields name them."""
+
+    __slots__ = ("_ends", "names", "text")
+
+    def __init__(self, name: str, limits: tuple[Limit, ...], unit: Unit) -> None:
+        several = len(limits) > 1
+        self.names = {
+            limit: f"{name}-{_interval_text(limit)}" if several else name for limit in limits
+        }
+        quota_unit = "" if unit == "requests" else f';qu="{unit}"'
+        self.text = ", ".join(
+            f"{_string(self.names[limit])};q={limit.amount}{quota_unit}{_window(limit)}"
+            for limit in limits
+        )
+        """The items of `RateLimit-Policy`."""
+        self._ends = {limit: _string(shown) for limit, shown in self.names.items()}
+
+    def item(self, decision: Decision) -> str:
+        """Return the item of `RateLimit` for a decision by these limits."""
+        seconds = seconds_until(decision)
+        return f"{self._ends[decision.limit]};r={decision.remaining};t={seconds}"
+
+
+class Asked(NamedTuple):
+    """What one limit has decided for one request, as the fields need it."""
+
+    decision: Decision
+    policies: Policies
+    headers: Headers
+
+    @property
+    def is_shown(self) -> bool:
+        """False where the store was away and nothing was counted: there is nothing to say then."""
+        return self.decision.source != "policy"
+
+
+def seconds_until(decision: Decision) -> int:
+    """Return after how many whole seconds the same call is admitted, or of an admitted one, when
+    all permits are free again, which promises less than there is.
+    """
+    return math.ceil(decision.reset_after if decision.allowed else decision.retry_after)
+
+
+def retry_after(decision: Decision) -> int:
+    """Return the value of `Retry-After` for a refusal: whole seconds, at least 1."""
+    return max(1, seconds_until(decision))
+
+
+def fields_to_set(
+    asked: Sequence[Asked], status: int, get: Callable[[str], str | None]
+) -> dict[str, str]:
+    """Return the header fields to set in a response, by name.
+
+    `asked` is what was decided for its request, in the order in which it was; `get` returns the
+    present value of a field, of several lines joined by ", ", and None where there is none. What a
+    list has already is kept in the value returned, and what it has of ours is not doubled. Fields
+    of other kinds that are present are left as they are, but for a `Retry-After` that is earlier.
+    """
+    values: dict[str, str] = {}
+    shown = [each for each in asked if each.is_shown]
+    refused = next((each.decision for each in reversed(asked) if not each.decision.allowed), None)
+    by_ietf = [each for each in shown if each.headers in ("ietf", "both")]
+    if by_ietf:
+        binding = _binding(by_ietf)
+        if not (300 <= status < 400 and binding.decision.remaining == 0):
+            policies = dict.fromkeys(each.policies.text for each in by_ietf)
+            _append(values, "RateLimit-Policy", ", ".join(policies), get)
+            _append(values, "RateLimit", binding.policies.item(binding.decision), get)
+    by_x = [each for each in shown if each.headers in ("x-ratelimit", "both")]
+    if by_x:
+        decision = _binding(by_x).decision
+        if get("X-RateLimit-Limit") is None and not (
+            300 <= status < 400 and decision.remaining == 0
+        ):
+            after_s = decision.reset_after if decision.allowed else decision.retry_after
+            values["X-RateLimit-Limit"] = str(decision.limit.amount)
+            values["X-RateLimit-Remaining"] = str(decision.remaining)
+            values["X-RateLimit-Reset"] = str(math.ceil(decision.now_ms / 1000 + after_s))
+    if refused is not None and status >= 400:  # not where the handler went on without
+        present = get("Retry-After")
+        ours = retry_after(refused)
+        if present is None or _seconds_of(present, refused.now_ms) < ours:
+            values["Retry-After"] = str(ours)
+    return values
+
+
+def problem(asked: Asked, unit: str) -> dict[str, Any]:
+    """Return the problem details (RFC 9457) of a refusal: 429, or 503 where the store was away.
+    `unit` is what the limit counts, in the plural.
+    """
+    decision = asked.decision
+    if not asked.is_shown:
+        return {
+            "type": f"{_TYPES}temporary-reduced-capacity",
+            "title": "Request cannot be satisfied due to temporary server capacity constraints",
+            "status": 503,
+            "detail": "the rate limit of this request cannot be checked now; "
+            f"try again in {retry_after(decision)} s",
+            "violated-policies": list(asked.policies.names.values()),
+        }
+    limit = decision.limit
+    one = limit.amount == 1
+    return {
+        "type": f"{_TYPES}quota-exceeded",
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429,
+        "detail": f"{limit.amount} {unit.removesuffix('s') if one else unit} per "
+        f"{_interval_words(limit)} {'is' if one else 'are'} allowed; "
+        f"try again in {retry_after(decision)} s",
+        "violated-policies": [asked.policies.names[limit]],
+    }
+
+
+def _binding(asked: Sequence[Asked]) -> Asked:
+    """Return the one that refused, or that has the fewest permits left."""
+    return min(asked, key=lambda each: (each.decision.allowed, each.decision.remaining))
+
+
+def _append(
+    values: dict[str, str], name: str, value: str, get: Callable[[str], str | None]
+) -> None:
+    present = get(name)
+    if present is None:
+        values[name] = value
+    elif value not in present:  # a refusal that was raised brings its fields itself
+        values[name] = f"{present}, {value}"
+
+
+def _seconds_of(value: str, now_ms: int) -> float:
+    """Return in how many seconds a `Retry-After` ends; 0 for what is none."""
+    if value.strip().isdigit():
+        return int(value)
+    try:
+        return parsedate_to_datetime(value).timestamp() - now_ms / 1000
+    except ValueError:
+        return 0
+
+
+def _string(name: str) -> str:
+    """Return `name` as a String of RFC 9651; what it cannot have is percent-encoded."""
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    encoded = re.sub(
+        r"[^\x20-\x7e]+",
+        lambda part: "".join(f"%{byte:02X}" for byte in part[0].encode("utf-8", "surrogatepass")),
+        escaped,
+    )
+    return f'"{encoded}"'
+
+
+def _window(limit: Limit) -> str:
+    seconds, rest = divmod(limit.interval_ms, 1000)
+    return "" if rest else f";w={seconds}"
+
+
+def _interval_text(limit: Limit) -> str:
+    """Return the interval as part of a name, such as "5m"."""
+    count, unit = _interval(limit, ("d", "h", "m", "s", "ms"))
+    return f"{count}{unit}"
+
+
+def _interval_words(limit: Limit) -> str:
+    """Return the interval in words, such as "5 minutes"."""
+    count, unit = _interval(limit, ("day", "hour", "minute", "second", "ms"))
+    return unit if count == 1 else f"{count} {unit}{'' if unit == 'ms' else 's'}"
+
+
+def _interval(limit: Limit, units: Sequence[str]) -> tuple[int, str]:
+    unit = next(unit for unit in units if limit.interval_ms % UNITS_MS[unit] == 0)
+    return limit.interval_ms // UNITS_MS[unit], unit

@@ -1,0 +1,544 @@
+"""`RateLimits` and its limits, as all integrations with web frameworks have them.
+
+What one limit does with one request is written once, as a generator that yields what is to be
+awaited: `AsyncRateLimits` awaits it, and for `BlockingRateLimits`, whose limiter has answered
+already, it is sent back as it is. The generator raises what the framework is to handle.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
+
+from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
+from ...async_use import only_async_with
+from ...away.policy import OnStoreError, check_options
+from ...callables import check_not_async, function_name
+from ...connect import act_as_owners, open_async_store, open_store, share_store, store_name
+from ...errors import RateLimitExceeded, short_repr
+from ...options import Consistency, Options
+from ...ring.clock import SYSTEM, Clock
+from ...ring.key import AnyKey, Key
+from ...ring.limit import LimitSpec, parse_limits
+from .address import ClientAddress
+from .fields import Asked, Headers, Policies, Unit, fields_to_set, problem
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_LOG = logging.getLogger("distwindow")
+T = TypeVar("T")
+Steps = Generator[Any, Any, T]
+"""What a limit does with a request. It yields awaitables in tasks, and results in threads."""
+MAX_DYNAMIC_LIMITS = 1000
+"""How many distinct limits a function of the request may return, in one process."""
+
+
+class RateLimited(RateLimitExceeded):
+    """A request was refused: `.decision`, `.retry_after`, and the response to send.
+
+    `.status_code` is 429, or 503 where the store was away and `on_store_error` is "deny".
+    `.headers` are the header fields by name, and `.problem` is the JSON body, of the media type
+    `application/problem+json`. An integration raises a subclass that is also an exception of its
+    framework.
+    """
+
+    def __init__(self, decision: Decision, asked: Sequence[Asked], unit: str) -> None:
+        super().__init__(decision)
+        self.problem = problem(asked[-1], unit)
+        self.status_code: int = self.problem["status"]
+        self.headers = fields_to_set(asked, self.status_code, lambda name: None)
+
+    def __str__(self) -> str:
+        detail: str = self.problem["detail"]
+        return detail  # without the key, as users of the application read it
+
+
+class LimitedRequest(list["Charged"]):
+    """What was decided for one request, in the order of the framework: a list that an integration
+    keeps with the request from its first limit on.
+    """
+
+    __slots__ = ()
+
+    def fields_to_set(self, status_code: int, get: Callable[[str], str | None]) -> dict[str, str]:
+        """Return the header fields to set in the response, by name; see `fields.fields_to_set`.
+        `get` returns the present value of a field, None where there is none.
+        """
+        return fields_to_set([each.asked for each in self], status_code, get) if self else {}
+
+    @property
+    def needs_response(self) -> bool:
+        """True if what the response is decides about a charge, so that `settle` has to be run."""
+        return any(not each.settled and each.limit.count_when is not None for each in self)
+
+    def settle(self, response: Any) -> Steps[None]:
+        """Have `count_when` decide about the charges of this request, once. To be run by
+        `RateLimits.run` after the last part of `response` was sent, or when it ends without. Raises
+        no `Exception`: what the functions raise is logged, and the charge stays.
+        """
+        for each in self:
+            if each.settled:
+                continue
+            each.settled = True
+            try:
+                yield from each.limit.settle(each, response)
+            except Exception:
+                _LOG.exception("the cost of a request could not be settled; it stays charged")
+
+
+class Charged:
+    """One limit that was asked for one request."""
+
+    __slots__ = ("asked", "limit", "limiter", "settled")
+
+    def __init__(self, limit: RequestLimit, limiter: Any, asked: Asked) -> None:
+        self.limit = limit
+        self.limiter = limiter
+        self.asked = asked
+        self.settled = asked.decision.charged is None
+        """True once nothing of its charge can change, or nothing was charged."""
+
+    @property
+    def decision(self) -> Decision:
+        return self.asked.decision
+
+
+class RequestLimit:
+    """One limit of requests: what `RateLimits.limit` makes, which documents the arguments.
+
+    An integration has a subclass that defines `name_of`, and where its functions do not take the
+    request, `arguments`.
+    """
+
+    def __init__(
+        self,
+        rate_limits: BaseRateLimits[Any],
+        limits: LimitSpec | Callable[..., Any],
+        *,
+        name: str | None = None,
+        key: Callable[..., Any] | None = None,
+        cost: int | Callable[..., Any] = 1,
+        exempt: Callable[..., Any] | None = None,
+        on_store_error: OnStoreError | None = None,
+        count_when: Callable[..., Any] | None = None,
+        priority: bool = False,
+        unit: Unit = "requests",
+    ) -> None:
+        self.rate_limits = rate_limits
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigurationError(f"name={short_repr(name)} is not the name of a limit, a str")
+        self.name = name
+        self.on_store_error = (
+            rate_limits.on_store_error if on_store_error is None else on_store_error
+        )
+        self.count_when = count_when
+        self.priority = priority
+        if unit not in get_args(Unit):
+            raise ConfigurationError(
+                f'unit={short_repr(unit)} is neither "requests" nor "content-bytes"'
+            )
+        self._unit = unit
+        self._key = rate_limits.key_function(key)
+        self._cost = cost
+        self._exempt = exempt
+        self._limiter: Any = None
+        self._opening = 0
+        """The `openings` of `rate_limits` when `_limiter` was taken from it."""
+        self._limits: tuple[Limit, ...] | None = None
+        """None where a function of the request returns them."""
+        self._limits_of = limits
+        self._dynamic: dict[Any, tuple[Limit, ...]] = {}
+        self._policies: dict[tuple[str, tuple[Limit, ...]], Policies] = {}
+        self._check_function("key", self._key)
+        for option, function in (("exempt", exempt), ("count_when", count_when)):
+            if function is not None:
+                self._check_function(option, function)
+        if callable(limits):
+            self._check_function("limits", limits)
+        else:
+            self._limits = parse_limits(limits)
+            self._limiter = rate_limits.limiter(self._limits, self.on_store_error)
+            self._opening = rate_limits.openings
+        if callable(cost):
+            self._check_function("cost", cost)
+        else:
+            self._check_fixed_cost(cost)
+
+    # -- what an integration defines -----------------------------------------------------------
+
+    def name_of(self, request: Any) -> str:
+        """Return the name of the limit at `request` where it was given none: method and path
+        template of the route. Raises `ConfigurationError` where these cannot be read.
+        """
+        raise NotImplementedError  # each framework has routes of its own
+
+    def arguments(self, request: Any) -> tuple[Any, ...]:
+        """Return the arguments of `key`, `cost`, `exempt` and `limits`."""
+        return (request,)
+
+    # -- what an integration calls -------------------------------------------------------------
+
+    def decide(
+        self, request: Any, earlier: LimitedRequest, cost: int | None = None, key: Any = None
+    ) -> Steps[Decision | None]:
+        """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
+        the decision; None if the request is not limited: it is exempt, its key is None, or the
+        limits are switched off. `cost` and `key` replace those of the limit.
+
+        To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
+        back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
+        `on_store_error="raise"`, and always `ConfigurationError`.
+        """
+        rate_limits = self.rate_limits
+        if not rate_limits.enabled:
+            return None
+        arguments = self.arguments(request)
+        if self._exempt is not None and (yield from self._call("exempt", self._exempt, arguments)):
+            return None
+        if key is None:
+            key = yield from self._call("key", self._key, arguments)
+        if key is None:
+            return None
+        limits = self._limits
+        if limits is None:
+            limits = yield from self._dynamic_limits(arguments)
+        if cost is None:
+            cost = self._cost  # type: ignore[assignment]  # checked where it is no function
+            if callable(cost):
+                cost = yield from self._call("cost", cost, arguments)
+        name = self.name or self.name_of(request)
+        limiter = self._limiter
+        if self._limits is None or rate_limits.openings != self._opening:
+            limiter = self._limiter = rate_limits.limiter(limits, self.on_store_error)
+            self._opening = rate_limits.openings
+        decision: Decision = yield limiter.try_acquire(
+            self._named_key(name, key), cost, self.priority
+        )
+        policies = self._policies.get((name, limits))
+        if policies is None:
+            policies = self._policies[name, limits] = Policies(name, limits, self._unit)
+        earlier.append(Charged(self, limiter, Asked(decision, policies, rate_limits.headers)))
+        if not decision.allowed:
+            yield from _give_back(earlier, rate_limits)
+            raise rate_limits.error_type(decision, [each.asked for each in earlier], self._counted)
+        if decision.wait > 0:  # borrowed, or paced: it begins later
+            yield rate_limits.sleep(decision.wait)
+        return decision
+
+    # -- internal ------------------------------------------------------------------------------
+
+    @property
+    def _counted(self) -> str:
+        """What the limit counts, in words."""
+        if self._unit == "content-bytes":
+            return "bytes"
+        return "requests" if self._cost == 1 else "units"
+
+    def settle(self, charged: Charged, response: Any) -> Steps[None]:
+        """Give the cost back if `count_when` says so of `response`; see `LimitedRequest.settle`."""
+        if self.count_when is None:
+            return
+        counts = yield from self._call("count_when", self.count_when, (response,))
+        if not counts:
+            yield charged.limiter.refund(charged.decision)
+
+    def _call(self, option: str, function: Any, arguments: tuple[Any, ...]) -> Steps[Any]:
+        value = function(*arguments)
+        if hasattr(value, "__await__"):
+            if not self.rate_limits.awaits:
+                if hasattr(value, "close"):
+                    value.close()  # or it would warn that it was never awaited
+                raise ConfigurationError(
+                    f"{option}={function_name(function)} has returned what must be awaited, and "
+                    "nothing is awaited here; write a plain function"
+                )
+            value = yield value
+        return value
+
+    def _dynamic_limits(self, arguments: tuple[Any, ...]) -> Steps[tuple[Limit, ...]]:
+        spec = yield from self._call("limits", self._limits_of, arguments)
+        known = spec if isinstance(spec, (str, Limit)) else tuple(spec)
+        limits = self._dynamic.get(known)
+        if limits is None:
+            if len(self._dynamic) >= MAX_DYNAMIC_LIMITS:
+                raise ConfigurationError(
+                    f"limits={function_name(self._limits_of)} has returned more than "
+                    f"{MAX_DYNAMIC_LIMITS:,} distinct limits, and each is kept; return one of a few"
+                )
+            limits = self._dynamic[known] = parse_limits(spec)
+        return limits
+
+    def _named_key(self, name: str, key: Any) -> AnyKey:
+        """Return the key of the ring: the name of the limit, then the key of the request."""
+        first = name if name.isalnum() else name.replace("%", "%25").replace(":", "%3A")
+        if isinstance(key, str) and key:
+            return f"{first}:{key}"
+        if isinstance(key, bytes) and key:
+            return b"%s:%s" % (first.encode(), key)
+        if isinstance(key, Key):
+            resource = self._named_key(name, key.resource)
+            return Key(resource, key.tag)  # type: ignore[arg-type]  # of str or bytes, no Key
+        problem = "is empty" if key in ("", b"") else f"is {short_repr(key)}"
+        raise ConfigurationError(
+            f"key={function_name(self._key)}: the key of a request {problem}; return a str or "
+            "bytes, not empty, or a Key; or None if the request is not limited"
+        )
+
+    def _check_function(self, option: str, function: Any) -> None:
+        if not callable(function):
+            raise ConfigurationError(f"{option}={short_repr(function)} is not a function")
+        if not self.rate_limits.awaits:
+            check_not_async(option, function)
+
+    def _check_fixed_cost(self, cost: object) -> None:
+        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+            raise ConfigurationError(
+                f"cost={short_repr(cost)} is neither a whole number of at least 1 nor a function"
+            )
+        smallest = min((limit.amount for limit in self._limits or ()), default=cost)
+        if cost > smallest:
+            raise ConfigurationError(
+                f"cost={cost} can never be admitted: the smallest limit is {smallest}"
+            )
+
+
+def _give_back(earlier: LimitedRequest, rate_limits: BaseRateLimits[Any]) -> Steps[None]:
+    """Give back what was charged before the last limit refused; best effort."""
+    if not earlier[-1].asked.is_shown:
+        return  # the store that would take it back does not answer
+    for each in earlier[:-1]:
+        # Where threads and tasks serve one application, each gives back what it has charged.
+        if each.settled or each.limit.rate_limits.awaits != rate_limits.awaits:
+            continue
+        if each.limit.count_when is not None:
+            continue  # which will see the refusal
+        each.settled = True
+        with suppress(StoreError):  # then it leaves with its bucket
+            yield each.limiter.refund(each.decision)
+
+
+R = TypeVar("R", bound=RequestLimit)
+
+
+class BaseRateLimits(Generic[R]):
+    """The limits of one application, on one connection: base class of `AsyncRateLimits` and
+    `BlockingRateLimits`, of which an integration has a subclass.
+
+    `on_store_error` is what a request gets that the store has not decided, and a limit may name
+    its own: `"allow"` (it is served, without header fields), `"deny"` (503), `"raise"` (the
+    `StoreError` goes to the framework), `"local"` (the share of this process decides). A
+    `ConfigurationError`, such as a wrong password, is always raised: a mistake is no outage.
+    `trusted_proxies` are the addresses and networks of proxies whose `X-Forwarded-For` is believed
+    (`ClientAddress`). `headers` says which header fields responses get: `"ietf"`,
+    `"x-ratelimit"`, `"both"`, `"none"`. Without `enabled` nothing is asked, and no field is
+    written. `store`, `prefix`, `timeout`, `consistency` and `name` are as for `Limiter`.
+
+    After it was closed, the next request opens it again: a test starts an application many times.
+    """
+
+    limit_type: Callable[..., R]
+    """The integration's class of limits, a subclass of `RequestLimit`."""
+    address_type: type[ClientAddress]
+    """The integration's subclass of `ClientAddress`."""
+    error_type: Callable[[Decision, Sequence[Asked], str], Exception] = RateLimited
+    """What is raised for a refusal; a subclass of `RateLimited`, with its arguments."""
+    awaits: ClassVar[bool]
+    """True if `key`, `cost`, `exempt` and `limits` may be coroutine functions."""
+    sleep: Callable[[float], Any]
+    """Sleeps for some seconds by the clock of the store; to be awaited if `awaits`."""
+    _limiter_type: Callable[..., Any]
+    _open_store: Callable[..., Any]
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        on_store_error: OnStoreError,
+        prefix: str = "distwindow",
+        timeout: float = 0.25,
+        consistency: Consistency = "direct",
+        trusted_proxies: Sequence[str] = (),
+        headers: Headers = "ietf",
+        enabled: bool = True,
+        name: str | None = None,
+        time: Clock = SYSTEM,
+    ) -> None:
+        if headers not in get_args(Headers):
+            raise ConfigurationError(
+                f'headers={short_repr(headers)} is none of "ietf", "x-ratelimit", "both", "none"'
+            )
+        self.on_store_error: Any = on_store_error
+        self.headers: Headers = headers
+        self.enabled = enabled
+        self.client_address = self.address_type(trusted_proxies)
+        """The address of the client of a request, by `trusted_proxies`: for key functions."""
+        self._given_store = store
+        self._options = Options(
+            prefix=prefix, timeout=timeout, consistency=consistency, name=name, time=time,
+            on_store_error=on_store_error,
+        )  # fmt: skip
+        check_options(self._options)
+        self._limiters: dict[tuple[tuple[Limit, ...], Any], Any] = {}
+        self.openings = 0
+        """How many times it was closed, and so opened again."""
+        self._open()
+
+    def limit(
+        self,
+        limits: LimitSpec | Callable[..., Any],
+        *,
+        name: str | None = None,
+        key: Callable[..., Any] | None = None,
+        cost: int | Callable[..., Any] = 1,
+        exempt: Callable[..., Any] | None = None,
+        on_store_error: OnStoreError | None = None,
+        count_when: Callable[..., Any] | None = None,
+        priority: bool = False,
+        unit: Unit = "requests",
+    ) -> R:
+        """Return one limit, for the place where the framework has such things.
+
+        `limits` is one limit or several, of which all must admit, or a function of the request
+        that returns them: at most 1,000 distinct ones. `name` is what header fields call it, and
+        the beginning of its keys: limits with one name are one limit. Without it, each route is
+        limited by itself. `key` is a function of the request that returns a `str`, `bytes` or
+        `Key`, or None for a request that is not limited; by default the address of the client.
+        `cost` is a whole number, or a function of the request. `exempt` is a function of the
+        request: where it returns true, nothing else is asked. `on_store_error` replaces that of
+        the object. `count_when` is a function of the response: the cost is charged before, and
+        given back after a response for which it returns false. `priority` is that of
+        `Limiter.try_acquire`. `unit` is what the limit counts: "requests" or "content-bytes".
+        Raises `ConfigurationError` for what can never work.
+        """
+        return self.limit_type(
+            self, limits, name=name, key=key, cost=cost, exempt=exempt,
+            on_store_error=on_store_error, count_when=count_when, priority=priority, unit=unit,
+        )  # fmt: skip
+
+    def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:
+        """Return the function for `key`: that of this object for the default."""
+        return self.client_address if key is None else key
+
+    def limiter(self, limits: tuple[Limit, ...], on_store_error: Any) -> Any:
+        """Return the limiter for these limits, which is made once."""
+        limiter = self._limiters.get((limits, on_store_error))
+        if limiter is None:
+            if self._store is None:
+                self._open()
+            options = self._options
+            limiter = self._limiter_type(
+                self._lent_store, limits, prefix=options.prefix, timeout=options.timeout,
+                consistency=options.consistency, on_store_error=on_store_error, time=options.time,
+            )  # fmt: skip
+            act_as_owners([limiter], self._lent_store)
+            # Of two threads that come here at once, one has its limiter kept.
+            limiter = self._limiters.setdefault((limits, on_store_error), limiter)
+        return limiter
+
+    def __repr__(self) -> str:
+        shown = store_name(self._given_store)
+        return f"{type(self).__name__}({shown!r}, on_store_error={self.on_store_error!r})"
+
+    def _open(self) -> None:
+        """Open the store; nothing is connected to."""
+        self._store: Any = type(self)._open_store(self._given_store, self._options)
+        self._owns_store = self._store is not self._given_store
+        shown = store_name(self._given_store)
+        self._lent_store = share_store(self._store, shown, owned=self._owns_store)
+        outages = getattr(self._store, "outages", None)
+        if outages is not None and self._owns_store:
+            outages.name = f"rate limits {self._options.prefix!r} at {shown}"
+            outages.effect = "requests are answered by on_store_error until it is back"
+
+    def _take_all(self) -> tuple[list[Any], Any]:
+        """Return the limiters and the store to close, and forget them; None for a store of the
+        caller's.
+        """
+        limiters, store = list(self._limiters.values()), self._store
+        self._limiters.clear()
+        self._store = None
+        self.openings += 1
+        return limiters, store if self._owns_store else None
+
+
+@only_async_with
+class AsyncRateLimits(BaseRateLimits[R]):
+    """`BaseRateLimits` for tasks. `async with rate_limits:` closes it at its end."""
+
+    awaits = True
+    _limiter_type = AsyncLimiter
+    _open_store = staticmethod(open_async_store)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Run what a limit does with a request."""
+        try:
+            step = steps.send(None)
+            while True:
+                try:
+                    result = await step
+                except BaseException as exc:
+                    step = steps.throw(exc)
+                else:
+                    step = steps.send(result)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+    async def sleep(self, seconds: float) -> None:
+        await self._store.sleep(seconds)
+
+    async def aclose(self) -> None:
+        """Send what was counted, give back what is held, and close the connection. The next
+        request opens it again.
+        """
+        limiters, store = self._take_all()
+        for limiter in limiters:
+            await limiter.aclose()
+        if store is not None:
+            await store.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+class BlockingRateLimits(BaseRateLimits[R]):
+    """`BaseRateLimits` for threads. Safe to share between threads; survives `fork`."""
+
+    awaits = False
+    _limiter_type = Limiter
+    _open_store = staticmethod(open_store)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run what a limit does with a request."""
+        try:
+            step = steps.send(None)
+            while True:
+                step = steps.send(step)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+    def sleep(self, seconds: float) -> None:
+        self._store.clock.sleep(seconds)
+
+    def close(self) -> None:
+        """Send what was counted, give back what is held, and close the connections. The next
+        request opens them again.
+        """
+        limiters, store = self._take_all()
+        for limiter in limiters:
+            limiter.close()
+        if store is not None:
+            store.close()

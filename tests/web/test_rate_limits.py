@@ -1,0 +1,455 @@
+"""What all integrations share, through one without a framework, for threads and for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from distwindow import ConfigurationError, Decision, Key, Limit, StoreError
+from distwindow.contrib import http
+from distwindow.testing import ManualClock
+from tests.servers.wait import until
+
+AWAY = "redis://127.0.0.1:1/0"
+"""Nothing listens there."""
+
+
+def nothing(name: str) -> None:
+    """Return the value of a header field of a response without any."""
+
+
+class Address(http.ClientAddress):
+    def peer_and_values(self, request: dict[str, Any]):
+        forwarded = request.get("forwarded", [])
+        return request.get("peer", "9.9.9.9"), lambda name: forwarded
+
+
+class RouteLimit(http.RequestLimit):
+    def name_of(self, request: dict[str, Any]) -> str:
+        name: str = request.get("route", "GET /")
+        return name
+
+
+class Blocking(http.BlockingRateLimits[RouteLimit]):
+    limit_type = RouteLimit
+    address_type = Address
+
+
+class Awaiting(http.AsyncRateLimits[RouteLimit]):
+    limit_type = RouteLimit
+    address_type = Address
+
+
+class Application:
+    """Runs requests through limits, blocking or in tasks."""
+
+    def __init__(self, kind: Callable[..., Any], loop: asyncio.AbstractEventLoop | None) -> None:
+        self.kind = kind
+        self.loop = loop
+        self.opened: list[Any] = []
+
+    def rate_limits(self, store: str = "memory://", **options: Any) -> Any:
+        options = {"on_store_error": "raise", "timeout": 10.0, **options}
+        self.of: Any = self.kind(store, **options)
+        self.opened.append(self.of)
+        return self.of
+
+    def close(self) -> None:
+        for each in self.opened:
+            self.done(each.aclose() if each.awaits else each.close())
+
+    def done(self, result: Any) -> Any:
+        return result if self.loop is None else self.loop.run_until_complete(result)
+
+    def ask(self, *limits: Any, then: Any = None, **request: Any) -> http.LimitedRequest:
+        """Ask `limits` for one request, until one refuses; `then` is its response."""
+        asked = http.LimitedRequest()
+        try:
+            for limit in limits:
+                self.done(limit.rate_limits.run(limit.decide(request, asked)))
+        except http.RateLimited:
+            pass
+        if then is not None and asked.needs_response:
+            self.done(self.of.run(asked.settle(then)))
+        return asked
+
+    def admits(self, limit: Any, times: int = 1, **request: Any) -> int:
+        asked = [self.ask(limit, **request) for _ in range(times)]
+        return sum(not each or each[0].decision.allowed for each in asked)
+
+
+@pytest.fixture(params=["blocking", "awaiting"])
+def app(request: pytest.FixtureRequest):
+    if request.param == "blocking":
+        made = Application(Blocking, None)
+        yield made
+        made.close()
+    else:
+        loop = asyncio.new_event_loop()
+        made = Application(Awaiting, loop)
+        yield made
+        made.close()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+# -- what a limit counts --------------------------------------------------------------------------
+
+
+def test_a_limit_is_for_the_address_of_the_client_and_its_route(app: Application) -> None:
+    limit = app.rate_limits().limit("2/minute")
+    assert app.admits(limit, 5) == 2
+    assert app.admits(limit, 5, peer="8.8.8.8") == 2
+    assert app.admits(limit, 5, route="GET /other") == 2
+
+
+def test_limits_of_one_name_are_one_limit(app: Application) -> None:
+    rate_limits = app.rate_limits()
+    first, second = (rate_limits.limit("3/minute", name="search") for _ in range(2))
+    assert app.admits(first, 2) == 2
+    assert app.admits(second, 2, route="GET /other") == 1
+
+
+def test_the_address_is_by_the_trusted_proxies_of_the_object(app: Application) -> None:
+    limit = app.rate_limits(trusted_proxies=["10.0.0.0/8"]).limit("1/minute")
+    assert app.admits(limit, 2, peer="10.0.0.1", forwarded=["1.1.1.1"]) == 1
+    assert app.admits(limit, 2, peer="10.0.0.1", forwarded=["2.2.2.2"]) == 1
+    assert app.admits(limit, 2, peer="8.8.8.8", forwarded=["3.3.3.3"]) == 1
+    assert app.admits(limit, 2, peer="8.8.8.8", forwarded=["4.4.4.4"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("u", "n:u"),
+        (b"\xff", b"n:\xff"),
+        (Key("u", tag="t"), Key("n:u", tag="t")),
+    ],
+)
+def test_the_name_is_the_beginning_of_the_key(app: Application, key: Any, name: Any) -> None:
+    limit = app.rate_limits().limit("2/minute", name="n", key=lambda request: key)
+    assert app.ask(limit)[0].decision.key == name
+
+
+def test_no_key_reaches_into_the_limit_of_another_name(app: Application) -> None:
+    rate_limits = app.rate_limits()
+    one = rate_limits.limit("1/minute", name="items", key=lambda request: "export:bob")
+    other = rate_limits.limit("1/minute", name="items:export", key=lambda request: "bob")
+    assert app.admits(one) == app.admits(other) == 1
+
+
+@pytest.mark.parametrize("key", ["", b"", 42, 0])
+def test_a_key_that_is_none_is_a_mistake_that_names_the_function(app: Application, key: Any):
+    def user(request: object) -> Any:
+        return key
+
+    limit = app.rate_limits().limit("2/minute", key=user)
+    with pytest.raises(ConfigurationError, match="user"):
+        app.ask(limit)
+
+
+def test_the_key_none_is_not_limited(app: Application) -> None:
+    limit = app.rate_limits().limit("1/minute", key=lambda request: None)
+    assert app.admits(limit, 5) == 5
+    assert app.ask(limit) == []
+
+
+def test_who_is_exempt_is_not_asked_for_a_key(app: Application) -> None:
+    def key(request: object) -> str:
+        raise AssertionError
+
+    limit = app.rate_limits().limit("1/minute", exempt=lambda request: True, key=key)
+    assert app.admits(limit, 5) == 5
+
+
+def test_a_cost_may_be_a_function_of_the_request(app: Application) -> None:
+    limit = app.rate_limits().limit("10/minute", cost=lambda request: request["cost"])
+    assert app.ask(limit, cost=7)[0].decision.remaining == 3
+    assert not app.ask(limit, cost=4)[0].decision.allowed
+    assert app.ask(limit, cost=3)[0].decision.allowed
+
+
+def test_several_limits_are_all_or_none(app: Application) -> None:
+    limit = app.rate_limits().limit(["2/minute", "3/hour"])
+    assert app.admits(limit, 5) == 2
+
+
+def test_limits_may_be_a_function_of_the_request(app: Application) -> None:
+    limit = app.rate_limits().limit(lambda request: request["plan"], key=lambda request: "all")
+    assert app.admits(limit, 5, plan="1/minute") == 1
+    assert app.admits(limit, 5, plan="3/minute") == 2  # the same window, which has one
+    assert app.admits(limit, 5, plan=["2/hour", Limit("9/day")]) == 2
+
+
+def test_too_many_distinct_limits_are_a_mistake(app: Application) -> None:
+    def plan(request: dict[str, Any]) -> str:
+        return f"{request['amount']}/minute"
+
+    limit = app.rate_limits().limit(plan)
+    for amount in range(1, 1001):
+        app.ask(limit, amount=amount)
+    app.ask(limit, amount=1)
+    with pytest.raises(ConfigurationError, match="plan has returned more than 1,000"):
+        app.ask(limit, amount=1001)
+
+
+def test_switched_off_nothing_is_asked(app: Application) -> None:
+    rate_limits = app.rate_limits(AWAY, enabled=False)
+    limit = rate_limits.limit("1/minute", key=lambda request: 1 / 0)
+    assert app.admits(limit, 5) == 5
+    assert app.ask(limit).fields_to_set(200, nothing) == {}
+
+
+def test_a_paced_limit_holds_the_request_back(app: Application) -> None:
+    clock = ManualClock(1_000_000)
+    limit = app.rate_limits(time=clock).limit("10/second paced 500ms")
+    decisions = [app.ask(limit)[0].decision for _ in range(2)]
+    assert [decision.wait for decision in decisions] == [0.0, pytest.approx(0.1)]
+    assert clock.now_ms() == 1_000_100
+
+
+# -- functions ------------------------------------------------------------------------------------
+
+
+def test_coroutine_functions_are_awaited() -> None:
+    async def key(request: object) -> str:
+        await asyncio.sleep(0)
+        return "k"
+
+    async def yes(request: object) -> bool:
+        return True
+
+    async def cost(request: object) -> int:
+        return 3
+
+    async def plan(request: object) -> str:
+        return "3/minute"
+
+    async def main() -> None:
+        async with Awaiting("memory://", on_store_error="raise") as rate_limits:
+            asked = http.LimitedRequest()
+            limit = rate_limits.limit(plan, key=key, cost=cost)
+            await rate_limits.run(limit.decide({}, asked))
+            assert asked[0].decision.remaining == 0
+            exempt = rate_limits.limit("1/minute", exempt=yes)
+            assert await rate_limits.run(exempt.decide({}, asked)) is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("option", ["key", "cost", "exempt", "limits", "count_when"])
+def test_where_nothing_is_awaited_a_coroutine_function_is_a_mistake(option: str) -> None:
+    async def function(request: object) -> bool:
+        return True
+
+    rate_limits = Blocking("memory://", on_store_error="raise")
+    options: dict[str, Any] = {"limits": "1/minute", option: function}
+    with pytest.raises(ConfigurationError, match=rf"{option}=.*function is asynchronous"):
+        rate_limits.limit(**options)
+
+
+def test_a_function_that_returns_a_coroutine_is_no_silent_truth() -> None:
+    async def is_admin(request: object) -> bool:
+        return False
+
+    rate_limits = Blocking("memory://", on_store_error="raise")
+    limit = rate_limits.limit("1/minute", exempt=lambda request: is_admin(request))
+    with pytest.raises(ConfigurationError, match="exempt="):
+        rate_limits.run(limit.decide({}, http.LimitedRequest()))
+
+
+def test_what_a_function_raises_is_raised_and_nothing_is_charged(app: Application) -> None:
+    limit = app.rate_limits().limit("1/minute", key=lambda request: request["user"])
+    with pytest.raises(KeyError):
+        app.ask(limit)
+    assert app.admits(limit, 2, user="a") == 1
+
+
+# -- several limits of one request ----------------------------------------------------------------
+
+
+def test_a_later_refusal_gives_back_what_earlier_limits_charged(app: Application) -> None:
+    rate_limits = app.rate_limits()
+    router, route = rate_limits.limit("9/minute", name="a"), rate_limits.limit("1/hour", name="b")
+    asked = [app.ask(router, route) for _ in range(4)]
+    assert [each[-1].decision.allowed for each in asked] == [True, False, False, False]
+    assert app.ask(router)[0].decision.remaining == 7
+
+
+def test_fields_name_all_limits_that_were_asked(app: Application) -> None:
+    rate_limits = app.rate_limits()
+    router, route = rate_limits.limit("9/minute", name="a"), rate_limits.limit("1/hour", name="b")
+    app.ask(router, route)
+    fields = app.ask(router, route).fields_to_set(429, nothing)
+    assert fields["RateLimit-Policy"] == '"a";q=9;w=60, "b";q=1;w=3600'
+    assert fields["RateLimit"].startswith('"b";r=0;t=')
+
+
+def test_the_error_brings_the_response(app: Application) -> None:
+    limit = app.rate_limits().limit("1/minute", name="n", key=lambda request: "secret")
+    app.ask(limit)
+    with pytest.raises(http.RateLimited) as refused:
+        app.done(app.of.run(limit.decide({}, http.LimitedRequest())))
+    assert refused.value.status_code == refused.value.problem["status"] == 429
+    assert refused.value.headers["Retry-After"] == str(-int(-refused.value.retry_after // 1))
+    assert set(refused.value.headers) == {"RateLimit-Policy", "RateLimit", "Retry-After"}
+    assert "secret" not in f"{refused.value} {refused.value.headers} {refused.value.problem}"
+
+
+# -- what the response decides --------------------------------------------------------------------
+
+
+def test_count_when_gives_back_what_is_not_to_be_counted(app: Application) -> None:
+    limit = app.rate_limits().limit("2/minute", count_when=lambda response: response == 401)
+    responses = [200, 401, 200, 200, 401, 401]
+    asked = [app.ask(limit, then=response) for response in responses]
+    assert [each[0].decision.allowed for each in asked] == [True] * 5 + [False]
+
+
+def test_an_earlier_limit_with_count_when_is_given_back_by_that_alone(app: Application) -> None:
+    rate_limits = app.rate_limits()
+    login = rate_limits.limit("3/minute", name="a", count_when=lambda response: response != 200)
+    route = rate_limits.limit("1/hour", name="b")
+    app.ask(login, route, then=200)
+    app.ask(login, route, then=429)
+    assert app.ask(login, then=200)[0].decision.remaining == 1
+
+
+def test_count_when_that_raises_is_logged_and_the_cost_stays(
+    app: Application, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = app.rate_limits().limit("1/minute", count_when=lambda response: response.status)
+    app.ask(limit, then="no response")
+    assert app.admits(limit) == 0
+    assert "stays charged" in caplog.text
+    assert "AttributeError" in caplog.text
+
+
+# -- while the store is away ----------------------------------------------------------------------
+
+
+def test_allow_serves_without_fields(app: Application) -> None:
+    limit = app.rate_limits(AWAY, on_store_error="allow").limit("1/minute")
+    asked = app.ask(limit)
+    assert asked[0].decision.reason == "store_down"
+    assert asked[0].decision.allowed
+    assert asked.fields_to_set(200, nothing) == {}
+
+
+def test_deny_is_503(app: Application) -> None:
+    limit = app.rate_limits(AWAY, on_store_error="deny").limit("1/minute")
+    with pytest.raises(http.RateLimited) as refused:
+        app.done(app.of.run(limit.decide({}, http.LimitedRequest())))
+    assert refused.value.status_code == 503
+    assert refused.value.headers == {"Retry-After": "1"}
+
+
+def test_local_decides_by_the_share_of_this_process(app: Application) -> None:
+    limit = app.rate_limits(AWAY, on_store_error="local").limit("2/minute")
+    assert app.admits(limit, 5) == 2
+    assert "RateLimit" in app.ask(limit).fields_to_set(429, nothing)
+
+
+def test_raise_raises_and_a_limit_may_say_otherwise(app: Application) -> None:
+    rate_limits = app.rate_limits(AWAY)
+    with pytest.raises(StoreError):
+        app.ask(rate_limits.limit("1/minute"))
+    assert app.admits(rate_limits.limit("1/minute", on_store_error="allow"), 3) == 3
+
+
+def test_an_outage_is_one_log_line(app: Application, caplog: pytest.LogCaptureFixture) -> None:
+    rate_limits = app.rate_limits(AWAY, on_store_error="allow")
+    for name in ("a", "b", "c"):
+        app.admits(rate_limits.limit("1/minute", name=name), 5)
+    lines: list[str] = []
+
+    def is_logged() -> bool:  # by what probes the server, a thread or a task
+        app.done(asyncio.sleep(0.001)) if app.loop else None
+        lines[:] = [each for each in caplog.messages if "away" in each]
+        return bool(lines)
+
+    until(is_logged)
+    assert len(lines) == 1
+    assert "on_store_error" in lines[0]
+
+
+@pytest.mark.parametrize("policy", ["allow", "deny", "local"])
+def test_a_mistake_is_raised_under_every_policy(
+    app: Application, policy: str, redis_url: str
+) -> None:
+    url = redis_url.replace("redis://", "redis://nobody:wrong@")
+    limit = app.rate_limits(url, on_store_error=policy).limit("1/minute")
+    with pytest.raises(ConfigurationError) as raised:
+        app.ask(limit)
+    assert "wrong@" not in str(raised.value)
+
+
+# -- the life of the object -----------------------------------------------------------------------
+
+
+def test_one_connection_for_all_limits_and_it_opens_again(
+    app: Application, redis_url: str, prefix: str
+) -> None:
+    rate_limits = app.rate_limits(redis_url, prefix=prefix, name="test-web")
+    limits = [rate_limits.limit(f"{amount}/minute", name=str(amount)) for amount in (1, 2, 3)]
+    assert [app.admits(limit, 5) for limit in limits] == [1, 2, 3]
+    store = rate_limits._store
+    assert all(each._store._store is store for each in rate_limits._limiters.values())
+    app.close()
+    assert [app.admits(limit, 5) for limit in limits] == [0, 0, 0]  # opened, and counted on
+
+
+def test_leases_are_given_back_when_it_is_closed(
+    app: Application, redis_url: str, prefix: str
+) -> None:
+    rate_limits = app.rate_limits(redis_url, prefix=prefix, consistency="leased")
+    limit = rate_limits.limit("100/minute", name="n")
+    assert app.admits(limit, 3) == 3
+    app.close()
+    direct = app.rate_limits(redis_url, prefix=prefix)
+    assert app.ask(direct.limit("100/minute", name="n"))[0].decision.remaining == 96
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({"on_store_error": "open"}, {}),
+        ({"on_store_error": None}, {}),
+        ({"headers": "all"}, {}),
+        ({"consistency": "exact"}, {}),
+        ({"trusted_proxies": ["*"]}, {}),
+        ({}, {"limits": "ten"}),
+        ({}, {"on_store_error": "open"}),
+        ({}, {"name": ""}),
+        ({}, {"key": "user"}),
+        ({}, {"exempt": True}),
+        ({}, {"cost": 0}),
+        ({}, {"cost": 11}),
+        ({}, {"unit": "tokens"}),
+    ],
+)
+def test_mistakes_are_found_where_they_are_written(
+    app: Application, options: dict[str, Any], limit: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError):
+        app.rate_limits(**options).limit(**{"limits": "10/minute", **limit})
+
+
+def test_what_a_request_gets_while_the_store_is_away_has_to_be_said() -> None:
+    with pytest.raises(TypeError, match="on_store_error"):
+        Blocking("memory://")  # type: ignore[call-arg]  # that is the test
+
+
+def test_the_decision_is_returned(app: Application) -> None:
+    limit = app.rate_limits().limit("5/minute")
+    decision = app.done(app.of.run(limit.decide({}, http.LimitedRequest())))
+    assert isinstance(decision, Decision)
+    assert decision.remaining == 4
