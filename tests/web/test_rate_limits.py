@@ -245,7 +245,7 @@ def test_coroutine_functions_are_awaited() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("option", ["key", "cost", "exempt", "limits", "count_when"])
+@pytest.mark.parametrize("option", ["key", "cost", "exempt", "limits", "count_when", "cost_after"])
 def test_where_nothing_is_awaited_a_coroutine_function_is_a_mistake(option: str) -> None:
     async def function(request: object) -> bool:
         return True
@@ -321,6 +321,49 @@ def test_an_earlier_limit_with_count_when_is_given_back_by_that_alone(app: Appli
     app.ask(login, route, then=200)
     app.ask(login, route, then=429)
     assert app.ask(login, then=200)[0].decision.remaining == 1
+
+
+def test_cost_after_is_what_is_counted(app: Application) -> None:
+    limit = app.rate_limits().limit(
+        "10/minute", cost=4, cost_after=lambda request, response: response
+    )
+    assert app.ask(limit, then=1)[0].decision.remaining == 6
+    assert app.ask(limit, then=0)[0].decision.remaining == 5
+    assert app.ask(limit, then=8)[0].decision.remaining == 5  # 4 more than was reserved
+    assert not app.ask(limit)[0].decision.allowed
+    with pytest.raises(http.RateLimited, match="10 units per minute"):
+        app.done(app.of.run(limit.decide({}, http.LimitedRequest())))
+
+
+def test_an_estimate_above_the_limit_is_cut_to_it(app: Application) -> None:
+    limit = app.rate_limits().limit("10/minute", cost=99, cost_after=lambda r, response: response)
+    assert app.ask(limit, then=3)[0].decision.allowed
+    assert not app.ask(limit)[0].decision.allowed
+
+
+def test_what_was_reserved_is_given_back_at_a_later_refusal(app: Application) -> None:
+    rate_limits = app.rate_limits()
+    tokens = rate_limits.limit("9/minute", name="a", cost=5, cost_after=lambda r, response: 5)
+    route = rate_limits.limit("1/hour", name="b")
+    app.ask(route)
+    assert app.ask(tokens, route, then=429)[0].settled
+    assert app.ask(tokens)[0].decision.remaining == 4
+
+
+def test_cost_after_and_count_when_together(app: Application) -> None:
+    limit = app.rate_limits().limit(
+        "10/minute",
+        count_when=lambda response: response != 0,
+        cost_after=lambda request, response: response,
+    )
+    assert [app.ask(limit, then=used)[0].decision.remaining for used in (3, 0, 1)] == [9, 6, 6]
+
+
+def test_nothing_is_settled_of_what_the_store_has_not_decided(app: Application) -> None:
+    limit = app.rate_limits(AWAY, on_store_error="allow").limit(
+        "1/minute", cost_after=lambda request, response: 1 / 0
+    )
+    assert app.ask(limit, then=200)[0].settled
 
 
 def test_count_when_that_raises_is_logged_and_the_cost_stays(
@@ -434,6 +477,8 @@ def test_leases_are_given_back_when_it_is_closed(
         ({}, {"cost": 0}),
         ({}, {"cost": 11}),
         ({}, {"unit": "tokens"}),
+        ({}, {"priority": True, "cost_after": lambda request, response: 1}),
+        ({}, {"limits": "10/s paced 1s", "count_when": lambda response: True}),
     ],
 )
 def test_mistakes_are_found_where_they_are_written(

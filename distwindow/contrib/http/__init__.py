@@ -21,6 +21,7 @@ without `await` where nothing is awaited.
 from .address import ClientAddress
 from .fields import DRAFT, EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE, Headers
 from .rate_limits import (
+    NOT_GIVEN,
     AsyncRateLimits,
     BlockingRateLimits,
     LimitedRequest,
@@ -32,6 +33,7 @@ from .rate_limits import (
 __all__ = [
     "DRAFT",
     "EXPOSED_HEADERS",
+    "NOT_GIVEN",
     "PROBLEM_MEDIA_TYPE",
     "AsyncRateLimits",
     "BlockingRateLimits",

@@ -33,6 +33,8 @@ _LOG = logging.getLogger("distwindow")
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
 """What a limit does with a request. It yields awaitables in tasks, and results in threads."""
+NOT_GIVEN: Any = object()
+"""In the place of a key that is not replaced: None is one that is not limited."""
 MAX_DYNAMIC_LIMITS = 1000
 """How many distinct limits a function of the request may return, in one process."""
 
@@ -73,15 +75,16 @@ class LimitedRequest(list["Charged"]):
     @property
     def needs_response(self) -> bool:
         """True if what the response is decides about a charge, so that `settle` has to be run."""
-        return any(not each.settled and each.limit.count_when is not None for each in self)
+        return any(each.reservation is not None and not each.settled for each in self)
 
     def settle(self, response: Any) -> Steps[None]:
-        """Have `count_when` decide about the charges of this request, once. To be run by
-        `RateLimits.run` after the last part of `response` was sent, or when it ends without. Raises
-        no `Exception`: what the functions raise is logged, and the charge stays.
+        """Have `count_when` and `cost_after` decide about the charges of this request, once. To be
+        run by `RateLimits.run` after the last part of `response` was sent, or when it ends without.
+        It asks no store: that is told with the next flush. Raises no `Exception`: what the
+        functions raise is logged, and the charge stays.
         """
         for each in self:
-            if each.settled:
+            if each.settled or each.reservation is None:
                 continue
             each.settled = True
             try:
@@ -93,12 +96,22 @@ class LimitedRequest(list["Charged"]):
 class Charged:
     """One limit that was asked for one request."""
 
-    __slots__ = ("asked", "limit", "limiter", "settled")
+    __slots__ = ("arguments", "asked", "limit", "limiter", "reservation", "settled")
 
-    def __init__(self, limit: RequestLimit, limiter: Any, asked: Asked) -> None:
+    def __init__(
+        self,
+        limit: RequestLimit,
+        limiter: Any,
+        asked: Asked,
+        reservation: Any,
+        arguments: tuple[Any, ...],
+    ) -> None:
         self.limit = limit
         self.limiter = limiter
         self.asked = asked
+        self.reservation = reservation
+        """What `count_when` and `cost_after` settle; None without them."""
+        self.arguments = arguments
         self.settled = asked.decision.charged is None
         """True once nothing of its charge can change, or nothing was charged."""
 
@@ -125,6 +138,7 @@ class RequestLimit:
         exempt: Callable[..., Any] | None = None,
         on_store_error: OnStoreError | None = None,
         count_when: Callable[..., Any] | None = None,
+        cost_after: Callable[..., Any] | None = None,
         priority: bool = False,
         unit: Unit = "requests",
     ) -> None:
@@ -136,7 +150,13 @@ class RequestLimit:
             rate_limits.on_store_error if on_store_error is None else on_store_error
         )
         self.count_when = count_when
+        self.cost_after = cost_after
         self.priority = priority
+        if priority and self.settles:
+            raise ConfigurationError(
+                "priority=True is not for a limit with count_when or cost_after: what they settle "
+                "is reserved, and a reservation does not borrow; leave one of them out"
+            )
         if unit not in get_args(Unit):
             raise ConfigurationError(
                 f'unit={short_repr(unit)} is neither "requests" nor "content-bytes"'
@@ -154,19 +174,33 @@ class RequestLimit:
         self._dynamic: dict[Any, tuple[Limit, ...]] = {}
         self._policies: dict[tuple[str, tuple[Limit, ...]], Policies] = {}
         self._check_function("key", self._key)
-        for option, function in (("exempt", exempt), ("count_when", count_when)):
+        functions = {"exempt": exempt, "count_when": count_when, "cost_after": cost_after}
+        for option, function in functions.items():
             if function is not None:
                 self._check_function(option, function)
         if callable(limits):
             self._check_function("limits", limits)
         else:
             self._limits = parse_limits(limits)
+            shaped = next((each for each in self._limits if each.is_shaped), None)
+            if shaped is not None and self.settles:
+                raise ConfigurationError(
+                    f"{str(shaped)!r} is paced or warms up, and count_when and cost_after cannot "
+                    "change what it has promised to later requests; write a plain limit"
+                )
             self._limiter = rate_limits.limiter(self._limits, self.on_store_error)
             self._opening = rate_limits.openings
         if callable(cost):
             self._check_function("cost", cost)
         else:
             self._check_fixed_cost(cost)
+
+    @property
+    def text(self) -> str:
+        """The limits as text; the name of the function that returns them, if there is one."""
+        if self._limits is None:
+            return function_name(self._limits_of)
+        return "; ".join(map(str, self._limits))
 
     # -- what an integration defines -----------------------------------------------------------
 
@@ -183,7 +217,7 @@ class RequestLimit:
     # -- what an integration calls -------------------------------------------------------------
 
     def decide(
-        self, request: Any, earlier: LimitedRequest, cost: int | None = None, key: Any = None
+        self, request: Any, earlier: LimitedRequest, cost: int | None = None, key: Any = NOT_GIVEN
     ) -> Steps[Decision | None]:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
         the decision; None if the request is not limited: it is exempt, its key is None, or the
@@ -199,7 +233,7 @@ class RequestLimit:
         arguments = self.arguments(request)
         if self._exempt is not None and (yield from self._call("exempt", self._exempt, arguments)):
             return None
-        if key is None:
+        if key is NOT_GIVEN:
             key = yield from self._call("key", self._key, arguments)
         if key is None:
             return None
@@ -215,13 +249,20 @@ class RequestLimit:
         if self._limits is None or rate_limits.openings != self._opening:
             limiter = self._limiter = rate_limits.limiter(limits, self.on_store_error)
             self._opening = rate_limits.openings
-        decision: Decision = yield limiter.try_acquire(
-            self._named_key(name, key), cost, self.priority
-        )
+        named, reservation = self._named_key(name, key), None
+        if self.settles:
+            clamp = self.cost_after is not None  # so that no guess refuses every request
+            reservation = yield limiter.try_reserve(named, cost, clamp=clamp)
+            decision: Decision = reservation.decision
+        else:
+            decision = yield limiter.try_acquire(named, cost, self.priority)
         policies = self._policies.get((name, limits))
         if policies is None:
+            if len(self._policies) >= MAX_DYNAMIC_LIMITS:
+                self._policies.clear()  # the path of a mount may have parameters
             policies = self._policies[name, limits] = Policies(name, limits, self._unit)
-        earlier.append(Charged(self, limiter, Asked(decision, policies, rate_limits.headers)))
+        asked = Asked(decision, policies, rate_limits.headers)
+        earlier.append(Charged(self, limiter, asked, reservation, arguments))
         if not decision.allowed:
             yield from _give_back(earlier, rate_limits)
             raise rate_limits.error_type(decision, [each.asked for each in earlier], self._counted)
@@ -236,15 +277,23 @@ class RequestLimit:
         """What the limit counts, in words."""
         if self._unit == "content-bytes":
             return "bytes"
-        return "requests" if self._cost == 1 else "units"
+        return "requests" if self._cost == 1 and self.cost_after is None else "units"
+
+    @property
+    def settles(self) -> bool:
+        """True if the response decides about the charge."""
+        return self.count_when is not None or self.cost_after is not None
 
     def settle(self, charged: Charged, response: Any) -> Steps[None]:
-        """Give the cost back if `count_when` says so of `response`; see `LimitedRequest.settle`."""
-        if self.count_when is None:
-            return
-        counts = yield from self._call("count_when", self.count_when, (response,))
-        if not counts:
-            yield charged.limiter.refund(charged.decision)
+        """Commit what a request has cost; see `LimitedRequest.settle`."""
+        actual = charged.decision.cost
+        counts = True
+        if self.count_when is not None:
+            counts = yield from self._call("count_when", self.count_when, (response,))
+        if counts and self.cost_after is not None:
+            arguments = (*charged.arguments, response)
+            actual = yield from self._call("cost_after", self.cost_after, arguments)
+        yield charged.reservation.commit(actual if counts else 0)
 
     def _call(self, option: str, function: Any, arguments: tuple[Any, ...]) -> Steps[Any]:
         value = function(*arguments)
@@ -300,7 +349,7 @@ class RequestLimit:
                 f"cost={short_repr(cost)} is neither a whole number of at least 1 nor a function"
             )
         smallest = min((limit.amount for limit in self._limits or ()), default=cost)
-        if cost > smallest:
+        if cost > smallest and self.cost_after is None:
             raise ConfigurationError(
                 f"cost={cost} can never be admitted: the smallest limit is {smallest}"
             )
@@ -318,7 +367,10 @@ def _give_back(earlier: LimitedRequest, rate_limits: BaseRateLimits[Any]) -> Ste
             continue  # which will see the refusal
         each.settled = True
         with suppress(StoreError):  # then it leaves with its bucket
-            yield each.limiter.refund(each.decision)
+            if each.reservation is None:
+                yield each.limiter.refund(each.decision)
+            else:
+                yield each.reservation.release(now=True)
 
 
 R = TypeVar("R", bound=RequestLimit)
@@ -397,6 +449,7 @@ class BaseRateLimits(Generic[R]):
         exempt: Callable[..., Any] | None = None,
         on_store_error: OnStoreError | None = None,
         count_when: Callable[..., Any] | None = None,
+        cost_after: Callable[..., Any] | None = None,
         priority: bool = False,
         unit: Unit = "requests",
     ) -> R:
@@ -410,13 +463,15 @@ class BaseRateLimits(Generic[R]):
         `cost` is a whole number, or a function of the request. `exempt` is a function of the
         request: where it returns true, nothing else is asked. `on_store_error` replaces that of
         the object. `count_when` is a function of the response: the cost is charged before, and
-        given back after a response for which it returns false. `priority` is that of
-        `Limiter.try_acquire`. `unit` is what the limit counts: "requests" or "content-bytes".
-        Raises `ConfigurationError` for what can never work.
+        given back after a response for which it returns false. `cost_after` is a function of the
+        request and the response that returns the real cost: `cost`, or the limit if that is less,
+        is reserved before. `priority` is that of `Limiter.try_acquire`. `unit` is what the limit
+        counts: "requests" or "content-bytes". Raises `ConfigurationError` for what can never work.
         """
         return self.limit_type(
             self, limits, name=name, key=key, cost=cost, exempt=exempt,
-            on_store_error=on_store_error, count_when=count_when, priority=priority, unit=unit,
+            on_store_error=on_store_error, count_when=count_when, cost_after=cost_after,
+            priority=priority, unit=unit,
         )  # fmt: skip
 
     def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:

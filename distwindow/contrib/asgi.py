@@ -1,0 +1,254 @@
+"""Limits of ASGI applications, for the whole fleet. Needs no framework.
+
+    rate_limits = RateLimits("redis://localhost:6379/0", on_store_error="allow")
+    app = RateLimitMiddleware(app, rate_limits, "100/minute")
+
+The middleware changes the header fields of the response, and forwards all else as it comes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, TypeVar, cast
+
+from ..errors import ConfigurationError
+from ..ring.decision import Decision
+from . import http
+from .http import EXPOSED_HEADERS, RateLimited
+from .http.messages import STARTS, Message, Response, WatchedRequest
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SCOPE_KEY = "distwindow"
+"""The key of the scope under which a request has what was decided for it."""
+_TRY_AGAIN_LATER = 1013
+"""The code that closes a websocket of a server that does not send responses to handshakes."""
+
+
+def scope_of(connection: Any) -> Scope:
+    """Return the scope of a request, of any framework, or `connection`, if it is one."""
+    return cast("Scope", getattr(connection, "scope", connection))
+
+
+class ClientAddress(http.ClientAddress):
+    __doc__ = http.ClientAddress.__doc__
+
+    def peer_and_values(self, request: Any) -> tuple[str | None, Callable[[str], Sequence[str]]]:
+        """Return the peer of a scope, and a function that reads its header fields."""
+        scope = scope_of(request)
+        client = scope.get("client")
+
+        def values_of(name: str) -> list[str]:
+            wanted = name.encode("latin-1")
+            return [value.decode("latin-1") for key, value in scope["headers"] if key == wanted]
+
+        return (client[0] if client else None), values_of
+
+
+client_address = ClientAddress()
+"""The default key: the address of the peer of the socket, or with the `trusted_proxies` of
+`RateLimits`, of who is behind them."""
+
+
+class RequestLimit(http.RequestLimit):
+    """One limit; `await limit.check(connection)` asks it in a handler."""
+
+    rate_limits: AsgiRateLimits[Any]
+
+    def name_of(self, request: Any) -> str:
+        """Return method and path template, where the framework has put these into the scope."""
+        scope = scope_of(request)
+        path = getattr(scope.get("route"), "path", None) or scope.get("path_template")
+        return self.name_of_route(scope, path)
+
+    def name_of_route(self, scope: Scope, path: Any) -> str:
+        """Return the name of the limit at a path template."""
+        if not isinstance(path, str) or not path:
+            raise ConfigurationError(
+                "the route of this request cannot be read, and without a name all routes would be "
+                'one limit; give the limit a name: limit("10/minute", name="search")'
+            )
+        return f"{scope.get('method', 'WEBSOCKET')} {scope.get('root_path', '')}{path}"
+
+    async def check(self, connection: Any, cost: int | None = None) -> Decision | None:
+        """Ask this limit for a request, or for one message of a websocket. `connection` is a
+        scope, or what has one. Return the decision, None if it is not limited; raise
+        `RateLimited` if it is refused.
+
+        `cost` replaces that of the limit. A refusal gives back what was charged for the request
+        before. Once the response has begun, and without the middleware, each call is by itself.
+        """
+        return await self.rate_limits.check(connection, self, cost=cost)
+
+    async def ask(
+        self,
+        connection: Any,
+        limited: WatchedRequest,
+        cost: int | None = None,
+        key: Any = http.NOT_GIVEN,
+    ) -> Decision | None:
+        """Ask this limit, and add it to `limited`."""
+        if self.settles and not limited.is_watched:
+            raise ConfigurationError(
+                "count_when and cost_after have to see a response, and here is none: put the "
+                f"middleware around the application ({self.rate_limits.install_hint}), and ask no "
+                "messages of websockets"
+            )
+        return await self.rate_limits.run(self.decide(connection, limited, cost, key))
+
+
+L = TypeVar("L", bound=RequestLimit)
+
+
+class AsgiRateLimits(http.AsyncRateLimits[L]):
+    """`RateLimits` for requests that are a scope, or have one."""
+
+    install_hint = "RateLimitMiddleware(app, rate_limits)"
+
+    def request_of(self, scope: Scope) -> Any:
+        """Return what `key`, `cost`, `exempt` and `limits` of the middleware are called with."""
+        return scope
+
+    def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:
+        """See `BaseRateLimits`; `client_address` is the default, too."""
+        return super().key_function(None if key is client_address else key)
+
+    async def check(self, connection: Any, *limits: L, cost: int | None = None) -> Decision | None:
+        """Ask `limits`, which this object has made, one after the other for one request, or for
+        one message of a websocket. Return the decision of the last one; see `RequestLimit.check`.
+        """
+        limited = scope_of(connection).get(SCOPE_KEY)
+        if limited is None or not limited.is_watched or limited.status_code:
+            limited = WatchedRequest()
+        decision = None
+        for limit in limits:
+            decision = await limit.ask(connection, limited, cost)
+        return decision
+
+
+class RateLimits(AsgiRateLimits[RequestLimit]):
+    __doc__ = http.AsyncRateLimits.__doc__
+    limit_type = RequestLimit
+    address_type = ClientAddress
+
+
+class RateLimitMiddleware:
+    """Writes the header fields of what was decided for a request, and answers what was refused.
+
+    With `limits`, it asks these itself, before there is a route: one limit for the application.
+    The options are those of `RateLimits.limit`, whose functions take the scope. `exempt_paths` are
+    paths, or end in `/*`. Without `limits` it decides nothing.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        rate_limits: AsgiRateLimits[Any],
+        limits: Any = None,
+        *,
+        exempt_paths: Sequence[str] = (),
+        exempt_methods: Sequence[str] = ("OPTIONS",),
+        name: str = "default",
+        key: Callable[..., Any] | None = None,
+        cost: int | Callable[..., Any] = 1,
+        exempt: Callable[..., Any] | None = None,
+        on_store_error: Any = None,
+        count_when: Callable[..., Any] | None = None,
+        cost_after: Callable[..., Any] | None = None,
+        priority: bool = False,
+        unit: Any = "requests",
+    ) -> None:
+        if isinstance(exempt_paths, str) or isinstance(exempt_methods, str):
+            raise ConfigurationError("exempt_paths and exempt_methods are lists of str, not a str")
+        options = {
+            "key": key, "cost": cost, "exempt": exempt, "on_store_error": on_store_error,
+            "count_when": count_when, "cost_after": cost_after, "priority": priority, "unit": unit,
+        }  # fmt: skip
+        self.app = app
+        self.rate_limits = rate_limits
+        self._exempt_paths = {path for path in exempt_paths if not path.endswith("/*")}
+        self._exempt_trees = tuple(path[:-1] for path in exempt_paths if path.endswith("/*"))
+        self._exempt_methods = frozenset(method.upper() for method in exempt_methods)
+        self._limit: http.RequestLimit | None = None
+        if limits is not None:
+            self._limit = rate_limits.limit(limits, name=name, **options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or not self.rate_limits.enabled:
+            await self.app(scope, receive, send)
+            return
+        limited: WatchedRequest | None = scope.get(SCOPE_KEY)
+        if limited is not None:  # inside another one, which writes the fields of both
+            await self._call(scope, receive, send, limited)
+            return
+        limited = scope[SCOPE_KEY] = WatchedRequest(is_watched=True)
+
+        async def send_with_fields(message: Message) -> None:
+            if limited.status_code:
+                limited.go_on(message)
+            elif message["type"] in STARTS:
+                message = limited.begin(message)
+            await send(message)
+            if limited.is_complete and limited.needs_response:
+                await self.rate_limits.run(limited.settle(limited.response()))
+
+        try:
+            await self._call(scope, receive, send_with_fields, limited)
+        except RateLimited as refused:
+            if limited.status_code:
+                raise  # the response has begun: nothing can be said to the client any more
+            await _refuse(scope, send_with_fields, refused)
+        finally:
+            if limited.needs_response:
+                await self.rate_limits.run(limited.settle(limited.response()))
+
+    async def _call(
+        self, scope: Scope, receive: Receive, send: Send, limited: WatchedRequest
+    ) -> None:
+        if self._limit is not None and not self._is_exempt(scope):
+            request = self.rate_limits.request_of(scope)
+            await self.rate_limits.run(self._limit.decide(request, limited))
+        await self.app(scope, receive, send)
+
+    def _is_exempt(self, scope: Scope) -> bool:
+        path = scope["path"]
+        return (
+            scope.get("method") in self._exempt_methods
+            or path in self._exempt_paths
+            or path.startswith(self._exempt_trees)
+        )
+
+
+async def _refuse(scope: Scope, send: Send, refused: RateLimited) -> None:
+    """Send the response of a refusal."""
+    kind = ""
+    if scope["type"] == "websocket":
+        if "websocket.http.response" not in (scope.get("extensions") or {}):
+            await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+            return
+        kind = "websocket."
+    body = json.dumps(refused.problem).encode()
+    fields = {
+        "content-type": http.PROBLEM_MEDIA_TYPE,
+        "content-length": str(len(body)),
+        **refused.headers,
+    }
+    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
+    status = refused.status_code
+    await send({"type": f"{kind}http.response.start", "status": status, "headers": headers})
+    await send({"type": f"{kind}http.response.body", "body": body})
+
+
+__all__ = [
+    "EXPOSED_HEADERS",
+    "ClientAddress",
+    "RateLimitMiddleware",
+    "RateLimited",
+    "RateLimits",
+    "Response",
+    "client_address",
+]

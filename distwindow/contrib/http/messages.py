@@ -1,0 +1,82 @@
+"""What is sent for a limited request, as messages of ASGI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+from .rate_limits import LimitedRequest
+
+Message = MutableMapping[str, Any]
+_RawHeaders = Sequence[tuple[bytes, bytes]]
+
+STARTS = {
+    "http.response.start": "status",
+    "websocket.http.response.start": "status",
+    "websocket.accept": "",
+}
+"""The messages that have the header fields of a response, and where they have its status."""
+_BODIES = ("http.response.body", "http.response.zerocopysend", "websocket.http.response.body")
+
+
+class Response(NamedTuple):
+    """What was sent, for `count_when` and `cost_after`."""
+
+    status_code: int
+    """101 where a websocket was accepted; 500 where nothing was sent."""
+    headers: dict[str, str]
+    """By name in lower case; several of one name are joined by ", "."""
+    body_bytes: int
+    complete: bool
+    """False if the application ended before the end of the body, or the client had gone."""
+
+
+class WatchedRequest(LimitedRequest):
+    """What was decided for one request, and what was sent for it, as far as it is known."""
+
+    __slots__ = ("body_bytes", "headers", "is_complete", "is_watched", "status_code")
+
+    def __init__(self, *, is_watched: bool = False) -> None:
+        self.is_watched = is_watched
+        """True if a middleware sees the response."""
+        self.status_code = 0
+        """0 until the response begins."""
+        self.headers: _RawHeaders = ()
+        self.body_bytes = 0
+        self.is_complete = False
+
+    def begin(self, message: Message) -> Message:
+        """Return the first message of the response, with our header fields."""
+        self.status_code = message.get(STARTS[message["type"]], 101)
+        headers = list(message.get("headers", ()))
+        for name, value in self.fields_to_set(self.status_code, _getter(headers)).items():
+            raw = name.lower().encode("latin-1")
+            headers = [field for field in headers if field[0].lower() != raw]
+            headers.append((raw, value.encode("latin-1")))
+        self.headers = headers
+        return {**message, "headers": headers}
+
+    def go_on(self, message: Message) -> None:
+        """Note what a later message sends."""
+        if message["type"] in _BODIES:
+            self.body_bytes += len(message.get("body", b""))
+            self.is_complete = not message.get("more_body", False)
+        elif message["type"] == "http.response.pathsend":
+            self.is_complete = True
+
+    def response(self) -> Response:
+        """Return what was sent so far."""
+        headers: dict[str, str] = {}
+        for raw, value in self.headers:
+            name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {text}" if name in headers else text
+        return Response(self.status_code or 500, headers, self.body_bytes, self.is_complete)
+
+
+def _getter(headers: _RawHeaders) -> Callable[[str], str | None]:
+    def get(name: str) -> str | None:
+        wanted = name.lower().encode("latin-1")
+        values = [value for key, value in headers if key.lower() == wanted]
+        return b", ".join(values).decode("latin-1") if values else None
+
+    return get
