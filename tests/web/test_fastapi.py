@@ -1,0 +1,486 @@
+"""Limits as dependencies of FastAPI, in this process."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import fastapi
+import pytest
+from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, Request, WebSocket
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from distwindow import ConfigurationError, Decision
+from distwindow.contrib import fastapi as integration
+from distwindow.contrib.fastapi import LimitOfRoutes, RateLimited, RateLimits
+from distwindow.testing import ManualClock
+from tests.web.openapi_429 import faults, limited_operations
+
+AWAY = "redis://127.0.0.1:1/0"
+"""Nothing listens there."""
+FIELDS = {"ratelimit", "ratelimit-policy"}
+VERSION = tuple(int(part) for part in version("fastapi").split(".")[:3])
+TREE_WITHOUT_WALK = (0, 137, 0) <= VERSION < (0, 137, 2)
+"""FastAPI of these versions cannot list its routes."""
+
+
+@pytest.fixture
+def rate_limits() -> RateLimits:
+    clock = ManualClock(1_000_020_000)  # the begin of a minute
+    return RateLimits("memory://", on_store_error="raise", time=clock)
+
+
+@pytest.fixture
+def app(rate_limits: RateLimits) -> FastAPI:
+    made = FastAPI()
+    rate_limits.install(made)
+    return made
+
+
+def asked(app: FastAPI, *paths: str, **options: Any) -> list[int]:
+    client = TestClient(app, raise_server_exceptions=False)
+    return [client.get(path, **options).status_code for path in paths]
+
+
+async def one() -> int:
+    return 1
+
+
+# -- routes and routers ----------------------------------------------------------------------------
+
+
+def test_a_route(app: FastAPI, rate_limits: RateLimits) -> None:
+    app.get("/a/{n}", dependencies=[Depends(rate_limits.limit("2/minute"))])(one)
+    app.get("/free")(one)
+    assert asked(app, "/a/1", "/a/2", "/a/3") == [200, 200, 429]
+    assert asked(app, *["/free"] * 5) == [200] * 5
+
+
+def test_each_route_of_a_router_wherever_it_is_included(
+    app: FastAPI, rate_limits: RateLimits
+) -> None:
+    inner = APIRouter(prefix="/inner", dependencies=[Depends(rate_limits.limit("1/minute"))])
+    inner.get("/items/{n}")(one)
+    inner.get("/others/{n}")(one)
+    outer = APIRouter(prefix="/outer")
+    outer.include_router(inner, prefix="/mid")
+    app.include_router(outer)
+    app.include_router(outer, prefix="/v1")
+    app.include_router(inner)
+    paths = [
+        "/outer/mid/inner/items/", "/v1/outer/mid/inner/items/", "/inner/items/",
+        "/outer/mid/inner/others/",
+    ]  # fmt: skip
+    for path in paths:
+        assert asked(app, f"{path}1", f"{path}2") == [200, 429], path
+
+
+def test_a_mounted_application_has_names_of_its_own(app: FastAPI, rate_limits: RateLimits) -> None:
+    limit = rate_limits.limit("1/minute")
+    inner = FastAPI(dependencies=[Depends(limit)])
+    inner.get("/x")(one)
+    app.mount("/one", inner)
+    app.mount("/two", inner)
+    app.get("/x", dependencies=[Depends(limit)])(one)
+    assert asked(app, "/one/x", "/two/x", "/x") == [200] * 3
+    assert asked(app, "/one/x", "/two/x", "/x") == [429] * 3
+
+
+def test_a_limit_of_the_application(rate_limits: RateLimits) -> None:
+    app = FastAPI(dependencies=[Depends(rate_limits.limit("2/minute", name="all"))])
+    app.get("/a")(one)
+    router = APIRouter()
+    router.get("/b")(one)
+    app.include_router(router)
+    assert asked(app, "/a", "/b", "/a", "/b") == [200, 200, 429, 429]
+
+
+def test_an_object_without_a_name_is_a_limit_of_each_route(
+    app: FastAPI, rate_limits: RateLimits
+) -> None:
+    each, both = rate_limits.limit("1/minute"), rate_limits.limit("1/minute", name="both")
+    for path in ("/a", "/b"):
+        app.get(path, dependencies=[Depends(each)])(one)
+        app.get(f"{path}/both", dependencies=[Depends(both)])(one)
+    assert asked(app, "/a", "/b", "/a", "/b") == [200, 200, 429, 429]
+    assert asked(app, "/a/both", "/b/both") == [200, 429]
+
+
+def test_the_same_object_on_a_router_and_its_route_is_asked_once(
+    app: FastAPI, rate_limits: RateLimits
+) -> None:
+    limit = rate_limits.limit("2/minute")
+    router = APIRouter(dependencies=[Depends(limit)])
+    router.get("/a", dependencies=[Depends(limit)])(one)
+    app.include_router(router, dependencies=[Depends(limit)])
+    assert asked(app, "/a", "/a", "/a") == [200, 200, 429]
+
+
+def test_a_refusal_gives_back_what_the_router_has_charged(
+    app: FastAPI, rate_limits: RateLimits
+) -> None:
+    of_router = rate_limits.limit("9/minute", name="router")
+    router = APIRouter(dependencies=[Depends(of_router)])
+    router.get("/a", dependencies=[Depends(rate_limits.limit("1/hour", name="a"))])(one)
+    router.get("/b")(one)
+    app.include_router(router)
+    assert asked(app, *["/a"] * 6) == [200] + [429] * 5
+    assert TestClient(app).get("/b").headers["ratelimit"].startswith('"router";r=7;')
+
+
+def test_limits_of_websockets(app: FastAPI, rate_limits: RateLimits) -> None:
+    router = APIRouter(prefix="/r", dependencies=[Depends(rate_limits.limit("1/minute"))])
+
+    @router.websocket("/ws")
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.close()
+
+    app.include_router(router)
+    app.include_router(router, prefix="/two")
+    client = TestClient(app)
+    for path in ("/r/ws", "/two/r/ws"):
+        with client.websocket_connect(path):
+            pass
+        with pytest.raises(WebSocketDisconnect) as refused, client.websocket_connect(path):
+            pass
+        response = getattr(refused.value, "status_code", 1013)  # where Starlette has responses
+        assert response in (429, 1013)
+
+
+def test_a_route_that_cannot_be_named_needs_a_name(rate_limits: RateLimits) -> None:
+    limit = rate_limits.limit("1/minute")
+    with pytest.raises(ConfigurationError, match="name="):
+        limit.name_of({"type": "http", "method": "GET", "path": "/a"})
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def user(x_user: Annotated[str, Header()]) -> str | None:
+    return None if x_user == "root" else x_user
+
+
+@pytest.mark.parametrize(
+    "key",
+    [lambda connection: connection.headers["x-user"], Depends(user)],
+    ids=["plain", "Depends"],
+)
+def test_each_user_has_a_window(app: FastAPI, rate_limits: RateLimits, key: Any) -> None:
+    app.get("/a", dependencies=[Depends(rate_limits.limit("2/minute", key=key))])(one)
+    for name in "abc":
+        assert asked(app, *["/a"] * 3, headers={"x-user": name}) == [200, 200, 429]
+
+
+def test_a_key_that_is_a_dependency_is_checked_and_may_be_none(
+    app: FastAPI, rate_limits: RateLimits
+) -> None:
+    app.get("/a", dependencies=[Depends(rate_limits.limit("1/minute", key=Depends(user)))])(one)
+    assert asked(app, "/a") == [422]
+    assert asked(app, *["/a"] * 3, headers={"x-user": "root"}) == [200] * 3
+
+
+def test_a_key_that_is_a_dependency_is_resolved_by_fastapi_alone(
+    app: FastAPI, rate_limits: RateLimits
+) -> None:
+    limit = rate_limits.limit("1/minute", key=Depends(user))
+
+    @app.get("/a")
+    async def handler(request: Request) -> None:
+        await limit.check(request)
+
+    with pytest.raises(ConfigurationError, match=r"Depends\(user\)"):
+        TestClient(app).get("/a")
+
+
+def test_a_key_that_raises_is_500_and_charges_nothing(
+    app: FastAPI, rate_limits: RateLimits
+) -> None:
+    limit = rate_limits.limit("1/minute", key=lambda connection: connection.headers["x-user"])
+    app.get("/a", dependencies=[Depends(limit)])(one)
+    assert asked(app, "/a", "/a") == [500, 500]
+    assert asked(app, "/a", headers={"x-user": "a"}) == [200]
+
+
+def test_coroutine_functions(app: FastAPI, rate_limits: RateLimits) -> None:
+    async def cost(connection: Request) -> int:
+        return int(connection.query_params["n"])
+
+    async def is_admin(connection: Request) -> bool:
+        return "admin" in connection.headers
+
+    limit = rate_limits.limit("10/minute", cost=cost, exempt=is_admin)
+    app.get("/a", dependencies=[Depends(limit)])(one)
+    assert asked(app, "/a?n=7", "/a?n=4", "/a?n=3") == [200, 429, 200]
+    assert asked(app, "/a?n=9", headers={"admin": "1"}) == [200]
+
+
+# -- what a handler gets ---------------------------------------------------------------------------
+
+
+def test_the_handler_may_have_the_decision(app: FastAPI, rate_limits: RateLimits) -> None:
+    limit = rate_limits.limit("5/minute")
+
+    @app.get("/a")
+    async def handler(decision: Decision = Depends(limit)) -> int:  # noqa: B008  # FastAPI's way
+        return decision.remaining
+
+    assert TestClient(app).get("/a").json() == 4
+
+
+def test_a_handler_may_ask_itself(app: FastAPI, rate_limits: RateLimits) -> None:
+    tokens = rate_limits.limit("100/minute", name="tokens")
+
+    @app.post("/a")
+    async def handler(request: Request, count: Annotated[int, Body(embed=True)]) -> None:
+        await rate_limits.check(request, tokens, cost=count)
+
+    client = TestClient(app)
+    answers = [client.post("/a", json={"count": count}) for count in (70, 40, 30)]
+    assert [answer.status_code for answer in answers] == [200, 429, 200]
+    assert answers[0].headers["ratelimit"].startswith('"tokens";r=30')
+
+
+# -- responses -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kinds(rate_limits: RateLimits) -> APIRouter:
+    """Routes of all kinds of responses."""
+    router = APIRouter(dependencies=[Depends(rate_limits.limit("99/minute", name="kinds"))])
+
+    @router.get("/{kind}")
+    async def kind(kind: str) -> Any:
+        if kind == "stream":
+            return StreamingResponse(iter(["a", "b"]))
+        if kind == "response":
+            return PlainTextResponse("text")
+        if kind == "dict":
+            return {}
+        if kind == "raise":
+            raise LookupError
+        raise HTTPException(404, headers={"RateLimit-Policy": '"theirs";q=1'})
+
+    return router
+
+
+@pytest.mark.parametrize("kind", ["stream", "response", "dict", "missing"])
+def test_every_response_has_the_fields(app: FastAPI, kinds: APIRouter, kind: str) -> None:
+    app.include_router(kinds)
+    answer = TestClient(app).get(f"/{kind}")
+    assert answer.headers["ratelimit"] == '"kinds";r=98;t=60'
+    theirs = '"theirs";q=1, ' if kind == "missing" else ""
+    assert answer.headers["ratelimit-policy"] == f'{theirs}"kinds";q=99;w=60'
+    assert "retry-after" not in answer.headers
+
+
+def test_the_refusal_is_a_problem(app: FastAPI, rate_limits: RateLimits) -> None:
+    app.get("/a", dependencies=[Depends(rate_limits.limit("1/minute", name="n"))])(one)
+    client = TestClient(app)
+    client.get("/a")
+    refused = client.get("/a")
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.json()["detail"] == "1 request per minute is allowed; try again in 60 s"
+    assert refused.headers.get_list("ratelimit") == ['"n";r=0;t=60']
+    assert refused.headers.get_list("ratelimit-policy") == ['"n";q=1;w=60']
+    assert refused.headers["retry-after"] == "60"
+
+
+def test_without_install_the_status_and_the_fields_are_right(
+    rate_limits: RateLimits, kinds: APIRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = FastAPI()
+    app.get("/a", dependencies=[Depends(rate_limits.limit("1/minute", name="n"))])(one)
+    app.include_router(kinds)
+    client = TestClient(app)
+    assert client.get("/a").headers["ratelimit"] == '"n";r=0;t=60'
+    refused = client.get("/a")
+    assert (refused.status_code, set(refused.json())) == (429, {"detail"})
+    assert refused.headers["retry-after"] == "60"
+    assert refused.headers["ratelimit"] == '"n";r=0;t=60'
+    assert "ratelimit" in client.get("/dict").headers
+    assert [line for line in caplog.messages if "install" in line] == caplog.messages[:1]
+
+
+@pytest.mark.parametrize("error", [RateLimited, fastapi.HTTPException, 429])
+def test_a_handler_of_the_application(rate_limits: RateLimits, error: Any) -> None:
+    """One for `HTTPException` is used where `install` was not called: its handler is nearer."""
+    app = FastAPI()
+
+    @app.exception_handler(error)
+    async def own(request: Request, exc: RateLimited) -> PlainTextResponse:
+        return PlainTextResponse(f"slow down, {exc.retry_after:.0f}", exc.status_code)
+
+    app.get("/a", dependencies=[Depends(rate_limits.limit("1/minute"))])(one)
+    if error in (RateLimited, 429):
+        rate_limits.install(app)
+    client = TestClient(app)
+    client.get("/a")
+    refused = client.get("/a")
+    assert (refused.status_code, refused.text) == (429, "slow down, 60")
+    if error in (RateLimited, 429):
+        assert refused.headers["retry-after"] == "60"  # by the middleware
+        assert refused.headers.keys() >= FIELDS
+
+
+def test_while_the_store_is_away() -> None:
+    app = FastAPI()
+    away = RateLimits(AWAY, on_store_error="raise")
+    away.install(app)
+    for policy in ("allow", "deny", "raise"):
+        limit = away.limit("1/minute", on_store_error=policy)
+        app.get(f"/{policy}", dependencies=[Depends(limit)])(one)
+    assert asked(app, "/allow", "/allow", "/deny", "/raise") == [200, 200, 503, 500]
+    answer = TestClient(app).get("/deny")
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["type"].endswith("#temporary-reduced-capacity")
+
+
+def test_count_when(app: FastAPI, rate_limits: RateLimits) -> None:
+    wrong = rate_limits.limit("2/minute", count_when=lambda r: r.status_code == 401)
+
+    @app.get("/{password}", dependencies=[Depends(wrong)])
+    async def login(password: str) -> None:
+        if password != "right":
+            raise HTTPException(401)
+
+    paths = ["/right", "/wrong", "/right", "/right", "/wrong", "/right"]
+    assert asked(app, *paths) == [200, 401, 200, 200, 401, 429]
+
+
+# -- installed -------------------------------------------------------------------------------------
+
+
+def test_install_twice_is_once(app: FastAPI, rate_limits: RateLimits) -> None:
+    before = len(app.user_middleware)
+    rate_limits.install(app)
+    assert len(app.user_middleware) == before
+    other = RateLimits("memory://", on_store_error="allow")
+    other.install(app)
+    assert len(app.user_middleware) == before + 1
+
+
+def test_the_middleware_for_all_routes_takes_functions_of_the_connection(
+    rate_limits: RateLimits,
+) -> None:
+    app = FastAPI()
+    app.add_middleware(
+        integration.RateLimitMiddleware,
+        rate_limits=rate_limits,
+        limits="1/minute",
+        key=lambda connection: connection.headers.get("x-user", "none"),
+    )
+    app.get("/a")(one)
+    assert asked(app, "/a", "/b", headers={"x-user": "a"}) == [200, 429]
+    assert asked(app, "/b", headers={"x-user": "b"}) == [404]
+
+
+@pytest.mark.skipif(TREE_WITHOUT_WALK, reason="this FastAPI cannot list its routes")
+def test_openapi(app: FastAPI, rate_limits: RateLimits) -> None:
+    limit = rate_limits.limit("1/minute")
+    app.get("/free")(one)
+    app.get("/a/{n}", dependencies=[Depends(limit)])(one)
+    app.get("/own", dependencies=[Depends(limit)], responses={429: {"description": "own"}})(one)
+    app.get("/hidden", dependencies=[Depends(limit)], include_in_schema=False)(one)
+    deny = rate_limits.limit("1/minute", on_store_error="deny")
+    router = APIRouter(prefix="/r")
+    router.get("/b", dependencies=[Depends(deny)])(one)
+    router.post("/b", dependencies=[Depends(deny)])(one)
+    nested = APIRouter(dependencies=[Depends(limit)])
+    nested.get("/c")(one)
+    router.include_router(nested)
+    app.include_router(router, prefix="/v1")
+    client = TestClient(app)
+    schema = client.get("/openapi.json").json()
+    assert client.get("/openapi.json").json() == schema
+    found = limited_operations(schema)
+    assert set(found) == {"GET /a/{n}", "GET /own", "GET /v1/r/b", "POST /v1/r/b", "GET /v1/r/c"}
+    assert found.pop("GET /own") == {"description": "own"}
+    assert not any(map(faults, found.values()))
+    refusals = schema["paths"]["/v1/r/b"]["get"]["responses"]
+    assert set(refusals["503"]["headers"]) == {"Retry-After"}
+    assert "503" not in schema["paths"]["/a/{n}"]["get"]["responses"]
+
+
+def test_openapi_may_be_left_alone(rate_limits: RateLimits) -> None:
+    app = FastAPI()
+    rate_limits.install(app, openapi=False)
+    app.get("/a", dependencies=[Depends(rate_limits.limit("1/minute"))])(one)
+    assert limited_operations(TestClient(app).get("/openapi.json").json()) == {}
+
+
+def test_an_entry_that_cannot_be_read_costs_the_schema_and_no_limit(
+    app: FastAPI, rate_limits: RateLimits
+) -> None:
+    class Unreadable:
+        def matches(self, scope: Any) -> Any:
+            from starlette.routing import Match
+
+            return Match.NONE, {}
+
+    app.get("/a", dependencies=[Depends(rate_limits.limit("1/minute"))])(one)
+    app.router.routes.append(Unreadable())  # type: ignore[arg-type]  # that is the test
+    assert asked(app, "/a", "/a") == [200, 429]
+    with pytest.raises((ConfigurationError, AttributeError), match=r"openapi=False|Unreadable"):
+        app.openapi()
+
+
+@pytest.mark.skipif(TREE_WITHOUT_WALK, reason="this FastAPI cannot list its routes")
+def test_the_limits_of_an_application(app: FastAPI, rate_limits: RateLimits) -> None:
+    named = rate_limits.limit("9/hour;2/s", name="named")
+    each = rate_limits.limit("1/minute")
+    app.get("/a", dependencies=[Depends(named), Depends(each)])(one)
+    router = APIRouter(prefix="/r", dependencies=[Depends(named)])
+    router.get("/b")(one)
+
+    @router.websocket("/ws")
+    async def echo(websocket: WebSocket) -> None: ...
+
+    app.include_router(router)
+    inner = FastAPI()
+    inner.get("/x", dependencies=[Depends(each)])(one)
+    app.mount("/inner", inner)
+    assert rate_limits.limits_of(app) == [
+        LimitOfRoutes("named", "2/second; 9/hour", ("GET /a", "GET /r/b", "WEBSOCKET /r/ws")),
+        LimitOfRoutes("GET /a", "1/minute", ("GET /a",)),
+        LimitOfRoutes("GET /inner/x", "1/minute", ("GET /inner/x",)),
+    ]
+
+
+# -- switched off ----------------------------------------------------------------------------------
+
+
+def test_switched_off_by_enabled_or_by_an_override(app: FastAPI, rate_limits: RateLimits) -> None:
+    limit = rate_limits.limit("1/minute")
+    app.get("/a", dependencies=[Depends(limit)])(one)
+    app.dependency_overrides[limit] = lambda: None
+    assert asked(app, *["/a"] * 3) == [200] * 3
+    app.dependency_overrides.clear()
+    rate_limits.enabled = False
+    assert asked(app, *["/a"] * 3) == [200] * 3
+    rate_limits.enabled = True
+    assert asked(app, *["/a"] * 3) == [200, 429, 429]
+
+
+@pytest.fixture
+def on_redis(redis_url: str, prefix: str) -> RateLimits:
+    return RateLimits(redis_url, on_store_error="raise", prefix=prefix, timeout=10)
+
+
+def test_test_clients_with_and_without_lifespan_on_several_loops(on_redis: RateLimits) -> None:
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        async with on_redis:
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+    on_redis.install(app)
+    app.get("/a", dependencies=[Depends(on_redis.limit("4/minute"))])(one)
+    assert asked(app, "/a", "/a") == [200, 200]  # each request has a loop of its own
+    for expected in ([200], [200, 429]):
+        with TestClient(app) as client:
+            assert [client.get("/a").status_code for _ in expected] == expected
