@@ -42,6 +42,10 @@ T = TypeVar("T")
 
 # The runs with each redis-py install the group `compat` only. arq needs redis-py below 6.
 collect_ignore = [] if find_spec("celery") else ["celery", "docs/test_celery_workers.py"]
+if not find_spec("websockets"):
+    collect_ignore += ["web/test_asgi_servers.py", "web/test_fastapi_servers.py"]
+if not find_spec("fastapi"):
+    collect_ignore.append("web/test_fastapi.py")
 if int(redis.__version__.partition(".")[0]) >= 6:
     collect_ignore.append("contrib/test_arq_limits.py")
 
