@@ -27,6 +27,7 @@ from distwindow import (
     Guard,
     Limiter,
 )
+from distwindow.contrib.http.rate_limits import BaseRateLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -105,6 +106,7 @@ def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
         AsyncCircuitBreaker,
         AsyncConcurrency,
         AsyncGuard,
+        BaseRateLimits,
     ):
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None

@@ -16,16 +16,12 @@ from typing import Any
 
 import pytest
 
+from distwindow.contrib.http import AsyncRateLimits
 from distwindow.lifecycle import AsyncClosable, BlockingClosable
 
 from .pages import PAGES, Block, blocks, name, preset
 
 DOCUMENTED_URL = "redis://localhost:6379/0"
-FASTAPI = "needs FastAPI"
-REQUEST = {
-    "type": "http", "method": "GET", "path": "/orders", "query_string": b"", "headers": [],
-    "client": ("203.0.113.7", 1),
-}  # fmt: skip
 _PRINTED = re.compile(r"^print\(.*?\)  # ([^\n]+)$", re.MULTILINE | re.DOTALL)
 
 
@@ -52,7 +48,7 @@ def test_every_block_of_python_runs(
         for value in list(module.__dict__.values()):
             if isinstance(value, BlockingClosable):
                 value.close()
-            elif isinstance(value, AsyncClosable):
+            elif isinstance(value, (AsyncClosable, AsyncRateLimits)):
                 loop.run_until_complete(value.aclose())
 
 
@@ -60,29 +56,3 @@ def _run(block: Block, text: str, names: dict[str, Any]) -> None:
     # So that a traceback has the line numbers of the page.
     source = "\n" * (block.line - 1) + text
     exec(compile(source, str(block.page), "exec"), names)
-
-
-def test_the_route_of_fastapi(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("fastapi")
-    preset(monkeypatch, prefix=prefix)
-    start = next(page for page in PAGES if page.name == "start.md")
-    [block] = [block for block in blocks(start, "python") if block.norun == FASTAPI]
-    names: dict[str, Any] = {}
-    _run(block, block.text.replace(DOCUMENTED_URL, redis_url), names)
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def call() -> None:
-        for _ in range(3):
-            await names["app"](REQUEST, receive, send)
-        await names["per_address"].aclose()
-
-    asyncio.run(call())
-    replies = [message for message in sent if message["type"] == "http.response.start"]
-    assert [reply["status"] for reply in replies] == [200, 200, 429]
-    assert 1 <= int(dict(replies[-1]["headers"])[b"retry-after"]) <= 60
