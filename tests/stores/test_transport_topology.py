@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import StoreError
+from distwindow import StoreError, StoreUnavailable
 from tests.harness import Call, Harness, LimiterAdapter, count_outcomes, in_time, used
 from tests.servers import Cluster, RedisProcess, SentinelSet, until
 
@@ -307,6 +307,7 @@ def test_a_primary_that_was_replaced_admits_nothing_where_replicas_are_required(
                     f"redis://{lost.host}:{lost.port}", "20/hour", prefix=PREFIX
                 )
                 for call in cut_off.burst(["k"] * 5, at_once=1):
+                    assert isinstance(call.outcome, StoreUnavailable), call.outcome
                     assert "NOREPLICAS" in str(call.outcome)
                     assert call.charged is False
                 assert client.execute_command("ROLE")[0] == "master"
