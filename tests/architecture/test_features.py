@@ -9,6 +9,13 @@ from pathlib import Path
 
 import distwindow
 
+MADE = """            self._settlement,
+            self.try_acquire,
+            self._admission.acquire,
+            self._acquire_all,
+            self._run,
+        )
+"""
 NAMED: dict[str, tuple[tuple[str, str], ...]] = {
     "stores/memory.py": (
         ("from ..minute.memory import MemoryViews\n", ""),
@@ -17,6 +24,21 @@ NAMED: dict[str, tuple[tuple[str, str], ...]] = {
         ("            **MemoryViews(self._values).handlers,\n", ""),
     ),
     "limiter.py": (
+        (
+            "from .reserve.reservation import (\n    AsyncReservations,\n    OnError,\n"
+            "    Reservation,\n    Reservations,\n    Settlement,\n    UnawaitedReservation,\n)\n",
+            "",
+        ),
+        (
+            "        self._settlement = Settlement(\n            options, self._command_cache, "
+            "self._strategy, self._policy, store.clock,\n            self._wait_queues.on_freed,\n"
+            "        )  # fmt: skip\n",
+            "",
+        ),
+        (f"        self._reservations = Reservations(\n{MADE}", ""),
+        (f"        self._reservations = AsyncReservations(\n{MADE}", ""),
+        ("        self._settlement.reset(charges[0].key)\n", ""),
+        ("            self._settlement.close()\n", ""),
         ("from .minute import operations as minute_views\n", ""),
         ("from .minute.view import MinuteStats\n", ""),
         (
@@ -31,9 +53,15 @@ NAMED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "local/base.py": (("from ..minute.operations import EntryViews\n", ""),),
     "entry.py": (("from .minute.operations import EntryEvent, EntryViews\n", ""),),
-    "__init__.py": (("from .minute.view import MinuteStats\n", ""), ('    "MinuteStats",\n', "")),
+    "__init__.py": (
+        ("from .minute.view import MinuteStats\n", ""),
+        ('    "MinuteStats",\n', ""),
+        ("from .reserve.reservation import AsyncReservation, Reservation\n", ""),
+        ('    "AsyncReservation",\n', ""),
+        ('    "Reservation",\n', ""),
+    ),
 }
-"""By file: the lines that name `shaping` or `minute`, and what takes their place."""
+"""By file: the lines that name `shaping`, `minute` or `reserve`, and what takes their place."""
 PROGRAM = """
 from distwindow import Concurrency, Limiter
 
@@ -44,10 +72,17 @@ with limiter.entry("e"), Concurrency("memory://", 1).hold("k"):
 """
 
 
-def test_the_rest_works_without_shaping_and_minute_views(tmp_path: Path) -> None:
+def test_the_rest_works_without_shaping_minute_views_and_reservations(tmp_path: Path) -> None:
     package = tmp_path / "distwindow"
     shutil.copytree(Path(distwindow.__file__).parent, package)
-    for folder in ("shaping", "minute", "cli", "contrib", "testing"):  # programs show all features
+    for folder in (
+        "shaping",
+        "minute",
+        "reserve",
+        "cli",
+        "contrib",
+        "testing",
+    ):  # programs show all features
         shutil.rmtree(package / folder)
     for name, lines in NAMED.items():
         text = (package / name).read_text(encoding="utf-8")

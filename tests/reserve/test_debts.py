@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from distwindow import Limiter, StoreError
+from distwindow import Decision, Limiter, Reservation, StoreError
+from distwindow.ring.commands import Acquire
 from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
 from tests.clock_and_stores import ManualClock
 from tests.local.caller_processes import ROOT
@@ -105,6 +106,99 @@ def test_a_refund_is_dropped_when_its_permits_have_returned_by_themselves() -> N
     store.failure = None
     limiter.flush()
     assert (store.exchanges, limiter.health().pending) == ([], 0)
+
+
+def test_counts_are_acknowledged_before_a_part_of_them_is_given_back() -> None:
+    """Before, it would be taken out of what others have passed in the same bucket."""
+    store = RemoteStore(ManualClock())
+    limiter = limiter_on(store, "100/minute", "eventual")
+    limiter.acquire("other")
+    limiter.flush()  # learns the store's time, without which no count is sent
+    limiter_on(store, "100/minute").acquire("k", 30)
+    reservation = limiter.reserve("k", 60)
+    store.failure = NOT_SENT
+    with pytest.raises(StoreError):
+        limiter.flush()
+    store.failure = None
+    reservation.commit(10)
+    for _ in range(2):
+        limiter.flush()
+    assert limiter.stats("k").passed == 40
+
+
+def test_what_was_reserved_last_is_given_back_first() -> None:
+    clock = ManualClock()
+    limiter = limiter_on(RemoteStore(clock), "100/minute")
+    reservation = limiter.reserve("k", 10)
+    for _ in range(2):
+        clock.move(6_000)
+        assert reservation.extend(10)
+    reservation.commit(13)
+    limiter.flush()
+    assert [bucket.passed for bucket in limiter.stats("k").buckets] == [10, 3]
+
+
+def test_eventual_knows_its_own_debt_at_once() -> None:
+    limiter = limiter_on(RemoteStore(ManualClock()), "100/minute", "eventual")
+    limiter.reserve("k", 10).commit(150)
+    assert not limiter.try_acquire("k")
+
+
+def test_eventual_takes_back_what_it_has_not_sent_out_of_its_bucket() -> None:
+    clock = ManualClock()
+    limiter = limiter_on(RemoteStore(clock), "100/minute", "eventual")
+    assert limiter.try_acquire("k", 40)
+    clock.move(6_000)
+    first, second = limiter.reserve("k", 30), limiter.reserve("k", 30)
+    assert not limiter.try_acquire("k")
+    first.commit(5)
+    second.commit(30)
+    assert limiter.try_acquire("k", 25)
+    limiter.flush()
+    assert [bucket.passed for bucket in limiter.stats("k").buckets] == [40, 60]
+
+
+def test_what_is_given_back_is_back_in_the_share_of_the_process() -> None:
+    limiter = limiter_on(RemoteStore(ManualClock()), "100/minute", "eventual", share=0.5)
+    reservation = limiter.reserve("k", 50)
+    limiter.flush()
+    assert not limiter.try_acquire("k")
+    reservation.commit(10)
+    for _ in range(2):
+        limiter.flush()
+    assert limiter.try_reserve("k", 40)
+    assert not limiter.try_acquire("k")
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_known_refusal_ends_when_permits_are_given_back(now: bool) -> None:
+    limiter = limiter_on(RemoteStore(ManualClock()), "100/minute")
+    reservation = limiter.reserve("k", 100)
+    assert [limiter.try_acquire("k").source for _ in range(2)] == ["store", "deny_cache"]
+    reservation.commit(99, now=now)
+    limiter.flush()
+    assert limiter.try_acquire("k")
+
+
+class CommittingStore(RemoteStore):
+    """Commits a reservation while it decides a call, as another thread may."""
+
+    reservation: Reservation | None = None
+
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
+        decision = super().decide(command, deadline)
+        if self.reservation is not None:
+            self.reservation.commit(7)
+        return decision
+
+
+def test_an_extension_that_arrives_after_the_commit_is_given_back() -> None:
+    store = CommittingStore(ManualClock())
+    limiter = limiter_on(store, "100/minute")
+    reservation = store.reservation = limiter.reserve("k", 20)
+    assert reservation.extend(30).allowed
+    limiter.flush()
+    assert limiter.stats("k").passed == 7
 
 
 def test_refunds_of_one_bucket_are_one_command() -> None:
