@@ -101,8 +101,10 @@ def fields_to_set(
     if by_ietf:
         binding = _binding(by_ietf)
         if not (300 <= status < 400 and binding.decision.remaining == 0):
-            policies = dict.fromkeys(each.policies.text for each in by_ietf)
-            _append(values, "RateLimit-Policy", ", ".join(policies), get)
+            policies = binding.policies.text
+            if len(by_ietf) > 1:
+                policies = ", ".join(dict.fromkeys(each.policies.text for each in by_ietf))
+            _append(values, "RateLimit-Policy", policies, get)
             _append(values, "RateLimit", binding.policies.item(binding.decision), get)
     by_x = [each for each in shown if each.headers in ("x-ratelimit", "both")]
     if by_x:
@@ -151,6 +153,8 @@ def problem(asked: Asked, unit: str) -> dict[str, Any]:
 
 def _binding(asked: Sequence[Asked]) -> Asked:
     """Return the one that refused, or that has the fewest permits left."""
+    if len(asked) == 1:
+        return asked[0]
     return min(asked, key=lambda each: (each.decision.allowed, each.decision.remaining))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+from .fields import EXPOSED_HEADERS
 from .rate_limits import LimitedRequest
 
 Message = MutableMapping[str, Any]
@@ -16,6 +17,7 @@ STARTS = {
     "websocket.accept": "",
 }
 """The messages that have the header fields of a response, and where they have its status."""
+_OURS = {name.lower().encode(): name for name in EXPOSED_HEADERS}
 _BODIES = ("http.response.body", "http.response.zerocopysend", "websocket.http.response.body")
 
 
@@ -49,10 +51,17 @@ class WatchedRequest(LimitedRequest):
         """Return the first message of the response, with our header fields."""
         self.status_code = message.get(STARTS[message["type"]], 101)
         headers = list(message.get("headers", ()))
-        for name, value in self.fields_to_set(self.status_code, _getter(headers)).items():
+        present: dict[str, str] = {}
+        for raw, value in headers:
+            name = _OURS.get(raw.lower())
+            if name is not None:
+                before = f"{present[name]}, " if name in present else ""
+                present[name] = before + value.decode("latin-1")
+        for name, text in self.fields_to_set(self.status_code, present.get).items():
             raw = name.lower().encode("latin-1")
-            headers = [field for field in headers if field[0].lower() != raw]
-            headers.append((raw, value.encode("latin-1")))
+            if name in present:
+                headers = [field for field in headers if field[0].lower() != raw]
+            headers.append((raw, text.encode("latin-1")))
         self.headers = headers
         return {**message, "headers": headers}
 
@@ -71,12 +80,3 @@ class WatchedRequest(LimitedRequest):
             name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
             headers[name] = f"{headers[name]}, {text}" if name in headers else text
         return Response(self.status_code or 500, headers, self.body_bytes, self.is_complete)
-
-
-def _getter(headers: _RawHeaders) -> Callable[[str], str | None]:
-    def get(name: str) -> str | None:
-        wanted = name.lower().encode("latin-1")
-        values = [value for key, value in headers if key.lower() == wanted]
-        return b", ".join(values).decode("latin-1") if values else None
-
-    return get

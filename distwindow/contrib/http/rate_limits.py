@@ -172,7 +172,10 @@ class RequestLimit:
         """None where a function of the request returns them."""
         self._limits_of = limits
         self._dynamic: dict[Any, tuple[Limit, ...]] = {}
-        self._policies: dict[tuple[str, tuple[Limit, ...]], Policies] = {}
+        self._named: dict[Any, tuple[str, Policies]] = {}
+        """By name, and by the limits where these differ: the beginning of keys, and what fields
+        say.
+        """
         self._check_function("key", self._key)
         functions = {"exempt": exempt, "count_when": count_when, "cost_after": cost_after}
         for option, function in functions.items():
@@ -245,22 +248,23 @@ class RequestLimit:
             if callable(cost):
                 cost = yield from self._call("cost", cost, arguments)
         name = self.name or self.name_of(request)
+        known_as = name if self._limits is not None else (name, limits)
+        beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
+        if type(key) is str and key:
+            full_key: AnyKey = f"{beginning}:{key}"
+        else:
+            full_key = self._full_key(beginning, key)
         limiter = self._limiter
         if self._limits is None or rate_limits.openings != self._opening:
             limiter = self._limiter = rate_limits.limiter(limits, self.on_store_error)
             self._opening = rate_limits.openings
-        named, reservation = self._named_key(name, key), None
+        reservation = None
         if self.settles:
             clamp = self.cost_after is not None  # so that no guess refuses every request
-            reservation = yield limiter.try_reserve(named, cost, clamp=clamp)
+            reservation = yield limiter.try_reserve(full_key, cost, clamp=clamp)
             decision: Decision = reservation.decision
         else:
-            decision = yield limiter.try_acquire(named, cost, self.priority)
-        policies = self._policies.get((name, limits))
-        if policies is None:
-            if len(self._policies) >= MAX_DYNAMIC_LIMITS:
-                self._policies.clear()  # the path of a mount may have parameters
-            policies = self._policies[name, limits] = Policies(name, limits, self._unit)
+            decision = yield limiter.try_acquire(full_key, cost, self.priority)
         asked = Asked(decision, policies, rate_limits.headers)
         earlier.append(Charged(self, limiter, asked, reservation, arguments))
         if not decision.allowed:
@@ -321,15 +325,25 @@ class RequestLimit:
             limits = self._dynamic[known] = parse_limits(spec)
         return limits
 
-    def _named_key(self, name: str, key: Any) -> AnyKey:
+    def _remember(
+        self, known_as: object, name: str, limits: tuple[Limit, ...]
+    ) -> tuple[str, Policies]:
+        """Return what is the same for all requests at `name` with these limits, and keep it."""
+        if len(self._named) >= MAX_DYNAMIC_LIMITS:
+            self._named.clear()  # the path of a mount may have parameters
+        # So that no key of one limit is one of another.
+        beginning = name.replace("%", "%25").replace(":", "%3A")
+        named = self._named[known_as] = beginning, Policies(name, limits, self._unit)
+        return named
+
+    def _full_key(self, beginning: str, key: Any) -> AnyKey:
         """Return the key of the ring: the name of the limit, then the key of the request."""
-        first = name if name.isalnum() else name.replace("%", "%25").replace(":", "%3A")
         if isinstance(key, str) and key:
-            return f"{first}:{key}"
+            return f"{beginning}:{key}"
         if isinstance(key, bytes) and key:
-            return b"%s:%s" % (first.encode(), key)
+            return b"%s:%s" % (beginning.encode(), key)
         if isinstance(key, Key):
-            resource = self._named_key(name, key.resource)
+            resource = self._full_key(beginning, key.resource)
             return Key(resource, key.tag)  # type: ignore[arg-type]  # of str or bytes, no Key
         problem = "is empty" if key in ("", b"") else f"is {short_repr(key)}"
         raise ConfigurationError(
