@@ -1,13 +1,21 @@
-"""A reverse proxy that appends the address of its client to X-Forwarded-For, as nginx does with
-`$proxy_add_x_forwarded_for`.
+"""Reverse proxies that append the address of their client to X-Forwarded-For: one for every
+machine, and nginx with `$proxy_add_x_forwarded_for`.
 """
 
 from __future__ import annotations
 
 import http.client
+import shutil
+import socket
+import subprocess
+import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.servers import free_port
+from tests.servers.wait import until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,3 +55,53 @@ class AppendingProxy:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def nginx_binary() -> str | None:
+    """Return the path of nginx, if it is installed."""
+    return shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+
+
+class Nginx:
+    """nginx in the place of `AppendingProxy`."""
+
+    def __init__(self, upstream: int) -> None:
+        self._upstream = upstream
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        program = nginx_binary()
+        assert program is not None
+        self._folder = tempfile.TemporaryDirectory(prefix="distwindow-nginx-")
+        folder = Path(self._folder.name)
+        paths = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        temporary = " ".join(f"{name}_temp_path {folder}/{name};" for name in paths)
+        (folder / "nginx.conf").write_text(
+            f"""daemon off; pid {folder}/pid; error_log {folder}/log; events {{}}
+            http {{
+                access_log off; {temporary}
+                server {{
+                    listen 127.0.0.1:{self._port};
+                    location / {{
+                        proxy_pass http://127.0.0.1:{self._upstream};
+                        proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+                    }}
+                }}
+            }}"""
+        )
+        config = str(folder / "nginx.conf")
+        self._process = subprocess.Popen(
+            [program, "-c", config, "-p", str(folder), "-e", f"{folder}/log"]
+        )
+        until(self._listens, 30, what="nginx listens")
+        return self
+
+    def _listens(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self._port), 10):
+            return True
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._folder.cleanup()

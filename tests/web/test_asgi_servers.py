@@ -17,7 +17,7 @@ from tests.conftest import required
 from tests.servers import Standalone
 from tests.servers.wait import until
 from tests.web.burst import Answer, burst, get, parts_of, statuses
-from tests.web.proxy import AppendingProxy
+from tests.web.proxy import AppendingProxy, Nginx, nginx_binary
 from tests.web.server import SERVERS, Served, serve
 from tests.web.ws import attempt
 
@@ -126,12 +126,23 @@ def test_websockets_of_wsproto(store: Standalone) -> None:
     assert tried.retry_after is not None
 
 
-def test_behind_a_proxy_each_client_has_a_window_of_its_own(store: Standalone) -> None:
+@pytest.mark.parametrize(
+    "proxy_type",
+    [
+        AppendingProxy,
+        pytest.param(
+            Nginx, marks=pytest.mark.skipif(not nginx_binary(), reason="nginx is not installed")
+        ),
+    ],
+)
+def test_behind_a_proxy_each_client_has_a_window_of_its_own(
+    store: Standalone, proxy_type: type[AppendingProxy] | type[Nginx]
+) -> None:
     # uvicorn itself believes X-Forwarded-For of 127.0.0.1, unless it is told not to.
     command = f"{SERVERS['uvicorn']} --no-proxy-headers"
     with (
         serve(command, APP, store.url, TRUSTED_PROXIES="127.0.0.1") as served,
-        AppendingProxy(served.port) as proxy,
+        proxy_type(served.port) as proxy,
     ):
 
         def ask(source: str, count: int = 25) -> list[Answer]:
