@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -274,6 +275,20 @@ def test_every_response_has_the_fields(app: FastAPI, kinds: APIRouter, kind: str
     theirs = '"theirs";q=1, ' if kind == "missing" else ""
     assert answer.headers["ratelimit-policy"] == f'{theirs}"kinds";q=99;w=60'
     assert "retry-after" not in answer.headers
+
+
+def test_server_sent_events_have_the_fields(app: FastAPI, rate_limits: RateLimits) -> None:
+    sse = pytest.importorskip("fastapi.sse")
+    limit = rate_limits.limit("9/minute")
+
+    @app.get("/events", response_class=sse.EventSourceResponse, dependencies=[Depends(limit)])
+    async def events() -> AsyncIterator[dict[str, int]]:
+        for number in range(3):
+            yield {"number": number}
+
+    answer = TestClient(app).get("/events")
+    assert answer.text.count("data: ") == 3
+    assert answer.headers["ratelimit"] == '"GET /events";r=8;t=60'
 
 
 def test_the_refusal_is_a_problem(app: FastAPI, rate_limits: RateLimits) -> None:
