@@ -44,8 +44,11 @@ T = TypeVar("T")
 collect_ignore = [] if find_spec("celery") else ["celery", "docs/test_celery_workers.py"]
 if not find_spec("websockets"):
     collect_ignore += ["web/test_asgi_servers.py", "web/test_fastapi_servers.py"]
-if not find_spec("fastapi"):
-    collect_ignore.append("web/test_fastapi.py")
+if not find_spec("gunicorn"):
+    collect_ignore.append("web/test_flask_servers.py")
+for framework in ("fastapi", "flask"):
+    if not find_spec(framework):
+        collect_ignore.append(f"web/test_{framework}.py")
 if int(redis.__version__.partition(".")[0]) >= 6:
     collect_ignore.append("contrib/test_arq_limits.py")
 

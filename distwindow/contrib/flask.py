@@ -1,0 +1,340 @@
+"""Limits for the routes of Flask.
+
+    rate_limits = RateLimits(on_store_error="allow")    # the URL is app.config["DISTWINDOW_URL"]
+    rate_limits.init_app(app)
+
+    @app.get("/search")
+    @rate_limits.limit("10/minute", key=lambda: g.user.id)
+    def search(): ...
+
+`key`, `cost`, `exempt` and `limits`, where they are functions, take no arguments and read
+`flask.request`. They and the limiter are blocking calls, as Flask is, also before an async view.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import flask
+from flask import Blueprint, Flask, Response, current_app
+from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
+
+from .. import ConfigurationError, Decision
+from ..away.policy import OnStoreError
+from ..callables import check_decorated, function_name
+from ..errors import short_repr
+from ..options import Consistency
+from ..ring.limit import LimitSpec
+from . import http
+from .http.fields import Unit
+
+EXPOSED_HEADERS = http.EXPOSED_HEADERS
+F = TypeVar("F", bound=Callable[..., Any])
+_LIMITED_REQUEST = "distwindow.limited_request"
+"""Where what was decided for a request is kept in its WSGI environment."""
+_LIMITED = "__distwindow_limited__"
+"""The attribute of a function that was decorated: itself, and the function with the limit."""
+_NO_ADDRESSES = ("", "<local>", "localhost")
+"""What gunicorn and uWSGI, Werkzeug and waitress say of a client of a Unix socket."""
+
+
+class _Refusal(HTTPException, http.RateLimited):
+    def __init__(self, *arguments: Any) -> None:
+        http.RateLimited.__init__(self, *arguments)  # and not Werkzeug's, which calls this one
+        body, kind = json.dumps(self.problem), http.PROBLEM_MEDIA_TYPE
+        self.response = Response(body, self.status_code, self.headers, content_type=kind)
+        self.description = self.problem["detail"]
+
+
+class RateLimited(_Refusal, TooManyRequests):  # type: ignore[misc]  # `retry_after` is ours
+    """A request was refused. `@app.errorhandler(429)` takes it; otherwise `.response` is sent."""
+
+
+class RateLimitUnavailable(_Refusal, ServiceUnavailable):  # type: ignore[misc]  # likewise
+    """The store was away, and `on_store_error` is "deny". `@app.errorhandler(503)` takes it."""
+
+
+class ClientAddress(http.ClientAddress):
+    __doc__ = http.ClientAddress.__doc__
+
+    def peer_and_values(self, request: Any) -> tuple[str | None, Callable[[str], Sequence[str]]]:
+        peer = request.environ.get("REMOTE_ADDR")
+        return None if peer in _NO_ADDRESSES else peer, request.headers.getlist
+
+    def __call__(self, request: Any = None) -> str:
+        """Return the address of the client of `request`, by default of Flask's current one."""
+        return super().__call__(flask.request if request is None else request)
+
+
+client_address = ClientAddress()
+
+
+class _RequestLimit(http.RequestLimit):
+    """One limit in one application."""
+
+    blueprint: Blueprint | None = None
+
+    def arguments(self, request: Any) -> tuple[Any, ...]:
+        return ()
+
+    def name_of(self, request: Any) -> str:
+        """Return the name of the blueprint that is limited, or else methods and rule of the route:
+        a view has one window for its methods, so that HEAD is no second one beside GET.
+        """
+        if self.blueprint is not None:  # by the name that it was registered with, which may differ
+            names: list[str] = request.blueprints
+            return next(one for one in names if current_app.blueprints[one] is self.blueprint)
+        rule = request.url_rule
+        if rule is None:
+            raise ConfigurationError(
+                "a limit outside of a route has no name of its own; write limit(..., name=...)"
+            )
+        methods = "|".join(sorted(rule.methods - {"HEAD", "OPTIONS"} or rule.methods))
+        return f"{methods} {rule.host or rule.subdomain or ''}{rule.rule}"
+
+
+class _AppRateLimits(http.BlockingRateLimits[_RequestLimit]):
+    """The limits of one application, with its configuration."""
+
+    limit_type = _RequestLimit
+    address_type = ClientAddress
+
+    def __init__(self, store: Any, **options: Any) -> None:
+        super().__init__(store, **options)
+        self.by_declaration: dict[DeclaredLimit, _RequestLimit] = {}
+        self.is_checked = False
+
+    @staticmethod
+    def error_type(decision: Decision, asked: Sequence[Any], unit: str) -> Exception:
+        kind = RateLimited if asked[-1].is_shown else RateLimitUnavailable
+        return kind(decision, asked, unit)
+
+
+class DeclaredLimit:
+    """One limit, as `RateLimits.limit` returns it: a decorator of views."""
+
+    blueprint: Blueprint | None = None
+
+    def __init__(self, rate_limits: RateLimits, limits: Any, **options: Any) -> None:
+        self._rate_limits = rate_limits
+        self._limits, self._options = limits, options
+        # Mistakes are found here, where they are written, and not by the first application.
+        _AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
+
+    def __call__(self, view: F) -> F:
+        """Return `view` with this limit: RateLimited is raised before it is called."""
+        check_decorated("limit", view)
+
+        @functools.wraps(view)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            self.decide()
+            return current_app.ensure_sync(view)(*args, **kwargs)
+
+        with suppress(AttributeError):  # of a bound method
+            setattr(view, _LIMITED, (view, limited))
+        return cast("F", limited)
+
+    def decide(self) -> None:
+        """Decide about the current request."""
+        of_app = self._rate_limits.of_app()
+        limit = of_app.by_declaration.get(self)
+        if limit is None:
+            limit = of_app.limit(self._limits, **self._options)
+            limit.blueprint = self.blueprint
+            limit = of_app.by_declaration.setdefault(self, limit)  # one, if threads come at once
+        environ = flask.request.environ
+        earlier = environ.setdefault(_LIMITED_REQUEST, http.LimitedRequest())
+        of_app.run(limit.decide(flask.request, earlier))
+
+    def decide_before(self) -> None:
+        """Decide about the current request, unless Flask answers OPTIONS by itself."""
+        rule, method = flask.request.url_rule, flask.request.method
+        if not (method == "OPTIONS" and getattr(rule, "provide_automatic_options", False)):
+            self.decide()
+
+
+class RateLimits:
+    """The limits of Flask applications. Safe to share between threads; survives `fork`.
+
+    What is left out is taken from the configuration of each application: `DISTWINDOW_URL` for
+    `store`, `DISTWINDOW_ON_STORE_ERROR` for `on_store_error`, and so on. These two have no default;
+    the others have those of `distwindow.contrib.http`, which also says what they mean. Each
+    application has a connection of its own.
+    """
+
+    def __init__(
+        self,
+        store: Any = None,
+        *,
+        on_store_error: OnStoreError | None = None,
+        prefix: str | None = None,
+        timeout: float | None = None,
+        consistency: Consistency | None = None,
+        trusted_proxies: Sequence[str] | None = None,
+        headers: http.Headers | None = None,
+        enabled: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        self._options = {
+            "url": store, "on_store_error": on_store_error, "prefix": prefix, "timeout": timeout,
+            "consistency": consistency, "trusted_proxies": trusted_proxies, "headers": headers,
+            "enabled": enabled, "name": name,
+        }  # fmt: skip
+        self._apps: WeakKeyDictionary[Flask, _AppRateLimits] = WeakKeyDictionary()
+        self._of_all: dict[str, DeclaredLimit] = {}
+        """By name, the limits of `limit_app`."""
+
+    def init_app(self, app: Flask) -> None:
+        """Read the configuration of `app`, and have it write header fields and ask the limits.
+        Nothing is connected to. Raises `ConfigurationError` for what can never work.
+        """
+        if app in self._apps:
+            raise ConfigurationError(f"init_app was called twice for the application {app.name!r}")
+        self._apps[app] = _AppRateLimits(**self._configured(app))
+        app.before_request(self._before)
+        app.after_request(self._after)
+        app.teardown_request(self._after_error)
+
+    def limit(
+        self,
+        limits: LimitSpec | Callable[[], Any],
+        *,
+        name: str | None = None,
+        key: Callable[[], Any] | None = None,
+        cost: int | Callable[[], int] = 1,
+        exempt: Callable[[], Any] | None = None,
+        on_store_error: OnStoreError | None = None,
+        count_when: Callable[[Any], Any] | None = None,
+        cost_after: Callable[[Any], int] | None = None,
+        priority: bool = False,
+        unit: Unit = "requests",
+    ) -> DeclaredLimit:
+        """Return a decorator of views, which stands below the decorator of the route.
+
+        Functions take no arguments, but for `count_when` and `cost_after`, which take the response.
+        The options are otherwise those of `distwindow.contrib.http`. Raises `ConfigurationError`
+        for what can never work, which includes coroutine functions.
+        """
+        return DeclaredLimit(
+            self, limits, name=name, key=key, cost=cost, exempt=exempt, priority=priority,
+            on_store_error=on_store_error, count_when=count_when, cost_after=cost_after, unit=unit,
+        )  # fmt: skip
+
+    def limit_blueprint(self, blueprint: Blueprint, limits: Any, **options: Any) -> None:
+        """Limit all routes of `blueprint` together, before it is registered. The options are those
+        of `limit`; `name` is by default the one with which the blueprint is registered.
+        """
+        declared = self.limit(limits, **options)
+        declared.blueprint = blueprint
+        blueprint.before_request(declared.decide_before)
+
+    def limit_app(self, limits: Any, *, name: str = "default", **options: Any) -> None:
+        """Limit all requests of each application together, also those without a route. The options
+        are those of `limit`. It is asked where `init_app` stands among functions for
+        `before_request`: call that after those that `key` relies on.
+        """
+        if name in self._of_all:
+            raise ConfigurationError(
+                f"limit_app was called twice for the name {name!r}; call it once, beside "
+                "RateLimits(...) and not where an application is made, or write name=..."
+            )
+        self._of_all[name] = self.limit(limits, name=name, **options)
+
+    def close(self) -> None:
+        """Send what was counted, give back what is held, and close the connections of all
+        applications. The next request opens them again.
+        """
+        for of_app in list(self._apps.values()):
+            of_app.close()
+
+    # -- internal ------------------------------------------------------------------------------
+
+    def of_app(self) -> _AppRateLimits:
+        """Return the limits of the current application."""
+        app = current_app._get_current_object()  # type: ignore[attr-defined]  # of the proxy
+        found = self._apps.get(app)
+        if found is None:
+            raise ConfigurationError(
+                f"the application {app.name!r} has limits; call rate_limits.init_app(app) for it"
+            )
+        return found
+
+    def _configured(self, app: Flask) -> dict[str, Any]:
+        configured = app.config.get_namespace("DISTWINDOW_")
+        if unknown := [f"DISTWINDOW_{key.upper()}" for key in configured.keys() - self._options]:
+            known = ", ".join(f"DISTWINDOW_{key.upper()}" for key in self._options)
+            raise ConfigurationError(f"app.config has {', '.join(unknown)}; known are {known}")
+        options = {
+            key: configured.get(key) if value is None else value
+            for key, value in self._options.items()
+        }
+        options = {key: value for key, value in options.items() if value is not None}
+        enabled = options.get("enabled", True)
+        if not isinstance(enabled, bool):
+            raise ConfigurationError(f"DISTWINDOW_ENABLED={short_repr(enabled)} is no bool")
+        if not enabled:  # nothing is asked
+            options = {"url": "memory://", "on_store_error": "allow", **options}
+        for key, argument in (("url", "store"), ("on_store_error", "on_store_error")):
+            if key not in options:
+                raise ConfigurationError(
+                    f"the application {app.name!r} has no {argument}: write RateLimits({argument}="
+                    f'...), or app.config["DISTWINDOW_{key.upper()}"] before init_app(app)'
+                )
+        return {"store": options.pop("url"), **options}
+
+    def _before(self) -> None:
+        of_app = self.of_app()
+        if not of_app.is_checked:
+            _check_order(current_app)
+            of_app.is_checked = True
+        for declared in self._of_all.values():
+            declared.decide_before()
+
+    def _after(self, response: Response) -> Response:
+        asked = flask.request.environ.get(_LIMITED_REQUEST)
+        if asked is None:
+            return response
+        headers = response.headers
+        fields = asked.fields_to_set(
+            response.status_code, lambda name: ", ".join(headers.getlist(name)) or None
+        )
+        for name, value in fields.items():
+            headers[name] = value
+        if asked.needs_response:
+            settle = functools.partial(self.of_app().run, asked.settle(response))
+            # Werkzeug does not close what the server sends as a file.
+            if response.is_streamed and not response.direct_passthrough:
+                response.call_on_close(settle)
+            else:
+                settle()
+        return response
+
+    def _after_error(self, error: BaseException | None) -> None:
+        """Settle where there was no response: the exception goes to the server, which sends 500."""
+        asked = flask.request.environ.get(_LIMITED_REQUEST)
+        if error is not None and asked is not None and asked.needs_response:
+            self.of_app().run(asked.settle(current_app.response_class(status=500)))
+
+
+def _check_order(app: Flask) -> None:
+    """Raise `ConfigurationError` for a limit above the decorator of a route, which registers the
+    function without it.
+    """
+    reached: set[Any] = set()
+    for view in app.view_functions.values():
+        inspect.unwrap(view, stop=reached.add)  # which adds each, and stops at none
+    for endpoint, view in app.view_functions.items():
+        itself, limited = getattr(view, _LIMITED, (None, None))
+        if itself is view and limited not in reached:
+            rule = next(app.url_map.iter_rules(endpoint), None)
+            raise ConfigurationError(
+                f"a limit of {function_name(view)} stands above its route, which has registered "
+                "the function without the limit; write these two lines in this order:\n"
+                f'    @app.route("{rule}")\n    @rate_limits.limit(...)'
+            )

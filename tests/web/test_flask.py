@@ -1,0 +1,761 @@
+"""Limits of Flask applications, by Werkzeug's client. On real servers: test_flask_servers.py."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import Any
+
+import flask
+import pytest
+from flask.views import MethodView
+from werkzeug.exceptions import HTTPException
+
+from distwindow import ConfigurationError, StoreError
+from distwindow.contrib.flask import ClientAddress, RateLimited, RateLimits
+from distwindow.stores.memory import MemoryStore
+from distwindow.testing import ManualClock
+
+AWAY = "redis://127.0.0.1:1/0"
+"""Nothing listens there."""
+FIELDS = ("RateLimit-Policy", "RateLimit", "Retry-After")
+
+
+def application(rate_limits: RateLimits | None = None, **config: Any) -> Any:
+    """Return an application; with `rate_limits`, they are those of it."""
+    app = flask.Flask("shop")
+    app.config.update(config)
+    if rate_limits is not None:
+        rate_limits.init_app(app)
+    return app
+
+
+def answers(app: Any, path: str = "/", times: int = 1, **options: Any) -> list[Any]:
+    """Send requests one after the other."""
+    client = app.test_client()
+    options = {"method": "GET", **options}
+    return [client.open(path, **options) for _ in range(times)]
+
+
+def codes(app: Any, path: str = "/", times: int = 1, **options: Any) -> list[int]:
+    return [answer.status_code for answer in answers(app, path, times, **options)]
+
+
+def peer(address: str) -> dict[str, Any]:
+    return {"environ_base": {"REMOTE_ADDR": address}}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_000_000)
+
+
+@pytest.fixture
+def rate_limits(clock: ManualClock) -> RateLimits:
+    return RateLimits(MemoryStore(clock), on_store_error="raise")
+
+
+@pytest.fixture
+def app(rate_limits: RateLimits) -> Any:
+    return application(rate_limits)
+
+
+# -- what a route's limit does --------------------------------------------------------------------
+
+
+def test_a_route_is_limited_for_each_address(app: Any, rate_limits: RateLimits) -> None:
+    @app.get("/")
+    @rate_limits.limit("2/minute")
+    def home() -> str:
+        return "home"
+
+    assert codes(app, times=4) == [200, 200, 429, 429]
+    assert codes(app, times=1, **peer("8.8.8.8")) == [200]
+    assert home.__name__ == "home"
+
+
+def test_every_response_has_the_fields_and_refusals_when_to_come_again(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    @app.get("/items/<int:item>")
+    @rate_limits.limit("2/minute")
+    def items(item: int) -> Any:
+        return "one" if item == 1 else flask.abort(404)
+
+    found, missing, refused = (answers(app, f"/items/{number}")[0] for number in (1, 2, 3))
+    policy = '"GET /items/<int:item>";q=2;w=60'
+    assert [found.status_code, missing.status_code, refused.status_code] == [200, 404, 429]
+    for answer in (found, missing, refused):
+        assert answer.headers.getlist("RateLimit-Policy") == [policy]
+        assert len(answer.headers.getlist("RateLimit")) == 1
+    assert "Retry-After" not in found.headers
+    assert (
+        refused.headers["RateLimit"]
+        == f'"GET /items/<int:item>";r=0;t={refused.headers["Retry-After"]}'
+    )
+
+
+def test_the_time_to_come_again_is_right(
+    app: Any, rate_limits: RateLimits, clock: ManualClock
+) -> None:
+    @app.get("/")
+    @rate_limits.limit("1/minute strict")
+    def home() -> str:
+        return "home"
+
+    assert codes(app) == [200]
+    wait_s = int(answers(app)[0].headers["Retry-After"])
+    clock.advance(wait_s - 1)
+    assert codes(app) == [429]
+    clock.advance(1)
+    assert codes(app) == [200]
+
+
+def test_a_refusal_is_a_problem_document(app: Any, rate_limits: RateLimits) -> None:
+    @app.get("/")
+    @rate_limits.limit("1/minute")
+    def home() -> str:
+        return "home"
+
+    refused = answers(app, times=2)[1]
+    assert refused.mimetype == "application/problem+json"
+    problem = refused.get_json(force=True)
+    assert problem["status"] == 429
+    assert problem["detail"].startswith("1 request per minute is allowed; try again in ")
+    assert problem["violated-policies"] == ["GET /"]
+
+
+def test_a_route_of_several_methods_has_one_window(app: Any, rate_limits: RateLimits) -> None:
+    @app.route("/", methods=["GET", "POST"])
+    @rate_limits.limit("2/minute")
+    def home() -> str:
+        return "home"
+
+    assert codes(app) + codes(app, method="HEAD") + codes(app, method="POST") == [200, 200, 429]
+    assert answers(app)[0].headers["RateLimit"].startswith('"GET|POST /";')
+
+
+def test_options_that_flask_answers_are_free(app: Any, rate_limits: RateLimits) -> None:
+    rate_limits.limit_app("1/minute")
+
+    @app.get("/")
+    @rate_limits.limit("1/minute")
+    def home() -> str:
+        return "home"
+
+    assert codes(app, times=3, method="OPTIONS") == [200] * 3
+    assert codes(app, times=2) == [200, 429]
+
+
+def test_the_functions_take_no_arguments(app: Any, rate_limits: RateLimits) -> None:
+    @app.before_request
+    def load_user() -> None:
+        flask.g.user = flask.request.headers["User"]
+
+    @app.get("/")
+    @rate_limits.limit(
+        lambda: flask.request.args["plan"],
+        key=lambda: None if flask.g.user == "root" else flask.g.user,
+        cost=lambda: int(flask.request.args["cost"]),
+        exempt=lambda: flask.g.user == "admin",
+    )
+    def home() -> str:
+        return "home"
+
+    def sent(user: str, cost: int) -> list[int]:
+        return codes(app, f"/?plan=10/minute&cost={cost}", headers={"User": user})
+
+    assert sent("ada", 7) + sent("ada", 4) + sent("ada", 3) == [200, 429, 200]
+    assert sent("bob", 10) == [200]
+    assert sent("root", 10) * 2 == sent("admin", 10) * 2 == [200, 200]
+
+
+def test_a_key_function_that_raises_charges_nothing(app: Any, rate_limits: RateLimits) -> None:
+    @app.get("/")
+    @rate_limits.limit("1/minute", key=lambda: flask.request.headers["User"])
+    def home() -> str:
+        return "home"
+
+    app.config["PROPAGATE_EXCEPTIONS"] = False
+    assert codes(app, times=3) == [500] * 3
+    assert codes(app, times=2, headers={"User": "ada"}) == [200, 429]
+
+
+def test_views_that_are_coroutine_functions(app: Any, rate_limits: RateLimits) -> None:
+    pytest.importorskip("asgiref")
+
+    @app.get("/")
+    @rate_limits.limit("2/minute")
+    async def home() -> str:
+        return "awaited"
+
+    assert [answer.text for answer in answers(app, times=2)] == ["awaited"] * 2
+    assert codes(app) == [429]
+
+
+def test_views_that_are_classes(app: Any, rate_limits: RateLimits) -> None:
+    class Home(MethodView):
+        decorators = [rate_limits.limit("3/minute", name="class")]  # noqa: RUF012  # as View has it
+
+        def get(self) -> str:
+            return "read"
+
+        @rate_limits.limit("1/minute", name="post")
+        def post(self) -> str:
+            return "written"
+
+    app.add_url_rule("/", view_func=Home.as_view("home"))
+    assert codes(app, times=2, method="POST") == [200, 429]  # the class's is given back
+    assert codes(app, times=3) == [200, 200, 429]
+
+
+def test_several_limits_of_a_route(app: Any, rate_limits: RateLimits) -> None:
+    @app.get("/")
+    @rate_limits.limit("9/minute", name="all", key=lambda: "all")
+    @rate_limits.limit(["2/minute", "3/hour"], name="each")
+    def home() -> str:
+        return "home"
+
+    assert codes(app, times=4) == [200, 200, 429, 429]
+    seen = answers(app, **peer("8.8.8.8"))[0].headers
+    policies = '"all";q=9;w=60, "each-1m";q=2;w=60, "each-1h";q=3;w=3600'
+    assert seen["RateLimit-Policy"] == policies
+    assert seen["RateLimit"].startswith('"each-1m";r=1;')
+
+
+def test_fields_that_are_there_are_kept(app: Any, rate_limits: RateLimits) -> None:
+    @app.get("/")
+    @rate_limits.limit("2/minute", name="ours")
+    def home() -> Any:
+        return "home", [("RateLimit", '"a";r=1'), ("RateLimit", '"b";r=2')]
+
+    [line] = answers(app)[0].headers.getlist("RateLimit")
+    assert line.startswith('"a";r=1, "b";r=2, "ours";r=1;')
+
+
+def test_a_limit_outside_of_a_route_needs_a_name(app: Any, rate_limits: RateLimits) -> None:
+    @app.errorhandler(404)
+    @rate_limits.limit("1/minute")
+    def missing(error: Exception) -> Any:
+        return "missing", 404
+
+    app.testing = True
+    with pytest.raises(ConfigurationError, match="name="):
+        answers(app, "/missing")
+
+
+# -- refusals as Flask's users handle them --------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [429, RateLimited])
+def test_an_error_handler_replaces_the_body_and_the_fields_stay(
+    app: Any, rate_limits: RateLimits, what: Any
+) -> None:
+    @app.get("/")
+    @rate_limits.limit("1/minute")
+    def home() -> str:
+        return "home"
+
+    @app.errorhandler(what)
+    def page(error: Any) -> Any:
+        return f"<h1>{error.description}</h1>{error.retry_after > 0}", error.code
+
+    refused = answers(app, times=2)[1]
+    assert refused.mimetype == "text/html"
+    assert refused.status_code == 429
+    assert refused.text.startswith("<h1>1 request per minute is allowed")
+    assert refused.text.endswith("True")
+    assert all(len(refused.headers.getlist(name)) == 1 for name in FIELDS)
+
+
+def test_the_handler_of_all_http_errors_in_flasks_documentation(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    @app.get("/")
+    @rate_limits.limit("1/minute")
+    def home() -> str:
+        return "home"
+
+    @app.errorhandler(HTTPException)
+    def page(error: HTTPException) -> Any:
+        response: Any = error.get_response()
+        response.data = flask.json.dumps({"code": error.code, "name": error.name})
+        response.content_type = "application/json"
+        return response
+
+    refused = answers(app, times=2)[1]
+    assert refused.get_json() == {"code": 429, "name": "Too Many Requests"}
+    assert all(len(refused.headers.getlist(name)) == 1 for name in FIELDS)
+
+
+def test_a_view_may_handle_the_refusal_of_what_it_calls(app: Any, rate_limits: RateLimits) -> None:
+    @rate_limits.limit("1/minute", name="mail")
+    def send_mail() -> str:
+        return "sent"
+
+    @app.get("/")
+    def home() -> str:
+        try:
+            return send_mail()
+        except RateLimited as refused:
+            return f"later: {refused.decision.remaining}"
+
+    first, second = answers(app, times=2)
+    assert (first.text, second.text) == ("sent", "later: 0")
+    assert second.status_code == 200
+    assert "Retry-After" not in second.headers
+
+
+# -- blueprints and applications ------------------------------------------------------------------
+
+
+def test_a_blueprint_has_one_window_and_gets_back_what_a_route_refuses(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    api = flask.Blueprint("api", __name__)
+    rate_limits.limit_blueprint(api, "5/hour")
+
+    @api.get("/report")
+    @rate_limits.limit("1/minute")
+    def report() -> str:
+        return "report"
+
+    @api.get("/items")
+    def items() -> str:
+        return "items"
+
+    app.register_blueprint(api, url_prefix="/api")
+    assert codes(app, "/api/report", 5) == [200, 429, 429, 429, 429]
+    assert codes(app, "/api/items", 5) == [200, 200, 200, 200, 429]
+    assert answers(app, "/api/report")[0].headers["RateLimit"].startswith('"api";r=0;')
+
+
+def test_blueprints_have_windows_by_the_names_of_their_registration(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    users = flask.Blueprint("users", __name__)
+    rate_limits.limit_blueprint(users, "1/minute")
+    users.add_url_rule("/users", view_func=lambda: "users", endpoint="all")
+    for version in ("v1", "v2"):
+        parent = flask.Blueprint(version, __name__, url_prefix=f"/{version}")
+        parent.register_blueprint(users)
+        app.register_blueprint(parent)
+    app.register_blueprint(users, name="again")
+    for path in ("/v1/users", "/v2/users", "/users"):
+        assert codes(app, path, 2) == [200, 429]
+    assert answers(app, "/v1/users")[0].headers["RateLimit"].startswith('"v1.users";')
+
+
+def test_the_limit_of_an_application_is_for_all_requests(app: Any, rate_limits: RateLimits) -> None:
+    rate_limits.limit_app("3/minute", key=lambda: "all")
+    app.add_url_rule("/", view_func=lambda: "home", endpoint="home")
+    assert codes(app, times=2) + codes(app, "/missing") == [200, 200, 404]
+    assert codes(app) + codes(app, "/missing", **peer("8.8.8.8")) == [429, 429]
+
+
+def test_limits_of_application_blueprint_and_route_are_asked_from_the_outside(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    asked: list[str] = []
+
+    def key(name: str) -> str:
+        asked.append(name)
+        return name
+
+    rate_limits.limit_app("9/minute", key=partial(key, "app"))
+    outer, inner = flask.Blueprint("outer", __name__), flask.Blueprint("inner", __name__)
+    rate_limits.limit_blueprint(inner, "9/minute", key=partial(key, "inner"))
+    rate_limits.limit_blueprint(outer, "9/minute", key=partial(key, "outer"))
+    limit = rate_limits.limit("9/minute", key=partial(key, "route"))
+    inner.add_url_rule("/", view_func=limit(lambda: "home"), endpoint="home")
+    outer.register_blueprint(inner)
+    app.register_blueprint(outer)
+    assert codes(app) == [200]
+    assert asked == ["app", "outer", "inner", "route"]
+
+
+def test_a_second_limit_of_the_application_needs_a_name(rate_limits: RateLimits) -> None:
+    rate_limits.limit_app("3/minute")
+    rate_limits.limit_app("30/hour", name="hour")
+    with pytest.raises(ConfigurationError, match="limit_app was called twice"):
+        rate_limits.limit_app("5/minute")
+
+
+# -- what the response decides --------------------------------------------------------------------
+
+
+def test_count_when_gives_back_what_is_not_to_be_counted(app: Any, rate_limits: RateLimits) -> None:
+    @app.get("/<int:status>")
+    @rate_limits.limit(
+        "2/minute", name="login", count_when=lambda response: response.status_code == 401
+    )
+    def login(status: int) -> Any:
+        return "", status
+
+    seen = [codes(app, f"/{status}")[0] for status in (200, 401, 200, 200, 401, 401)]
+    assert seen == [200, 401, 200, 200, 401, 429]
+
+
+def test_count_when_is_asked_once_at_the_end_of_a_stream(app: Any, rate_limits: RateLimits) -> None:
+    ended: list[str] = []
+
+    def count_when(response: Any) -> bool:
+        ended.append("asked")
+        return False
+
+    @app.get("/")
+    @rate_limits.limit("1/minute", count_when=count_when)
+    def stream() -> Iterator[str]:
+        yield "a"
+        yield "b"
+        ended.append("streamed")
+
+    for _ in range(2):
+        assert app.test_client().get("/", buffered=True).text == "ab"
+    assert ended == ["streamed", "asked"] * 2
+
+
+def test_count_when_of_a_file_that_the_server_sends(app: Any, rate_limits: RateLimits) -> None:
+    @app.get("/")
+    @rate_limits.limit("1/minute", count_when=lambda response: False)
+    def file() -> Any:
+        return flask.send_file(__file__)
+
+    for _ in range(3):
+        with app.test_client().get("/") as answer:
+            assert answer.status_code == 200
+
+
+def test_count_when_of_an_exception_that_goes_to_the_server(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    seen: list[int] = []
+
+    def count_when(response: Any) -> bool:
+        seen.append(response.status_code)
+        return False
+
+    @app.get("/")
+    @rate_limits.limit("1/minute", count_when=count_when)
+    def fails() -> str:
+        raise ZeroDivisionError
+
+    for app.testing in (True, False):
+        for _ in range(2):
+            try:
+                assert codes(app) == [500]
+            except ZeroDivisionError:
+                assert app.testing
+    assert seen == [500] * 4
+
+
+# -- a limit above the route ----------------------------------------------------------------------
+
+
+def test_a_limit_above_the_route_is_a_mistake_at_the_first_request(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    @rate_limits.limit("1/minute")
+    @app.get("/search")
+    def search() -> str:
+        return "found"
+
+    app.testing = True
+    with pytest.raises(ConfigurationError) as raised:
+        answers(app, "/other")
+    with pytest.raises(ConfigurationError):
+        answers(app, "/other")
+    assert "search stands above its route" in str(raised.value).replace("<locals>.", "")
+    *_, first, second = str(raised.value).splitlines()
+    assert first.strip() == '@app.route("/search")'
+    assert second.strip() == "@rate_limits.limit(...)"
+
+
+def passed_on(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Another decorator, of the usual kind."""
+
+    @wraps(view)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return view(*args, **kwargs)
+
+    return call
+
+
+def test_a_mistake_in_a_blueprint_and_below_other_decorators_is_found(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    api = flask.Blueprint("api", __name__, url_prefix="/api")
+
+    @rate_limits.limit("1/minute")
+    @api.get("/search")
+    @passed_on
+    def search() -> str:
+        return "found"
+
+    app.register_blueprint(api)
+    app.testing = True
+    with pytest.raises(ConfigurationError, match="/api/search"):
+        answers(app)
+
+
+def test_what_is_in_order_is_no_mistake(app: Any, rate_limits: RateLimits) -> None:
+    limit = rate_limits.limit("1/minute")
+
+    def home() -> str:
+        return "home"
+
+    app.add_url_rule("/free", view_func=home, endpoint="free")
+    app.add_url_rule("/limited", view_func=passed_on(limit(home)), endpoint="limited")
+    app.add_url_rule("/other", view_func=passed_on(home), endpoint="other")
+    app.add_url_rule("/twice", view_func=limit(limit(passed_on(home))), endpoint="twice")
+    assert codes(app, "/free", 3) == codes(app, "/other", 3) == [200] * 3
+    assert codes(app, "/limited", 2) == [200, 429]
+
+
+# -- configuration, and several applications ------------------------------------------------------
+
+
+def test_the_configuration_of_the_application() -> None:
+    rate_limits = RateLimits()
+    app = application(
+        rate_limits,
+        DISTWINDOW_URL="memory://",
+        DISTWINDOW_ON_STORE_ERROR="allow",
+        DISTWINDOW_TRUSTED_PROXIES=["10.0.0.0/8"],
+        DISTWINDOW_HEADERS="both",
+    )
+
+    @app.get("/")
+    @rate_limits.limit("1/minute")
+    def home() -> str:
+        return "home"
+
+    for client in ("1.1.1.1", "2.2.2.2"):
+        forwarded = {**peer("10.0.0.1"), "headers": {"X-Forwarded-For": f"3.3.3.3, {client}"}}
+        assert codes(app, times=2, **forwarded) == [200, 429]
+    assert "X-RateLimit-Limit" in answers(app)[0].headers
+
+
+def test_arguments_come_before_the_configuration() -> None:
+    rate_limits = RateLimits("memory://", on_store_error="allow", headers="none")
+    app = application(rate_limits, DISTWINDOW_URL=AWAY, DISTWINDOW_HEADERS="both")
+    app.add_url_rule("/", view_func=rate_limits.limit("1/minute")(lambda: ""), endpoint="home")
+    assert codes(app, times=2) == [200, 429]
+    assert "X-RateLimit-Limit" not in answers(app)[0].headers
+
+
+@pytest.mark.parametrize("given", [{}, {"key": lambda: 1 / 0}])
+def test_switched_off_nothing_is_asked(given: Any) -> None:
+    rate_limits = RateLimits()
+    app = application(rate_limits, DISTWINDOW_ENABLED=False)  # neither a URL nor a policy
+    limit = rate_limits.limit("1/minute", **given)
+    rate_limits.limit_app("1/minute")
+    app.add_url_rule("/", view_func=limit(lambda: ""), endpoint="home")
+    assert codes(app, times=3) == [200] * 3
+    assert not set(answers(app)[0].headers.keys()) & set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"DISTWINDOW_ON_STORE_ERROR": "allow"}, "no store.*DISTWINDOW_URL"),
+        ({"DISTWINDOW_URL": "memory://"}, "no on_store_error.*DISTWINDOW_ON_STORE_ERROR"),
+        ({"DISTWINDOW_ENABLED": "False"}, "is no bool"),
+        ({"DISTWINDOW_TRUSTED_PROXY": []}, "DISTWINDOW_TRUSTED_PROXY; known are DISTWINDOW_URL"),
+        (
+            {
+                "DISTWINDOW_URL": "memory://",
+                "DISTWINDOW_ON_STORE_ERROR": "allow",
+                "DISTWINDOW_TRUSTED_PROXIES": ["*"],
+            },
+            "everybody",
+        ),
+    ],
+)
+def test_mistakes_of_the_configuration_are_found_by_init_app(
+    config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        application(RateLimits(), **config)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"limits": "ten"}, {"cost": 0}, {"on_store_error": "open"}, {"key": "user"}, {"name": ""}],
+)
+def test_mistakes_of_a_limit_are_found_where_it_is_written(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        RateLimits().limit(**{"limits": "10/minute", **options})
+
+
+@pytest.mark.parametrize("option", ["key", "cost", "exempt", "limits", "count_when"])
+def test_a_coroutine_function_is_a_mistake_where_it_is_written(option: str) -> None:
+    async def function() -> bool:
+        return False
+
+    options: dict[str, Any] = {"limits": "10/minute", option: function}
+    with pytest.raises(ConfigurationError, match="asynchronous"):
+        RateLimits().limit(**options)
+
+
+def test_a_class_is_not_limited(rate_limits: RateLimits) -> None:
+    with pytest.raises(ConfigurationError, match="is a class"):
+        rate_limits.limit("1/minute")(MethodView)
+
+
+def test_each_application_has_its_own_configuration_and_store() -> None:
+    rate_limits = RateLimits(on_store_error="allow")
+
+    @rate_limits.limit("1/minute")
+    def home() -> str:
+        return "home"
+
+    apps = [
+        application(rate_limits, DISTWINDOW_URL="memory://"),
+        application(rate_limits, DISTWINDOW_URL="memory://"),
+        application(rate_limits, DISTWINDOW_ENABLED=False),
+    ]
+    for app in apps:
+        app.add_url_rule("/", view_func=home)
+    assert [codes(app, times=2) for app in apps] == [[200, 429], [200, 429], [200, 200]]
+
+
+def test_an_application_that_was_not_named_says_so(rate_limits: RateLimits) -> None:
+    app = application()
+    app.add_url_rule("/", view_func=rate_limits.limit("1/minute")(lambda: ""), endpoint="home")
+    app.testing = True
+    with pytest.raises(ConfigurationError, match=r"init_app\(app\)"):
+        answers(app)
+
+
+def test_init_app_is_called_once_for_an_application(app: Any, rate_limits: RateLimits) -> None:
+    with pytest.raises(ConfigurationError, match="twice"):
+        rate_limits.init_app(app)
+
+
+def test_two_objects_of_one_application_write_each_field_once(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    others = RateLimits("memory://", on_store_error="raise")
+    others.init_app(app)
+    limit, other = rate_limits.limit("2/minute", name="a"), others.limit("1/minute", name="b")
+    app.add_url_rule("/", view_func=limit(other(lambda: "")), endpoint="home")
+    admitted, refused = answers(app, times=2)
+    assert admitted.headers["RateLimit-Policy"] == '"a";q=2;w=60, "b";q=1;w=60'
+    assert refused.status_code == 429
+    assert all(len(refused.headers.getlist(name)) == 1 for name in FIELDS)
+
+
+def test_an_application_that_is_dropped_is_not_kept(rate_limits: RateLimits) -> None:
+    def make() -> Any:
+        app = application(rate_limits)
+
+        @app.get("/")
+        @rate_limits.limit("5/minute")
+        def home() -> str:
+            return "home"
+
+        assert codes(app) == [200]
+        return weakref.ref(app)
+
+    dropped = make()
+    gc.collect()
+    assert dropped() is None
+
+
+def test_closed_it_opens_again(redis_url: str, prefix: str) -> None:
+    rate_limits = RateLimits(redis_url, on_store_error="raise", prefix=prefix, timeout=10.0)
+    app = application(rate_limits)
+    app.add_url_rule("/", view_func=rate_limits.limit("2/minute")(lambda: ""), endpoint="home")
+    assert codes(app) == [200]
+    rate_limits.close()
+    assert codes(app, times=2) == [200, 429]
+    rate_limits.close()
+
+
+def test_first_requests_of_many_threads_are_limited_together(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    limit = rate_limits.limit("3/minute")
+    app.add_url_rule("/", view_func=limit(lambda: ""), endpoint="home")
+    barrier, seen = threading.Barrier(8), []
+
+    def send() -> None:
+        barrier.wait()
+        seen.extend(codes(app))
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == [200] * 3 + [429] * 5
+
+
+# -- the client's address -------------------------------------------------------------------------
+
+
+def test_a_forged_header_changes_nothing(app: Any, rate_limits: RateLimits) -> None:
+    app.add_url_rule("/", view_func=rate_limits.limit("2/minute")(lambda: ""), endpoint="home")
+    forged = [
+        {"X-Forwarded-For": "1.2.3.4"}, {"Forwarded": "for=5.6.7.8"}, {"X-Real-IP": "9.9.9.9"},
+        {"CF-Connecting-IP": "7.7.7.7"},
+    ]  # fmt: skip
+    assert [codes(app, headers=fields)[0] for fields in forged] == [200, 200, 429, 429]
+
+
+@pytest.mark.parametrize("address", ["", "<local>", "localhost"])
+def test_a_unix_socket_has_no_address_of_the_client(
+    app: Any, rate_limits: RateLimits, address: str
+) -> None:
+    app.add_url_rule("/", view_func=rate_limits.limit("2/minute")(lambda: ""), endpoint="home")
+    app.testing = True
+    with pytest.raises(ConfigurationError, match="unix"):
+        answers(app, **peer(address))
+
+
+def test_an_address_by_another_header_is_a_key_of_ones_own(
+    app: Any, rate_limits: RateLimits
+) -> None:
+    address = ClientAddress(["10.0.0.0/8"], header="x-real-ip")
+    limit = rate_limits.limit("1/minute", key=address)
+    app.add_url_rule("/", view_func=limit(lambda: ""), endpoint="home")
+    for client in ("1.1.1.1", "2.2.2.2"):
+        sent = {**peer("10.0.0.1"), "headers": {"X-Real-IP": client}}
+        assert codes(app, times=2, **sent) == [200, 429]
+
+
+# -- while the store is away ----------------------------------------------------------------------
+
+
+def test_allow_deny_and_raise() -> None:
+    rate_limits = RateLimits(AWAY, on_store_error="allow", timeout=10.0)
+    app = application(rate_limits)
+    for policy in ("allow", "deny", "raise"):
+        view = rate_limits.limit("9/minute", on_store_error=policy)(lambda: "served")
+        app.add_url_rule(f"/{policy}", view_func=view, endpoint=policy)
+    handled: list[int] = []
+
+    @app.errorhandler(503)
+    def page(error: Any) -> Any:
+        handled.append(error.code)
+        return error
+
+    @app.errorhandler(429)
+    def never(error: Any) -> Any:
+        raise AssertionError
+
+    served = answers(app, "/allow")[0]
+    assert served.status_code == 200
+    assert not set(FIELDS) & set(served.headers.keys())
+    denied = answers(app, "/deny")[0]
+    assert denied.status_code == 503
+    assert denied.headers["Retry-After"] == "1"
+    assert denied.get_json(force=True)["type"].endswith("#temporary-reduced-capacity")
+    assert handled == [503]
+    app.testing = True
+    with pytest.raises(StoreError):
+        answers(app, "/raise")
