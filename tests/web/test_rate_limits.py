@@ -467,6 +467,7 @@ def test_leases_are_given_back_when_it_is_closed(
         ({"on_store_error": "open"}, {}),
         ({"on_store_error": None}, {}),
         ({"headers": "all"}, {}),
+        ({"enabled": "false"}, {}),
         ({"consistency": "exact"}, {}),
         ({"trusted_proxies": ["*"]}, {}),
         ({}, {"limits": "ten"}),

@@ -437,6 +437,8 @@ class BaseRateLimits(Generic[R]):
             raise ConfigurationError(
                 f'headers={short_repr(headers)} is none of "ietf", "x-ratelimit", "both", "none"'
             )
+        if not isinstance(enabled, bool):  # "false" of an environment would be true
+            raise ConfigurationError(f"enabled={short_repr(enabled)} is neither True nor False")
         self.on_store_error: Any = on_store_error
         self.headers: Headers = headers
         self.enabled = enabled
