@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 
 import django
 from django.conf import settings
@@ -28,12 +27,16 @@ settings.configure(
     ALLOWED_HOSTS=["*"],
     ROOT_URLCONF=__name__,
     INSTALLED_APPS=["distwindow.contrib.drf", "rest_framework"],
-    MIDDLEWARE=["distwindow.contrib.django.RateLimitMiddleware"],
+    MIDDLEWARE=[
+        "django.middleware.common.CommonMiddleware",
+        "distwindow.contrib.django.RateLimitMiddleware",
+    ],
     DISTWINDOW={
         "store": ENV("DISTWINDOW_URL", "redis://localhost:6379/0"),
         "on_store_error": "allow",
         "timeout": float(ENV("DISTWINDOW_TIMEOUT", "0.25")),
         "trusted_proxies": ENV("TRUSTED_PROXIES", "").split(),
+        "refusal_view": ENV("REFUSAL_VIEW"),  # __main__.slow_down
     },
     REST_FRAMEWORK={
         "DEFAULT_AUTHENTICATION_CLASSES": [],
@@ -86,9 +89,14 @@ def items_by_drf(request: HttpRequest) -> JsonResponse:
     return JsonResponse({"items": []})
 
 
+async def slow_down(request: HttpRequest, refused: Exception) -> HttpResponse:
+    """What a refused request gets, if the settings name it."""
+    return HttpResponse("Too fast.\n")
+
+
 async def free(request: HttpRequest) -> HttpResponse:
-    """Not limited: how many threads this process has."""
-    return HttpResponse(f"{threading.active_count()}\n")
+    """Return a page that is not limited."""
+    return HttpResponse("free\n")
 
 
 urlpatterns = [

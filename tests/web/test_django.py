@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -172,6 +173,29 @@ def test_a_request_that_is_sent_again_is_a_request() -> None:
     request = RequestFactory().get("/")
     assert [view(request).status_code for _ in range(4)] == [200, 200, 429, 429]
     assert [view(request)["RateLimit"].count("r=0") for _ in range(1)] == [1]
+
+
+def test_a_coroutine_function_is_limited_without_threads(
+    redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def counted(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    async def main() -> list[str]:
+        await AsyncClient().get("/view")
+        started.clear()  # Django starts some for its first request
+        for _ in range(20):
+            await AsyncClient().get("/view")
+        return [*started]
+
+    monkeypatch.setattr(threading.Thread, "start", counted)
+    with distwindow(store=redis_url, prefix=prefix):
+        with routes(view=rate_limit("99/day")(Site(awaits=True).view())):
+            assert asyncio.run(main()) == []
 
 
 # -- classes --------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def settings_options() -> dict[str, Any]:
                 options[name] = import_string(path)
             except ImportError as exc:
                 raise ConfigurationError(f"DISTWINDOW[{name!r}]: {exc}") from None
-    if not callable(options.get("refusal_view", print)):
+    if not callable(options.get("refusal_view") or print):
         raise ConfigurationError("DISTWINDOW['refusal_view'] is no view, and no path of one")
     return options
 
