@@ -22,7 +22,7 @@ from distwindow.lifecycle import AsyncClosable, BlockingClosable
 from .pages import PAGES, Block, blocks, name, preset
 
 DOCUMENTED_URL = "redis://localhost:6379/0"
-_PRINTED = re.compile(r"^print\(.*?\)  # ([^\n]+)$", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"^print\(.*?\)  # ([^\n]+)$", re.MULTILINE | re.DOTALL)
 
 
 def runnable(page: Path) -> list[Block]:
@@ -42,7 +42,7 @@ def test_every_block_of_python_runs(
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
                 _run(block, block.text.replace(DOCUMENTED_URL, redis_url), module.__dict__)
-            expected = _PRINTED.findall(block.text)
+            expected = PRINTED.findall(block.text)
             if expected:
                 assert out.getvalue().splitlines() == expected, block.where
         for value in list(module.__dict__.values()):
