@@ -73,6 +73,6 @@ def at(clock: ManualClock) -> Iterator[None]:
     """Have `clock` for the time of the limits of functions and throttles."""
     with distwindow():
         made = module.RateLimits("memory://", on_store_error="raise", time=clock)
-        module._made[False] = made
+        module._made[module.RateLimits] = made
         yield
         made.close()

@@ -175,6 +175,16 @@ def test_a_request_that_is_sent_again_is_a_request() -> None:
     assert [view(request)["RateLimit"].count("r=0") for _ in range(1)] == [1]
 
 
+def test_a_coroutine_function_under_wsgi_is_asked_for_by_a_blocking_limiter() -> None:
+    async def key(request: Any) -> str:
+        await asyncio.sleep(0)
+        return "k"
+
+    with routes(view=rate_limit("2/minute", key=key)(Site(awaits=True).view())):
+        assert Site(awaits=False).admits(4) == 2
+    assert django_settings.AsyncRateLimits not in django_settings._made
+
+
 def test_a_coroutine_function_is_limited_without_threads(
     redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +226,9 @@ def test_classes_are_limited_by_method_decorator_each_by_itself(kind: Site) -> N
     with routes(view=first.as_view(), second=second.as_view()):
         assert kind.admits(3) == 1
         assert kind.admits(3, path="/second") == 1
-        assert (True in django_settings._made) == kind.awaits  # an event loop is not blocked
+        assert (
+            django_settings.AsyncRateLimits in django_settings._made
+        ) == kind.awaits  # an event loop is not blocked
 
 
 def test_a_method_of_a_class_has_a_limit_of_its_own(kind: Site) -> None:

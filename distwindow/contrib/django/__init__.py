@@ -136,7 +136,7 @@ def rate_limit(
             kind("memory://", on_store_error="raise").limit(limits, **options)
 
         def respond(request: Any, *args: Any, **kwargs: Any) -> Any:
-            of = rate_limits(awaits=awaits)
+            of = rate_limits(awaits=awaits, under_wsgi="wsgi.input" in request.META)
             limit = made.get((name, awaits))
             if limit is None or limit.rate_limits is not of:
                 limit = of.limit(limits, **{"name": prefix + name, **options})

@@ -59,7 +59,29 @@ class RateLimits(_OfDjango, http.BlockingRateLimits[http.RequestLimit]):
 
 
 class AsyncRateLimits(_OfDjango, http.AsyncRateLimits[http.RequestLimit]):
-    """The limits of coroutine functions."""
+    """The limits of coroutine functions under ASGI."""
+
+
+class RateLimitsUnderWSGI(RateLimits):
+    """The limits of coroutine functions under WSGI, where each request has an event loop of its
+    own: an `AsyncLimiter` would connect for each, and flush at its end.
+    """
+
+    awaits = True
+
+    async def run(self, steps: http.Steps[Any]) -> Any:  # type: ignore[override]  # it is awaited
+        """Run what a limit does with a request: only functions, and the view, are awaited."""
+        try:
+            step = steps.send(None)
+            while True:
+                try:
+                    result = (await step) if hasattr(step, "__await__") else step
+                except BaseException as exc:
+                    step = steps.throw(exc)
+                else:
+                    step = steps.send(result)
+        except StopIteration as end:
+            return end.value
 
 
 def _key_of_user(anonymous: Callable[[Any], str], request: Any, user: Any = None) -> str:
@@ -112,20 +134,21 @@ def settings_options() -> dict[str, Any]:
     return options
 
 
-_made: dict[bool, Any] = {}
+_made: dict[type, Any] = {}
 
 
-def rate_limits(*, awaits: bool = False) -> Any:
-    """Return the `RateLimits` or `AsyncRateLimits` of the settings: one of each in a process.
-    Raises `ConfigurationError` for mistakes in the settings.
+def rate_limits(*, awaits: bool = False, under_wsgi: bool = False) -> Any:
+    """Return the limits that the settings describe, of functions or of coroutine functions: one
+    object of each in a process. Raises `ConfigurationError` for mistakes in the settings.
     """
-    made = _made.get(awaits)
+    kind = (RateLimitsUnderWSGI if under_wsgi else AsyncRateLimits) if awaits else RateLimits
+    made = _made.get(kind)
     if made is None:
         given = settings_options()
         options = {name: given[name] for name in _OF_THE_OBJECT & given.keys()}
-        made = (AsyncRateLimits if awaits else RateLimits)(**options)
+        made = kind(**options)
         # Of two threads that come here at once, one has its object kept; neither has connected.
-        made = _made.setdefault(awaits, made)
+        made = _made.setdefault(kind, made)
     return made
 
 
@@ -142,10 +165,10 @@ def _forget(*, setting: str, **_: Any) -> None:
     """Have the limits made anew, because a test has overridden the settings."""
     if setting != "DISTWINDOW":
         return
-    blocking = _made.pop(False, None)
-    if blocking is not None:
-        blocking.close()
-    _made.clear()  # the connections of the other end with their event loop
+    for made in _made.values():
+        if isinstance(made, RateLimits):  # connections of the others end with their event loop
+            made.close()
+    _made.clear()
 
 
 setting_changed.connect(_forget)
