@@ -30,6 +30,7 @@ SECTIONS = {
     "fleet": "fleet_commands",
     "resource": "whole_resource",
     "waiters": "waiters",
+    "web": "web",
 }
 
 

@@ -1,0 +1,150 @@
+"""What a limit costs a route: FastAPI under one uvicorn worker, loaded by `wrk -c16`, beside the
+same route without a limit, and beside other limiters.
+
+Each application runs in a process of its own, with a server of its own, through all rounds. The
+worker has one core; the server and `wrk` share the other. The limit is never reached. Needs `wrk`.
+The ratio is of the time that passes for a request; where the worker has its core for itself, that
+is its processor time, of which the detail has the ratio, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+
+from benchmarks.measure import Quartiles, error_text, log, run_rounds
+from benchmarks.report import Section, Target
+from benchmarks.server import last_core, pinned, running
+from benchmarks.web_app import APPS
+
+CONNECTIONS = 16
+BARE = "bare"
+TARGETS = {
+    "contrib.fastapi, direct": Target(1.45),
+    "contrib.fastapi, leased": Target(1.3),
+    "RateLimitMiddleware, direct": Target(1.3),
+    "RateLimitMiddleware, leased": Target(1.1),
+}
+_US = {"us": 1.0, "ms": 1_000.0, "s": 1_000_000.0}
+
+
+@dataclass
+class App:
+    """An application that answers on a port, and what each trial has found besides."""
+
+    worker: psutil.Process
+    port: int
+    seconds: int
+    cpu_us: list[float] = field(default_factory=list)
+    p50_us: list[float] = field(default_factory=list)
+    p99_us: list[float] = field(default_factory=list)
+
+    def us_per_request(self) -> float:
+        """Load it for some seconds; return the microseconds that pass for each request."""
+        before = self.worker.cpu_times()
+        with pinned(last_core()):
+            output = subprocess.run(
+                [
+                    *("wrk", "-t1", f"-c{CONNECTIONS}", f"-d{self.seconds}s", "--latency"),
+                    f"http://127.0.0.1:{self.port}/",
+                ],
+                capture_output=True, text=True, check=True,
+            ).stdout  # fmt: skip
+        if failed := re.search(r"Non-2xx.*|Socket errors.*", output):
+            raise RuntimeError(failed[0])
+        after = self.worker.cpu_times()
+        cpu_s = after.user - before.user + after.system - before.system
+        self.cpu_us.append(cpu_s * 1e6 / float(_found(r"(\d+) requests in", output)[0]))
+        for values, share in ((self.p50_us, 50), (self.p99_us, 99)):
+            number, unit = _found(rf"{share}%\s+([\d.]+)(us|ms|s)\b", output)
+            values.append(float(number) * _US[unit])
+        return 1e6 / float(_found(r"Requests/sec:\s+([\d.]+)", output)[0])
+
+
+def _found(pattern: str, output: str) -> tuple[str, ...]:
+    found = re.search(pattern, output)
+    assert found is not None, output
+    return found.groups()
+
+
+@contextmanager
+def _served(name: str, seconds: int) -> Iterator[App]:
+    with running(core=last_core()) as server, socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        reserved.close()
+        with pinned(min(os.sched_getaffinity(0))):
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "uvicorn", "benchmarks.web_app:make", "--factory"),
+                    *("--port", str(port), "--log-level", "error", "--no-access-log"),
+                ],
+                env=os.environ | {"BENCHMARK_APP": name, "BENCHMARK_REDIS_URL": server.url},
+            )  # fmt: skip
+        try:
+            _until_it_answers(process, port)
+            yield App(psutil.Process(process.pid), port, seconds)
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+
+
+def _until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as response:
+                assert json.load(response) == {"message": "hello"}
+            return
+        except OSError as error:  # an error of HTTP is one, too
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the application does not answer: {error}") from None
+            time.sleep(0.1)
+
+
+def _cpu(app: App, base: App) -> str:
+    pairs = zip(app.cpu_us, base.cpu_us, strict=True)
+    return f"{Quartiles.of([one / other for one, other in pairs]).median:.2f}x"
+
+
+def run(quick: bool) -> Section:
+    """Measure the section; `quick`: fewer and shorter rounds."""
+    section = Section("web", "A limited route over one without a limit, FastAPI and uvicorn")
+    if shutil.which("wrk") is None:
+        section.add_failures({"all rows": "wrk is not installed: apt-get install wrk"})
+        return section
+    with ExitStack() as stack:
+        apps: dict[str, App] = {}
+        for name in APPS:
+            try:
+                apps[name] = stack.enter_context(_served(name, 1 if quick else 3))
+            except Exception as error:
+                section.add_failures({name: error_text(error)})
+        log("web: all applications answer")
+        trials = {name: app.us_per_request for name, app in apps.items()}
+        results = run_rounds("web", trials, 3 if quick else 9)
+    section.add_failures(results.errors)
+    for name, app in apps.items():
+        if name in results.values and BARE in results.values:
+            section.add(
+                name,
+                None if name == BARE else results.ratio(name, BARE),
+                target=TARGETS.get(name),
+                detail=f"{results.median(name):.0f} µs a request, {_cpu(app, apps[BARE])} of the "
+                f"processor time of {BARE}; latency p50 "
+                f"{Quartiles.of(app.p50_us).median / 1000:.2f} ms, p99 "
+                f"{Quartiles.of(app.p99_us).median / 1000:.2f} ms",
+            )
+    return section
