@@ -98,6 +98,15 @@ unpack_server() {
     export DISTWINDOW_REDIS_SERVER=$program
 }
 
+# need_demo_server PYTHON FOLDER: unpacks a server into FOLDER unless `distwindow demo` would find one: its
+# own search is asked. Where there is still none, the demo says what to install.
+need_demo_server() {
+    [[ -z ${DISTWINDOW_REDIS_SERVER:-} ]] || return 0
+    "${1:?}" -c 'import sys
+from distwindow.cli.demo import find_server_binary
+sys.exit(find_server_binary() is None)' || unpack_server "$1" "${2:?}" || true
+}
+
 # need_server PYTHON FOLDER: installs or downloads a redis-server unless the tests would find one. PYTHON
 # is that of the environment; a program may be unpacked into FOLDER. Where there is still no server, this
 # succeeds, because the tests then fail with a message that says what to do.
