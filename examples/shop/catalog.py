@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from distwindow.contrib.fastapi import RateLimits
 from fastapi import Depends, FastAPI, Request
+
+from distwindow.contrib.fastapi import RateLimits
 
 from .limits import NAME, PER_CUSTOMER, REDIS_URL
 

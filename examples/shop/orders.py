@@ -1,7 +1,8 @@
 """The orders, a Flask application."""
 
-from distwindow.contrib.flask import RateLimits
 from flask import Flask, request
+
+from distwindow.contrib.flask import RateLimits, client_address
 
 from .limits import NAME, PER_CUSTOMER, REDIS_URL
 
@@ -11,7 +12,7 @@ rate_limits.init_app(app)
 
 
 def customer() -> str:
-    return request.headers.get("x-customer") or rate_limits.client_address(request)
+    return request.headers.get("x-customer") or client_address()
 
 
 @app.get("/health")
