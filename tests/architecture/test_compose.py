@@ -1,4 +1,6 @@
-"""docker-compose.yml is consistent. It is read here, since not every machine can run it."""
+"""The files of docker compose are consistent. They are read here, since not every machine can run
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
-FILE = Path(__file__).parents[2] / "docker-compose.yml"
+ROOT = Path(__file__).parents[2]
+FILES = ["docker-compose.yml", "examples/shop/docker-compose.yml"]
 
 
-@pytest.fixture(scope="module")
-def services() -> dict[str, dict[str, Any]]:
-    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
+@pytest.fixture(params=FILES)
+def file(request: pytest.FixtureRequest) -> Path:
+    return ROOT / str(request.param)
+
+
+@pytest.fixture
+def services(file: Path) -> dict[str, dict[str, Any]]:
+    loaded: dict[str, Any] = yaml.safe_load(file.read_text())
     services: dict[str, dict[str, Any]] = loaded["services"]
     return services
 
@@ -29,11 +37,19 @@ def test_ports_are_open_to_this_machine_alone_and_used_once(
     assert len(published) == len(set(published))
 
 
-def test_docker_itself_accepts_the_file() -> None:
+def test_what_is_built_is_there(file: Path, services: dict[str, dict[str, Any]]) -> None:
+    for service in services.values():
+        if "build" in service:
+            context = (file.parent / service["build"]["context"]).resolve()
+            assert context == ROOT
+            assert (context / service["build"]["dockerfile"]).is_file()
+
+
+def test_docker_itself_accepts_the_file(file: Path) -> None:
     docker = shutil.which("docker")
     if (
         docker is None
         or subprocess.run([docker, "compose", "version"], capture_output=True).returncode
     ):
         pytest.skip("no `docker compose` here; the tests above read the file")
-    subprocess.run([docker, "compose", "-f", FILE, "config", "--quiet"], check=True)
+    subprocess.run([docker, "compose", "-f", file, "config", "--quiet"], check=True)
