@@ -79,7 +79,9 @@ class RequestLimit(asgi.RequestLimit):
         self, *, connection: HTTPConnection, response: Response, key: Any = http.NOT_GIVEN
     ) -> Decision | None:
         """Ask this limit for a request; for FastAPI."""
-        limited = connection.scope.setdefault(asgi.SCOPE_KEY, WatchedRequest())
+        limited = connection.scope.get(asgi.SCOPE_KEY)
+        if limited is None:
+            limited = connection.scope[asgi.SCOPE_KEY] = WatchedRequest()
         decision = await self.ask(connection, limited, key=key)
         if not limited.is_watched and limited:
             self.rate_limits.log_missing_install()

@@ -95,9 +95,17 @@ def fields_to_set(
     of other kinds that are present are left as they are, but for a `Retry-After` that is earlier.
     """
     values: dict[str, str] = {}
-    shown = [each for each in asked if each.is_shown]
-    refused = next((each.decision for each in reversed(asked) if not each.decision.allowed), None)
-    by_ietf = [each for each in shown if each.headers in ("ietf", "both")]
+    refused: Decision | None = None
+    by_ietf: list[Asked] = []
+    by_x: list[Asked] = []
+    for each in asked:
+        if not each.decision.allowed:
+            refused = each.decision
+        if each.is_shown:
+            if each.headers in ("ietf", "both"):
+                by_ietf.append(each)
+            if each.headers in ("x-ratelimit", "both"):
+                by_x.append(each)
     if by_ietf:
         binding = _binding(by_ietf)
         if not (300 <= status < 400 and binding.decision.remaining == 0):
@@ -106,7 +114,6 @@ def fields_to_set(
                 policies = ", ".join(dict.fromkeys(each.policies.text for each in by_ietf))
             _append(values, "RateLimit-Policy", policies, get)
             _append(values, "RateLimit", binding.policies.item(binding.decision), get)
-    by_x = [each for each in shown if each.headers in ("x-ratelimit", "both")]
     if by_x:
         decision = _binding(by_x).decision
         if get("X-RateLimit-Limit") is None and not (

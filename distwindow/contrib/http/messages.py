@@ -18,6 +18,7 @@ STARTS = {
 }
 """The messages that have the header fields of a response, and where they have its status."""
 _OURS = {name.lower().encode(): name for name in EXPOSED_HEADERS}
+_RAW = {name: raw for raw, name in _OURS.items()}
 _BODIES = ("http.response.body", "http.response.zerocopysend", "websocket.http.response.body")
 
 
@@ -58,7 +59,7 @@ class WatchedRequest(LimitedRequest):
                 before = f"{present[name]}, " if name in present else ""
                 present[name] = before + value.decode("latin-1")
         for name, text in self.fields_to_set(self.status_code, present.get).items():
-            raw = name.lower().encode("latin-1")
+            raw = _RAW[name]
             if name in present:
                 headers = [field for field in headers if field[0].lower() != raw]
             headers.append((raw, text.encode("latin-1")))
