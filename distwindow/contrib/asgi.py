@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..errors import ConfigurationError
 from ..ring.decision import Decision
@@ -31,7 +31,8 @@ _TRY_AGAIN_LATER = 1013
 
 def scope_of(connection: Any) -> Scope:
     """Return the scope of a request, of any framework, or `connection`, if it is one."""
-    return cast("Scope", getattr(connection, "scope", connection))
+    scope: Scope = getattr(connection, "scope", connection)
+    return scope
 
 
 class ClientAddress(http.ClientAddress):
@@ -188,12 +189,12 @@ class RateLimitMiddleware:
         limited = scope[SCOPE_KEY] = WatchedRequest(is_watched=True)
 
         async def send_with_fields(message: Message) -> None:
-            if limited.status_code:
-                limited.go_on(message)
-            elif message["type"] in STARTS:
+            if not limited.status_code and message["type"] in STARTS:
                 message = limited.begin(message)
+            elif limited.needs_response:
+                limited.go_on(message)
             await send(message)
-            if limited.is_complete and limited.needs_response:
+            if limited.needs_response and limited.is_complete:
                 await self.rate_limits.run(limited.settle(limited.response()))
 
         try:

@@ -62,8 +62,7 @@ def _respond(limit: Any, request: Any, view: Callable[[], Any], block: bool = Tr
                 response = yield from _refusal(request, refused, limit.rate_limits.awaits)
         if response is None:
             response = yield view()
-            if own.needs_response:
-                yield from own.settle(response)
+            yield from own.settle(response)
         if begins:
             fields = limited.fields_to_set(response.status_code, response.get)
             for name, value in fields.items():

@@ -38,7 +38,7 @@ Unit = Literal["requests", "content-bytes"]
 class Policies:
     """The limits of one name, as the fields name them."""
 
-    __slots__ = ("_ends", "names", "text")
+    __slots__ = ("_ends", "_only_end", "names", "text")
 
     def __init__(self, name: str, limits: tuple[Limit, ...], unit: Unit) -> None:
         several = len(limits) > 1
@@ -52,11 +52,13 @@ class Policies:
         )
         """The items of `RateLimit-Policy`."""
         self._ends = {limit: _string(shown) for limit, shown in self.names.items()}
+        self._only_end = "" if several else self._ends[limits[0]]
 
     def item(self, decision: Decision) -> str:
         """Return the item of `RateLimit` for a decision by these limits."""
-        seconds = seconds_until(decision)
-        return f"{self._ends[decision.limit]};r={decision.remaining};t={seconds}"
+        # A hash of a limit takes longer than all the rest.
+        name = self._only_end or self._ends[decision.limit]
+        return f"{name};r={decision.remaining};t={seconds_until(decision)}"
 
 
 class Asked(NamedTuple):

@@ -40,6 +40,7 @@ class WatchedRequest(LimitedRequest):
     __slots__ = ("body_bytes", "headers", "is_complete", "is_watched", "status_code")
 
     def __init__(self, *, is_watched: bool = False) -> None:
+        self.needs_response = False
         self.is_watched = is_watched
         """True if a middleware sees the response."""
         self.status_code = 0
