@@ -129,7 +129,7 @@ class ServerClock:
     never ahead of the server, and a deadline by it is never later than the caller's own.
     """
 
-    __slots__ = ("_counter", "answered_at", "enabled", "last_reply")
+    __slots__ = ("_counter", "answered_at", "enabled", "last_reply", "read_at")
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._counter = itertools.count()
@@ -139,6 +139,8 @@ class ServerClock:
         """
         self.answered_at = -math.inf
         """When the last call that writes was answered, monotonic seconds. A handshake is none."""
+        self.read_at = -math.inf
+        """When the last call was answered that only reads, monotonic seconds."""
         self.enabled = enabled
         """False with clock="client": scripts do not look at the server's time."""
 

@@ -500,7 +500,10 @@ class RedisStore:
             raw = connection.exchange(command.frame(stamp), began, deadline)
             if type(raw) is list and len(raw) >= 3 and raw[0] == stamp and raw[1] != PAST_DEADLINE:
                 now = self._monotonic()
-                connection.node.on_answer(command, now)
+                if command.writes:
+                    clock.answered_at = now
+                else:
+                    clock.read_at = now
                 clock.last_reply = raw[2], now
                 return command.reply(raw)
             sent = Request(connection.node, command, deadline, stamp=stamp)

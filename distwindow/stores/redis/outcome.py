@@ -361,7 +361,10 @@ def execute_once(
         error = None
         if type(raw) is list and len(raw) >= 3 and raw[0] == request.stamp:
             now = settings.clock.monotonic()
-            node.on_answer(command, now)
+            if command.writes:
+                node.clock.answered_at = now
+            else:
+                node.clock.read_at = now
             node.clock.last_reply = raw[2], now
             if raw[1] != PAST_DEADLINE:
                 return command.reply(raw)

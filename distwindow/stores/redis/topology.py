@@ -65,25 +65,16 @@ class Node(Reachability):
         """True once a connection has found its version to be new enough."""
         self.rotate_sentinels: Callable[[], None] = lambda: None
         """Makes the next connection ask another sentinel first."""
-        self._read_at = -math.inf
-        """When the last command was answered that only reads, monotonic seconds."""
         self._kept_until = -math.inf
         """Until when connections are kept although the server refuses calls (monotonic seconds)."""
 
     @property
     def answered_at(self) -> float:
-        return max(self.clock.answered_at, self._read_at)
+        return max(self.clock.answered_at, self.clock.read_at)
 
     @property
     def executed_at(self) -> float:
         return self.clock.answered_at
-
-    def on_answer(self, command: Command[Any], now: float) -> None:
-        """Note that `command` was answered at `now` (monotonic seconds)."""
-        if command.writes:
-            self.clock.answered_at = now
-        else:
-            self._read_at = now
 
     def probe_timeout_s(self, timeout: float) -> float:
         """Return the seconds for each step of a probe. It is shorter than a long timeout of calls,
