@@ -3,6 +3,7 @@
 python -m benchmarks --only guard --json docs/make/rows/guard.json
 python -m benchmarks --only resource --json docs/make/rows/resource.json
 python -m benchmarks --only fleet --json docs/make/rows/fleet.json
+python -m benchmarks --only web --json docs/make/rows/web.json
 python docs/make/sections.py
 
 `tests/docs/test_sections.py` compares the pages with the rows, so that no page has a figure that
@@ -22,6 +23,7 @@ PAGES = {
     "guard": "docs/howto/guard.md",
     "resource": "docs/operations.md",
     "fleet": "docs/operations.md",
+    "web": "docs/benchmarks.md",
 }
 GUARDED = {
     "try_acquire": "`limiter.try_acquire(key)`",
@@ -121,11 +123,31 @@ def fleet_text(report: dict[str, Any]) -> str:
     )
 
 
+def web_text(report: dict[str, Any]) -> str:
+    """Return the table of limited routes of web applications."""
+    lines = [
+        "| a route | time for a request | processor time of the worker | p50 | p99 | target |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for row in report["rows"]:
+        found = re.search(r", ([\d.]+x) of the .* p50 ([\d.]+ ms), p99 ([\d.]+ ms)", row["detail"])
+        assert found is not None
+        time, target, ratio = "1", "", row["measured"]
+        if ratio is not None:
+            quartiles = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
+            time = f"{_short(ratio['median'])}x ({quartiles})"
+        if row["target"] is not None:
+            verdict = {"met": "met", "MISSED": "missed"}[row["verdict"]]
+            target = f"{row['target']['bound']:g}x: {verdict}"
+        lines.append(f"| {row['what']} | {time} | {' | '.join(found.groups())} | {target} |")
+    return "\n".join(lines) + f"\n\nOver the bare route, round by round. {_where(report)}\n"
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-TEXTS = {"guard": guard_text, "resource": resource_text, "fleet": fleet_text}
+TEXTS = {"guard": guard_text, "resource": resource_text, "fleet": fleet_text, "web": web_text}
 
 
 def between(section: str) -> str:

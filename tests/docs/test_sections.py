@@ -11,7 +11,7 @@ from benchmarks.sections import SECTIONS
 
 from .pages import ROOT
 
-NAMES = ["guard", "resource", "fleet"]
+NAMES = ["guard", "resource", "fleet", "web"]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -132,6 +133,22 @@ async def test_every_message_is_forwarded_at_once_and_as_it_is(rate_limits: Rate
     assert all(mine is theirs for mine, theirs in zip(seen[2:], messages[2:], strict=True))
     assert fields(seen[1]).keys() >= FIELDS
     assert START["headers"] == [(b"x-own", b"1")]  # the application's message is not changed
+
+
+@pytest.mark.parametrize("count_when", [None, lambda response: True], ids=["", "settled"])
+async def test_a_request_leaves_nothing_to_the_garbage_collector(
+    rate_limits: RateLimits, count_when: Any
+) -> None:
+    app = RateLimitMiddleware(home, rate_limits, "1000/minute", count_when=count_when)
+    await call(app, http_scope())
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            await call(app, http_scope())
+        assert gc.collect() < 50
+    finally:
+        gc.enable()
 
 
 async def test_scope_and_receive_are_handed_on(rate_limits: RateLimits) -> None:

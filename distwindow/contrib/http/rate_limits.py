@@ -91,6 +91,7 @@ class LimitedRequest(list["Charged"]):
                 yield from each.limit.settle(each, response)
             except Exception:
                 _LOG.exception("the cost of a request could not be settled; it stays charged")
+            each.arguments = ()
 
 
 class Charged:
@@ -112,6 +113,9 @@ class Charged:
         self.reservation = reservation
         """What `count_when` and `cost_after` settle; None without them."""
         self.arguments = arguments
+        """Of `cost_after`. With those of a framework the request is kept, which keeps this: without
+        a need for it, each request would be left to the garbage collector.
+        """
         self.settled = asked.decision.charged is None
         """True once nothing of its charge can change, or nothing was charged."""
 
@@ -271,7 +275,8 @@ class RequestLimit:
         else:
             decision = yield limiter.try_acquire(full_key, cost, self.priority)
         asked = Asked(decision, policies, rate_limits.headers)
-        earlier.append(Charged(self, limiter, asked, reservation, arguments))
+        kept = arguments if reservation is not None else ()
+        earlier.append(Charged(self, limiter, asked, reservation, kept))
         if not decision.allowed:
             yield from _give_back(earlier, rate_limits)
             raise rate_limits.error_type(decision, [each.asked for each in earlier], self._counted)
