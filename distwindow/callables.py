@@ -127,6 +127,18 @@ _Call = tuple[int, frozenset[str]]
 """How many arguments are given by position, and the names of the others."""
 
 
+def check_takes(name: str, function: Any, count: int) -> None:
+    """Raise `ConfigurationError` for a function that does not take so many arguments by position.
+    One whose signature is not known is not checked.
+    """
+    signature = _signature(function)
+    if signature is not None and not _fits(signature, (count, frozenset())):
+        raise ConfigurationError(
+            f"{name}={function_name(function)} takes {_shown(signature)}, and is called with "
+            f"{count} argument{'' if count == 1 else 's'}"
+        )
+
+
 def _calls_of(function: Any) -> list[_Call]:
     """Return the kinds of calls that `function` takes with arguments by position; empty if these
     are not known, or without number.

@@ -12,7 +12,8 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
-from ..errors import ConfigurationError
+from ..async_use import Unawaited, UnawaitedCoroutine
+from ..errors import ConfigurationError, short_repr
 from ..ring.decision import Decision
 from . import http
 from .http import EXPOSED_HEADERS, RateLimited
@@ -75,7 +76,7 @@ class RequestLimit(http.RequestLimit):
             )
         return f"{scope.get('method', 'WEBSOCKET')} {scope.get('root_path', '')}{path}"
 
-    async def check(self, connection: Any, cost: int | None = None) -> Decision | None:
+    def check(self, connection: Any, cost: int | None = None) -> Unawaited[Decision | None]:
         """Ask this limit for a request, or for one message of a websocket. `connection` is a
         scope, or what has one. Return the decision, None if it is not limited; raise
         `RateLimited` if it is refused.
@@ -83,7 +84,7 @@ class RequestLimit(http.RequestLimit):
         `cost` replaces that of the limit. A refusal gives back what was charged for the request
         before. Once the response has begun, and without the middleware, each call is by itself.
         """
-        return await self.rate_limits.check(connection, self, cost=cost)
+        return self.rate_limits.check(connection, self, cost=cost)
 
     async def ask(
         self,
@@ -118,10 +119,28 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
         """See `BaseRateLimits`; `client_address` is the default, too."""
         return super().key_function(None if key is client_address else key)
 
-    async def check(self, connection: Any, *limits: L, cost: int | None = None) -> Decision | None:
+    def check(
+        self, connection: Any, *limits: L, cost: int | None = None
+    ) -> Unawaited[Decision | None]:
         """Ask `limits`, which this object has made, one after the other for one request, or for
         one message of a websocket. Return the decision of the last one; see `RequestLimit.check`.
+        It has no truth value before it is awaited.
         """
+        for limit in limits:
+            if not isinstance(limit, RequestLimit):
+                raise ConfigurationError(
+                    f"check asks limits that rate_limits.limit(...) has made, not "
+                    f"{short_repr(limit)}"
+                )
+        if not isinstance(scope_of(connection), MutableMapping):
+            raise ConfigurationError(
+                f"check asks for a request or a websocket, not for {short_repr(connection)}"
+            )
+        return UnawaitedCoroutine(self._check(connection, limits, cost))
+
+    async def _check(
+        self, connection: Any, limits: tuple[L, ...], cost: int | None
+    ) -> Decision | None:
         limited = scope_of(connection).get(SCOPE_KEY)
         if limited is None or not limited.is_watched or limited.status_code:
             limited = WatchedRequest()
@@ -163,6 +182,11 @@ class RateLimitMiddleware:
         priority: bool = False,
         unit: Any = "requests",
     ) -> None:
+        if not isinstance(rate_limits, AsgiRateLimits):
+            raise ConfigurationError(
+                f"rate_limits={short_repr(rate_limits)} is no RateLimits of "
+                "distwindow.contrib.asgi or .fastapi"
+            )
         if isinstance(exempt_paths, str) or isinstance(exempt_methods, str):
             raise ConfigurationError("exempt_paths and exempt_methods are lists of str, not a str")
         options = {

@@ -126,9 +126,21 @@ class ScopedRateThrottle(throttling.ScopedRateThrottle, RateThrottle):  # type: 
 @checks.register()  # type: ignore[untyped-decorator]  # Django has no types
 def check_rates(**_: Any) -> list[checks.CheckMessage]:
     """Find rates that are none."""
-    if not any(issubclass(each, RateThrottle) for each in api_settings.DEFAULT_THROTTLE_CLASSES):
+    classes = api_settings.DEFAULT_THROTTLE_CLASSES
+    ours = [each for each in classes if issubclass(each, RateThrottle)]
+    if not ours:
         return []
-    found = []
+    found = [
+        checks.Error(
+            f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES'] has no {each.scope!r}, which "
+            f"{each.__name__} asks for",
+            id="distwindow.E002",
+        )
+        for each in ours
+        if getattr(each, "scope", None)
+        and getattr(each, "rate", None) is None
+        and each.scope not in api_settings.DEFAULT_THROTTLE_RATES
+    ]
     for scope, rate in api_settings.DEFAULT_THROTTLE_RATES.items():
         try:
             if rate is not None:

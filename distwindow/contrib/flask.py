@@ -80,6 +80,8 @@ class _RequestLimit(http.RequestLimit):
 
     blueprint: Blueprint | None = None
 
+    argument_count = 0
+
     def arguments(self, request: Any) -> tuple[Any, ...]:
         return ()
 

@@ -425,3 +425,17 @@ async def test_what_is_not_counted_is_free_again(rate_limits: RateLimits) -> Non
 async def test_mistakes(rate_limits: RateLimits, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         RateLimitMiddleware(home, rate_limits, "1/minute", **options)
+
+
+async def test_a_check_that_is_not_awaited_has_no_truth_value(rate_limits: RateLimits) -> None:
+    limit = rate_limits.limit("1/minute", name="n")
+    unawaited = limit.check(http_scope())
+    with pytest.raises(TypeError, match="await"):
+        bool(unawaited)
+    unawaited.close()
+    wrong: list[Any]
+    for wrong in ([http_scope(), "5/minute"], ["x", limit]):
+        with pytest.raises(ConfigurationError, match="check asks"):
+            rate_limits.check(*wrong)
+    with pytest.raises(ConfigurationError, match="no RateLimits"):
+        RateLimitMiddleware(home, "redis://x", "1/s")  # type: ignore[arg-type]  # that is the test

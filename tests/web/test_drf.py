@@ -278,6 +278,13 @@ def test_a_wrong_rate_is_found_by_manage_py_check(rest: Any, rate: str) -> None:
         status(view(type("Throttle", (drf.UserRateThrottle,), {"rate": rate})))
 
 
+def test_a_rate_of_a_misspelt_scope_is_found_by_manage_py_check(rest: Any) -> None:
+    rest("DEFAULT_THROTTLE_CLASSES", [drf.AnonRateThrottle])
+    rest("DEFAULT_THROTTLE_RATES", {"anno": "1/hour"})
+    [error] = [found for found in checks.run_checks() if found.id == "distwindow.E002"]
+    assert "no 'anon'" in error.msg
+
+
 def test_rates_of_other_throttles_are_not_checked(rest: Any) -> None:
     rest("DEFAULT_THROTTLE_CLASSES", [BaseThrottle])
     rest("DEFAULT_THROTTLE_RATES", {"user": "ten"})

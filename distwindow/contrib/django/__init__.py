@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.utils import decorators
 
 from ... import ConfigurationError
@@ -135,6 +135,11 @@ def rate_limit(
             kind("memory://", on_store_error="raise").limit(limits, **options)
 
         def respond(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(request, HttpRequest):
+                raise ConfigurationError(
+                    f"{name} is called with {short_repr(request)} and no request; write "
+                    '@method_decorator(rate_limit("5/minute")) above a method'
+                )
             of = rate_limits(awaits=awaits, under_wsgi="wsgi.input" in request.META)
             limit = made.get((name, awaits))
             if limit is None or limit.rate_limits is not of:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
 from ...async_use import only_async_with
 from ...away.policy import OnStoreError, check_options
-from ...callables import check_not_async, function_name
+from ...callables import check_not_async, check_takes, function_name
 from ...connect import act_as_owners, open_async_store, open_store, share_store, store_name
 from ...errors import RateLimitExceeded, short_repr
 from ...options import Consistency, Options
@@ -131,6 +131,9 @@ class RequestLimit:
     request, `arguments`.
     """
 
+    argument_count = 1
+    """How many `arguments` there are."""
+
     def __init__(
         self,
         rate_limits: BaseRateLimits[Any],
@@ -182,13 +185,17 @@ class RequestLimit:
         """By name, and by the limits where these differ: the beginning of keys, and what fields
         say.
         """
-        self._check_function("key", self._key)
-        functions = {"exempt": exempt, "count_when": count_when, "cost_after": cost_after}
-        for option, function in functions.items():
+        arguments = self.argument_count
+        self._check_function("key", self._key, arguments)
+        for option, function, count in (
+            ("exempt", exempt, arguments),
+            ("count_when", count_when, 1),
+            ("cost_after", cost_after, arguments + 1),
+        ):
             if function is not None:
-                self._check_function(option, function)
+                self._check_function(option, function, count)
         if callable(limits):
-            self._check_function("limits", limits)
+            self._check_function("limits", limits, arguments)
         else:
             self._limits = parse_limits(limits)
             shaped = next((each for each in self._limits if each.is_shaped), None)
@@ -200,7 +207,7 @@ class RequestLimit:
             self._limiter = rate_limits.limiter(self._limits, self.on_store_error)
             self._opening = rate_limits.openings
         if callable(cost):
-            self._check_function("cost", cost)
+            self._check_function("cost", cost, arguments)
         else:
             self._check_fixed_cost(cost)
 
@@ -258,7 +265,7 @@ class RequestLimit:
         name = self.name or self.name_of(request)
         known_as = name if self._limits is not None else (name, limits)
         beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
-        if type(key) is str and key:
+        if type(key) is str:
             full_key: AnyKey = f"{beginning}:{key}"
         else:
             full_key = self._full_key(beginning, key)
@@ -346,24 +353,24 @@ class RequestLimit:
 
     def _full_key(self, beginning: str, key: Any) -> AnyKey:
         """Return the key of the ring: the name of the limit, then the key of the request."""
-        if isinstance(key, str) and key:
+        if isinstance(key, str):
             return f"{beginning}:{key}"
-        if isinstance(key, bytes) and key:
+        if isinstance(key, bytes):
             return b"%s:%s" % (beginning.encode(), key)
         if isinstance(key, Key):
             resource = self._full_key(beginning, key.resource)
             return Key(resource, key.tag)  # type: ignore[arg-type]  # of str or bytes, no Key
-        problem = "is empty" if key in ("", b"") else f"is {short_repr(key)}"
         raise ConfigurationError(
-            f"key={function_name(self._key)}: the key of a request {problem}; return a str or "
-            "bytes, not empty, or a Key; or None if the request is not limited"
+            f"key={function_name(self._key)}: the key of a request is {short_repr(key)}; return a "
+            "str, bytes or a Key; or None if the request is not limited"
         )
 
-    def _check_function(self, option: str, function: Any) -> None:
+    def _check_function(self, option: str, function: Any, count: int) -> None:
         if not callable(function):
             raise ConfigurationError(f"{option}={short_repr(function)} is not a function")
         if not self.rate_limits.awaits:
             check_not_async(option, function)
+        check_takes(option, function, count)
 
     def _check_fixed_cost(self, cost: object) -> None:
         if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
@@ -431,7 +438,7 @@ class BaseRateLimits(Generic[R]):
         self,
         store: Any,
         *,
-        on_store_error: OnStoreError,
+        on_store_error: OnStoreError = NOT_GIVEN,
         prefix: str = "distwindow",
         timeout: float = 0.25,
         consistency: Consistency = "direct",
@@ -447,6 +454,12 @@ class BaseRateLimits(Generic[R]):
             )
         if not isinstance(enabled, bool):  # "false" of an environment would be true
             raise ConfigurationError(f"enabled={short_repr(enabled)} is neither True nor False")
+        if on_store_error is NOT_GIVEN:
+            raise ConfigurationError(
+                "on_store_error says what requests get while the store does not answer, and has no "
+                'default: "allow" (they are served), "deny" (503), "raise" (StoreError), or '
+                '"local" (by the share of this process)'
+            )
         self.on_store_error: Any = on_store_error
         self.headers: Headers = headers
         self.enabled = enabled
