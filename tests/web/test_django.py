@@ -480,6 +480,7 @@ def test_switched_off_nothing_is_asked(kind: Site) -> None:
         ("5/minute", {"key": "header:"}),
         ("5/minute", {"key": 42}),
         ("5/minute", {"method": "POTS"}),
+        ("5/minute", {"block": "no"}),
         ("5/minute", {"method": []}),
         ("5/minute", {"cost": 6}),
         ("5/minute", {"name": ""}),
@@ -546,6 +547,7 @@ GOOD: dict[Any, Any] = {"store": "memory://", "on_store_error": "allow"}
         ({**GOOD, "refusal_view": "no.such.view"}, "refusal_view"),
         ({**GOOD, "refusal_view": "view"}, "refusal_view"),
         ({**GOOD, 42: "x"}, "42"),
+        ({"stroe": "memory://"}, "stroe"),
     ],
 )
 def test_mistakes_in_the_settings_are_found_by_manage_py_check(options: Any, named: str) -> None:

@@ -492,6 +492,7 @@ def test_leases_are_given_back_when_it_is_closed(
         ({}, {"cost": 0}),
         ({}, {"cost": 11}),
         ({}, {"unit": "tokens"}),
+        ({}, {"priority": "yes"}),
         ({}, {"priority": True, "cost_after": lambda request, response: 1}),
         ({}, {"limits": "10/s paced 1s", "count_when": lambda response: True}),
     ],

@@ -124,6 +124,8 @@ def rate_limit(
     the view, for all its routes. Raises `ConfigurationError` for what can never work.
     """
     applies, prefix = _methods(method)
+    if not isinstance(block, bool):
+        raise ConfigurationError(f"block={short_repr(block)} is no bool")
     options["key"] = key
     made: dict[tuple[str, bool], http.RequestLimit] = {}
 

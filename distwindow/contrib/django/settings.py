@@ -111,15 +111,15 @@ def _key_of_value(kind: str, name: str, request: Any) -> str:
 def settings_options() -> dict[str, Any]:
     """Return `settings.DISTWINDOW`, checked, with functions in place of their dotted paths."""
     given = getattr(settings, "DISTWINDOW", None)
+    if isinstance(given, dict) and (unknown := sorted(map(str, given.keys() - _KNOWN))):
+        raise ConfigurationError(
+            f"DISTWINDOW has no option {unknown[0]!r}; it has {', '.join(sorted(_KNOWN))}"
+        )
     if not isinstance(given, dict) or not {"store", "on_store_error"} <= given.keys():
         raise ConfigurationError(
             "the settings need a DISTWINDOW with a store and on_store_error, which says what "
             "requests get while the store is away: DISTWINDOW = "
             '{"store": "redis://localhost:6379/0", "on_store_error": "allow"}'
-        )
-    if unknown := sorted(map(str, given.keys() - _KNOWN)):
-        raise ConfigurationError(
-            f"DISTWINDOW has no option {unknown[0]!r}; it has {', '.join(sorted(_KNOWN))}"
         )
     options = {**given}
     for name in ("exempt", "key", "refusal_view"):

@@ -160,6 +160,8 @@ class RequestLimit:
         self.cost_after = cost_after
         self.settles = count_when is not None or cost_after is not None
         """True if the response decides about the charge."""
+        if not isinstance(priority, bool):
+            raise ConfigurationError(f"priority={short_repr(priority)} is no bool")
         self.priority = priority
         if priority and self.settles:
             raise ConfigurationError(
