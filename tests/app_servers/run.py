@@ -120,6 +120,8 @@ def _run(
 ) -> None:
     environment = {
         **os.environ,
+        # Or it imports dnspython, which imports httpx2's parts, whose globals it cannot patch.
+        "EVENTLET_NO_GREENDNS": "yes",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
         "STORE_URL": server.url,
         "PREFIX": prefix,
