@@ -46,8 +46,8 @@ class RateLimited(fastapi.HTTPException, http.RateLimited):  # type: ignore[misc
     `on_store_error` is "deny". `.decision`, `.retry_after`, `.headers`, `.problem`.
     """
 
-    def __init__(self, decision: Decision, asked: Sequence[Any], unit: str) -> None:
-        http.RateLimited.__init__(self, decision, asked, unit)
+    def __init__(self, decision: Decision, answers: Sequence[Any], unit: str) -> None:
+        http.RateLimited.__init__(self, decision, answers, unit)
         detail, headers = self.problem["detail"], self.headers
         fastapi.HTTPException.__init__(self, self.status_code, detail, headers)
 

@@ -113,9 +113,9 @@ class _AppRateLimits(http.BlockingRateLimits[_RequestLimit]):
         self.is_checked = False
 
     @staticmethod
-    def error_type(decision: Decision, asked: Sequence[Any], unit: str) -> Exception:
-        kind = RateLimited if asked[-1].is_shown else RateLimitUnavailable
-        return kind(decision, asked, unit)
+    def error_type(decision: Decision, answers: Sequence[Any], unit: str) -> Exception:
+        kind = RateLimited if answers[-1].is_shown else RateLimitUnavailable
+        return kind(decision, answers, unit)
 
 
 class DeclaredLimit:
@@ -299,17 +299,17 @@ class RateLimits:
             declared.decide_before()
 
     def _after(self, response: Response) -> Response:
-        asked = flask.request.environ.get(_LIMITED_REQUEST)
-        if asked is None:
+        limited = flask.request.environ.get(_LIMITED_REQUEST)
+        if limited is None:
             return response
         headers = response.headers
-        fields = asked.fields_to_set(
+        fields = limited.fields_to_set(
             response.status_code, lambda name: ", ".join(headers.getlist(name)) or None
         )
         for name, value in fields.items():
             headers[name] = value
-        if asked.needs_response:
-            settle = functools.partial(self.of_app().run, asked.settle(response))
+        if limited.needs_response:
+            settle = functools.partial(self.of_app().run, limited.settle(response))
             # Werkzeug does not close what the server sends as a file.
             if response.is_streamed and not response.direct_passthrough:
                 response.call_on_close(settle)
@@ -319,9 +319,9 @@ class RateLimits:
 
     def _after_error(self, error: BaseException | None) -> None:
         """Settle where there was no response: the exception goes to the server, which sends 500."""
-        asked = flask.request.environ.get(_LIMITED_REQUEST)
-        if error is not None and asked is not None and asked.needs_response:
-            self.of_app().run(asked.settle(current_app.response_class(status=500)))
+        limited = flask.request.environ.get(_LIMITED_REQUEST)
+        if error is not None and limited is not None and limited.needs_response:
+            self.of_app().run(limited.settle(current_app.response_class(status=500)))
 
 
 def _check_order(app: Flask) -> None:

@@ -60,7 +60,7 @@ State = Literal["open", "committed", "released", "refused"]
 OnError = Literal["keep", "release"]
 
 
-class Part(NamedTuple):
+class ReservedPart(NamedTuple):
     """What one decision has admitted for one key of a reservation."""
 
     decision: Decision
@@ -71,7 +71,7 @@ class Part(NamedTuple):
     """Monotonic seconds."""
 
 
-class Item:
+class ReservedKey:
     """One key of a reservation, and what was admitted for it."""
 
     __slots__ = ("charges", "parts")
@@ -79,7 +79,7 @@ class Item:
     def __init__(self, charges: tuple[Charge, ...]) -> None:
         self.charges = charges
         """What the estimate is charged."""
-        self.parts: deque[Part] = deque()
+        self.parts: deque[ReservedPart] = deque()
         """Oldest first. Whoever takes one out settles it: that is once."""
 
     @property
@@ -94,9 +94,9 @@ class Item:
         """Add what `decision` has admitted."""
         rings = {charge.ring for charge in self.charges}
         charges = tuple(charge for charge in decision.charged or () if charge.ring in rings)
-        self.parts.append(Part(decision, charges, permits, decided_at))
+        self.parts.append(ReservedPart(decision, charges, permits, decided_at))
 
-    def take_parts(self) -> list[Part]:
+    def take_parts(self) -> list[ReservedPart]:
         """Take all parts out, the newest first."""
         parts = []
         while self.parts:
@@ -141,7 +141,9 @@ class Settlement:
         """Settle nothing any more; what was committed is flushed."""
         self.closed = True
 
-    def settle(self, items: Sequence[Item], actuals: Sequence[int], *, now: bool) -> Operation[int]:
+    def settle(
+        self, items: Sequence[ReservedKey], actuals: Sequence[int], *, now: bool
+    ) -> Operation[int]:
         """Give back what was admitted beyond `actuals`, and count what was used beyond it. Return
         how many permits are given back, the most of any item.
 
@@ -149,7 +151,7 @@ class Settlement:
         not told goes with the next flush, as without `now`.
         """
         refunds: list[PartRefund] = []
-        flushes: list[tuple[Strategy, Item]] = []
+        flushes: list[tuple[Strategy, ReservedKey]] = []
         most = 0
         for item, actual in zip(items, actuals, strict=True):
             parts = item.take_parts()
@@ -182,7 +184,7 @@ class Settlement:
             strategy.invalidate(refund.key)
         self._on_freed(refund.charges)
 
-    def _give_back(self, parts: Sequence[Part], permits: int) -> list[PartRefund]:
+    def _give_back(self, parts: Sequence[ReservedPart], permits: int) -> list[PartRefund]:
         """Give back `permits` of these parts, the newest first, as what was reserved first was used
         first. Return what the store has to give back.
         """
@@ -204,7 +206,7 @@ class Settlement:
         return refunds
 
     def _count_debt(
-        self, strategy: Strategy, item: Item, newest: Part, permits: int
+        self, strategy: Strategy, item: ReservedKey, newest: ReservedPart, permits: int
     ) -> Operation[None]:
         """Count `permits` in the present bucket."""
         offset_ms = newest.decision.now_ms - newest.decided_at * 1000
@@ -212,7 +214,9 @@ class Settlement:
         if command is not None:
             yield from send(command)
 
-    def _flush(self, flushes: Sequence[tuple[Strategy, Item]]) -> Operation[DistwindowError | None]:
+    def _flush(
+        self, flushes: Sequence[tuple[Strategy, ReservedKey]]
+    ) -> Operation[DistwindowError | None]:
         """Send what is counted of these items. Return the first error."""
         for strategy, item in flushes:
             for _ in range(2):  # what was in flight already, and then the rest
@@ -291,7 +295,7 @@ class BaseReservation:
         self.decision = decision
         """The decision on the estimate."""
         self._settlement = settlement
-        self._items = [Item(charges) for charges in calls]
+        self._items = [ReservedKey(charges) for charges in calls]
         self._estimates = [charges[0].cost for charges in calls]
         self._on_error = on_error
         self._forks = _fork.forks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import os
 import signal
 import subprocess
@@ -25,6 +26,8 @@ SERVERS = {
     "hypercorn": "hypercorn {app} --workers 2 --bind 127.0.0.1:{port}",
 }
 """Commands of servers with two workers each."""
+SOURCES = (f"127.0.{n // 250}.{n % 250 + 2}" for n in itertools.count())
+"""Addresses of this machine that no test has used yet."""
 
 
 class Served:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import itertools
 import json
 import os
 import re
@@ -13,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import required
 from tests.servers import Standalone
 from tests.servers.wait import until
 from tests.web.burst import Answer, burst, get, parts_of, statuses
 from tests.web.proxy import AppendingProxy, Nginx, nginx_binary
-from tests.web.server import SERVERS, Served, serve
+from tests.web.server import SERVERS, SOURCES, Served, serve
 from tests.web.ws import attempt
 
 pytestmark = pytest.mark.slow
@@ -26,13 +24,6 @@ pytestmark = pytest.mark.slow
 FIELDS = ("ratelimit", "ratelimit-policy")
 APP = "examples.web.asgi_app"
 SENT_BYTES = 5_000_000
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Standalone]:
-    server = required(Standalone().start)
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +39,6 @@ def served(request: pytest.FixtureRequest, store: Standalone, sent_file: Path) -
     command = SERVERS[request.param]
     with serve(command, APP, store.url, SENT_FILE=str(sent_file), TICK_S="0.2") as running:
         yield running
-
-
-_sources = (f"127.0.{n // 250}.{n % 250 + 2}" for n in itertools.count())
-
-
-@pytest.fixture
-def source() -> str:
-    """An address of this machine that no other test has used, and so has windows of its own."""
-    return next(_sources)
 
 
 def test_a_burst_gets_the_limit_across_processes(served: Served, source: str) -> None:
@@ -149,7 +131,7 @@ def test_behind_a_proxy_each_client_has_a_window_of_its_own(
             forged = ({"X-Forwarded-For": f"9.9.9.{n}"} for n in range(count))
             return [get(f"{proxy.url}/", headers, source=source) for headers in forged]
 
-        for client in (next(_sources), next(_sources)):
+        for client in (next(SOURCES), next(SOURCES)):
             assert statuses(ask(client)) == {200: 20, 429: 5}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -16,12 +15,11 @@ import pytest
 
 pytest.importorskip("rest_framework")
 
-from tests.conftest import required
 from tests.servers import Standalone
 from tests.servers.wait import until
 from tests.web.burst import burst, get, statuses
 from tests.web.proxy import AppendingProxy
-from tests.web.server import ROOT, Served, serve
+from tests.web.server import ROOT, SOURCES, Served, serve
 
 pytestmark = pytest.mark.slow
 
@@ -34,13 +32,6 @@ FIELDS = ("ratelimit", "ratelimit-policy")
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Standalone]:
-    server = required(Standalone().start)
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def gunicorn(store: Standalone) -> Iterator[Served]:
     with serve(GUNICORN, "", store.url) as running:
         yield running
@@ -50,15 +41,6 @@ def gunicorn(store: Standalone) -> Iterator[Served]:
 def uvicorn(store: Standalone) -> Iterator[Served]:
     with serve(UVICORN, "", store.url) as running:
         yield running
-
-
-_sources = (f"127.2.{n // 250}.{n % 250 + 2}" for n in itertools.count())
-
-
-@pytest.fixture
-def source() -> str:
-    """An address of this machine that no other test has used, and so has windows of its own."""
-    return next(_sources)
 
 
 @pytest.mark.parametrize("path", ["/", "/async", "/items"])
@@ -119,7 +101,7 @@ def test_forged_headers_change_nothing(gunicorn: Served, source: str, path: str)
 def test_behind_a_proxy(store: Standalone, path: str, environment: dict[str, str]) -> None:
     with serve(GUNICORN, "", store.url, **environment) as running:
         with AppendingProxy(running.port) as proxy:
-            for source in (next(_sources), next(_sources)):
+            for source in (next(SOURCES), next(SOURCES)):
                 answers = [
                     get(proxy.url + path, {"X-Forwarded-For": f"9.9.9.{n}"}, source=source).status
                     for n in range(30)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 from collections.abc import Iterator
 
 import pytest
 
 from distwindow import Limiter
-from tests.conftest import required
 from tests.servers import Standalone
 from tests.servers.wait import until
 from tests.web.burst import burst, get, parts_of, statuses
@@ -24,25 +22,9 @@ FIELDS = ("ratelimit", "ratelimit-policy")
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Standalone]:
-    server = required(Standalone().start)
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def served(store: Standalone) -> Iterator[Served]:
     with serve(SERVERS["uvloop"], "examples.web.fastapi_app", store.url) as running:
         yield running
-
-
-_sources = (f"127.1.{n // 250}.{n % 250 + 2}" for n in itertools.count())
-
-
-@pytest.fixture
-def source() -> str:
-    """An address of this machine that no other test has used, and so has windows of its own."""
-    return next(_sources)
 
 
 def test_a_burst_gets_the_limit_across_processes(served: Served, source: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limit
-from distwindow.contrib.http.fields import Asked, Policies, fields_to_set, problem
+from distwindow.contrib.http.fields import LimitAnswer, Policies, fields_to_set, problem
 
 NOW_MS = 1_795_371_126_400
 
@@ -23,7 +23,7 @@ def decision(limit: Limit, allowed: bool = True, **changes: Any) -> Decision:
 def asked(name: str, *limits: str, headers: Any = "ietf", unit: Any = "requests", **changes: Any):
     parsed = tuple(map(Limit, limits))
     policies = Policies(name, parsed, unit)
-    return Asked(decision(parsed[0], **changes), policies, headers)
+    return LimitAnswer(decision(parsed[0], **changes), policies, headers)
 
 
 def nothing(name: str) -> None:

@@ -61,7 +61,7 @@ class Policies:
         return f"{name};r={decision.remaining};t={seconds_until(decision)}"
 
 
-class Asked(NamedTuple):
+class LimitAnswer(NamedTuple):
     """What one limit has decided for one request, as the fields need it."""
 
     decision: Decision
@@ -87,20 +87,20 @@ def retry_after(decision: Decision) -> int:
 
 
 def fields_to_set(
-    asked: Sequence[Asked], status: int, get: Callable[[str], str | None]
+    answers: Sequence[LimitAnswer], status: int, get: Callable[[str], str | None]
 ) -> dict[str, str]:
     """Return the header fields to set in a response, by name.
 
-    `asked` is what was decided for its request, in the order in which it was; `get` returns the
+    `answers` is what was decided for its request, in the order in which it was; `get` returns the
     present value of a field, of several lines joined by ", ", and None where there is none. What a
     list has already is kept in the value returned, and what it has of ours is not doubled. Fields
     of other kinds that are present are left as they are, but for a `Retry-After` that is earlier.
     """
     values: dict[str, str] = {}
     refused: Decision | None = None
-    by_ietf: list[Asked] = []
-    by_x: list[Asked] = []
-    for each in asked:
+    by_ietf: list[LimitAnswer] = []
+    by_x: list[LimitAnswer] = []
+    for each in answers:
         if not each.decision.allowed:
             refused = each.decision
         if each.is_shown:
@@ -133,19 +133,19 @@ def fields_to_set(
     return values
 
 
-def problem(asked: Asked, unit: str) -> dict[str, Any]:
+def problem(answer: LimitAnswer, unit: str) -> dict[str, Any]:
     """Return the problem details (RFC 9457) of a refusal: 429, or 503 where the store was away.
     `unit` is what the limit counts, in the plural.
     """
-    decision = asked.decision
-    if not asked.is_shown:
+    decision = answer.decision
+    if not answer.is_shown:
         return {
             "type": f"{_TYPES}temporary-reduced-capacity",
             "title": "Request cannot be satisfied due to temporary server capacity constraints",
             "status": 503,
             "detail": "the rate limit of this request cannot be checked now; "
             f"try again in {retry_after(decision)} s",
-            "violated-policies": list(asked.policies.names.values()),
+            "violated-policies": list(answer.policies.names.values()),
         }
     limit = decision.limit
     one = limit.amount == 1
@@ -156,15 +156,15 @@ def problem(asked: Asked, unit: str) -> dict[str, Any]:
         "detail": f"{limit.amount} {unit.removesuffix('s') if one else unit} per "
         f"{_interval_words(limit)} {'is' if one else 'are'} allowed; "
         f"try again in {retry_after(decision)} s",
-        "violated-policies": [asked.policies.names[limit]],
+        "violated-policies": [answer.policies.names[limit]],
     }
 
 
-def _binding(asked: Sequence[Asked]) -> Asked:
+def _binding(answers: Sequence[LimitAnswer]) -> LimitAnswer:
     """Return the one that refused, or that has the fewest permits left."""
-    if len(asked) == 1:
-        return asked[0]
-    return min(asked, key=lambda each: (each.decision.allowed, each.decision.remaining))
+    if len(answers) == 1:
+        return answers[0]
+    return min(answers, key=lambda each: (each.decision.allowed, each.decision.remaining))
 
 
 def _append(

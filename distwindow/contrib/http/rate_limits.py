@@ -24,7 +24,7 @@ from ...ring.clock import SYSTEM, Clock
 from ...ring.key import AnyKey, Key
 from ...ring.limit import LimitSpec, parse_limits
 from .address import ClientAddress
-from .fields import Asked, Headers, Policies, Unit, fields_to_set, problem
+from .fields import Headers, LimitAnswer, Policies, Unit, fields_to_set, problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,18 +48,18 @@ class RateLimited(RateLimitExceeded):
     framework.
     """
 
-    def __init__(self, decision: Decision, asked: Sequence[Asked], unit: str) -> None:
+    def __init__(self, decision: Decision, answers: Sequence[LimitAnswer], unit: str) -> None:
         super().__init__(decision)
-        self.problem = problem(asked[-1], unit)
+        self.problem = problem(answers[-1], unit)
         self.status_code: int = self.problem["status"]
-        self.headers = fields_to_set(asked, self.status_code, lambda name: None)
+        self.headers = fields_to_set(answers, self.status_code, lambda name: None)
 
     def __str__(self) -> str:
         detail: str = self.problem["detail"]
         return detail  # without the key, as users of the application read it
 
 
-class LimitedRequest(list["Charged"]):
+class LimitedRequest(list["AskedLimit"]):
     """What was decided for one request, in the order of the framework: a list that an integration
     keeps with the request from its first limit on.
     """
@@ -74,7 +74,7 @@ class LimitedRequest(list["Charged"]):
         """Return the header fields to set in the response, by name; see `fields.fields_to_set`.
         `get` returns the present value of a field, None where there is none.
         """
-        return fields_to_set([each.asked for each in self], status_code, get) if self else {}
+        return fields_to_set([each.answer for each in self], status_code, get) if self else {}
 
     def settle(self, response: Any) -> Steps[None]:
         """Have `count_when` and `cost_after` decide about the charges of this request, once. To be
@@ -94,34 +94,34 @@ class LimitedRequest(list["Charged"]):
             each.arguments = ()
 
 
-class Charged:
+class AskedLimit:
     """One limit that was asked for one request."""
 
-    __slots__ = ("arguments", "asked", "limit", "limiter", "reservation", "settled")
+    __slots__ = ("answer", "arguments", "limit", "limiter", "reservation", "settled")
 
     def __init__(
         self,
         limit: RequestLimit,
         limiter: Any,
-        asked: Asked,
+        answer: LimitAnswer,
         reservation: Any,
         arguments: tuple[Any, ...],
     ) -> None:
         self.limit = limit
         self.limiter = limiter
-        self.asked = asked
+        self.answer = answer
         self.reservation = reservation
         """What `count_when` and `cost_after` settle; None without them."""
         self.arguments = arguments
         """Of `cost_after`. With those of a framework the request is kept, which keeps this: without
         a need for it, each request would be left to the garbage collector.
         """
-        self.settled = asked.decision.charged is None
+        self.settled = answer.decision.charged is None
         """True once nothing of its charge can change, or nothing was charged."""
 
     @property
     def decision(self) -> Decision:
-        return self.asked.decision
+        return self.answer.decision
 
 
 class RequestLimit:
@@ -283,12 +283,12 @@ class RequestLimit:
             earlier.needs_response |= decision.charged is not None
         else:
             decision = yield limiter.try_acquire(full_key, cost, self.priority)
-        asked = Asked(decision, policies, rate_limits.headers)
+        answer = LimitAnswer(decision, policies, rate_limits.headers)
         kept = arguments if reservation is not None else ()
-        earlier.append(Charged(self, limiter, asked, reservation, kept))
+        earlier.append(AskedLimit(self, limiter, answer, reservation, kept))
         if not decision.allowed:
             yield from _give_back(earlier, rate_limits)
-            raise rate_limits.error_type(decision, [each.asked for each in earlier], self._counted)
+            raise rate_limits.error_type(decision, [each.answer for each in earlier], self._counted)
         if decision.wait > 0:  # borrowed, or paced: it begins later
             yield rate_limits.sleep(decision.wait)
         return decision
@@ -302,16 +302,16 @@ class RequestLimit:
             return "bytes"
         return "requests" if self._cost == 1 and self.cost_after is None else "units"
 
-    def settle(self, charged: Charged, response: Any) -> Steps[None]:
+    def settle(self, asked: AskedLimit, response: Any) -> Steps[None]:
         """Commit what a request has cost; see `LimitedRequest.settle`."""
-        actual = charged.decision.cost
+        actual = asked.decision.cost
         counts = True
         if self.count_when is not None:
             counts = yield from self._call("count_when", self.count_when, (response,))
         if counts and self.cost_after is not None:
-            arguments = (*charged.arguments, response)
+            arguments = (*asked.arguments, response)
             actual = yield from self._call("cost_after", self.cost_after, arguments)
-        yield charged.reservation.commit(actual if counts else 0)
+        yield asked.reservation.commit(actual if counts else 0)
 
     def _call(self, option: str, function: Any, arguments: tuple[Any, ...]) -> Steps[Any]:
         return (yield from self._awaited(option, function, function(*arguments)))
@@ -388,7 +388,7 @@ class RequestLimit:
 
 def _give_back(earlier: LimitedRequest, rate_limits: BaseRateLimits[Any]) -> Steps[None]:
     """Give back what was charged before the last limit refused; best effort."""
-    if not earlier[-1].asked.is_shown:
+    if not earlier[-1].answer.is_shown:
         return  # the store that would take it back does not answer
     for each in earlier[:-1]:
         # Where threads and tasks serve one application, each gives back what it has charged.
@@ -427,7 +427,7 @@ class BaseRateLimits(Generic[R]):
     """The integration's class of limits, a subclass of `RequestLimit`."""
     address_type: type[ClientAddress]
     """The integration's subclass of `ClientAddress`."""
-    error_type: Callable[[Decision, Sequence[Asked], str], Exception] = RateLimited
+    error_type: Callable[[Decision, Sequence[LimitAnswer], str], Exception] = RateLimited
     """What is raised for a refusal; a subclass of `RateLimited`, with its arguments."""
     awaits: ClassVar[bool]
     """True if `key`, `cost`, `exempt` and `limits` may be coroutine functions."""
