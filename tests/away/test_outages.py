@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import ConfigurationError, FlowRule, Guard, Health, StoreError
+from distwindow import AsyncLimiter, ConfigurationError, FlowRule, Guard, Health, StoreError
 from distwindow.away.outages import PROBE_EVERY_S
 from tests.harness import AsyncHarness, Harness
 from tests.servers import Blackhole, DropReply, Proxy, Refuse, Silent, Standalone, until
@@ -56,6 +56,24 @@ def test_calls_of_an_outage_are_answered_without_asking(
     until(lambda: raw(limiter).health().up)
     assert limiter.try_acquire("other").source == "store"
     assert [health.up for health in told] == [False, True]
+
+
+@pytest.mark.parametrize("consistency", ["direct", "leased"])
+async def test_a_call_of_an_outage_does_not_wait_for_the_event_loop(
+    proxy: Proxy, prefix: str, consistency: Any
+) -> None:
+    async with AsyncLimiter(
+        proxy.url, "1000/hour", prefix=prefix, consistency=consistency, timeout=0.2,
+        on_store_error="allow",
+    ) as limiter:  # fmt: skip
+        await limiter.try_acquire("k")
+        with proxy.inject(Refuse()):
+            proxy.cut()
+            while limiter.health().up:
+                await limiter.try_acquire(f"k{time.perf_counter()}")
+            with pytest.raises(StopIteration) as answered:
+                limiter.try_acquire("k").__await__().send(None)
+        assert answered.value.value.reason == "store_down"
 
 
 def test_where_the_policy_is_raise_calls_fail_at_once_and_say_so(

@@ -75,7 +75,7 @@ def connections_of(limiter: AsyncLimiter) -> list[Any]:
     """Return the connections of the running loop."""
     store: Any = limiter._store
     dispatcher = store._dispatchers[asyncio.get_running_loop()]
-    return list(dispatcher._connections.values())
+    return list(dispatcher.connections.values())
 
 
 # -- loops that end -------------------------------------------------------------------------------

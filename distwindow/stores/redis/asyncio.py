@@ -326,7 +326,7 @@ class LoopDispatcher:
         self._ticks: list[LoopTick] = []
         """Ticks that gather calls; several if the deadlines of the calls are far apart."""
         self._in_flight = TicksInFlight(loop, self._monotonic, self._time_out)
-        self._connections: dict[Node, PipelinedConnection] = {}
+        self.connections: dict[Node, PipelinedConnection] = {}
         self._retired: set[PipelinedConnection] = set()
         """Connections that were too slow for a call, or were given up after an earlier reply. They
         may still bring replies to others.
@@ -348,6 +348,13 @@ class LoopDispatcher:
             # If it fails when all callers have been cancelled, nobody else retrieves the exception.
             self._first_reading.add_done_callback(retrieve_exception)
         await asyncio.shield(self._first_reading)
+
+    def check_only_server(self) -> None:
+        """Raise `StoreError` if there is only one server, and it is away."""
+        if not self.connections and isinstance(self.topology, SingleServer):
+            node = self.topology.node
+            if (why := node.unavailable_reason()) is not None:
+                raise no_reply_failure(node.name, why, sent=False)
 
     def decide(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
         """A future of the decision on `command`. Equal commands of one tick share a script call.
@@ -403,14 +410,14 @@ class LoopDispatcher:
 
     def close_sockets(self) -> None:
         """Close the sockets of a loop that was closed before `close`."""
-        for connection in (*self._connections.values(), *self._retired):
+        for connection in (*self.connections.values(), *self._retired):
             connection.close_socket()
 
     def leave_to_parent(self) -> None:
         """In a forked child: leave the connections to the parent process."""
         self._left_to_parent = True
         self._end_shutdown_hook()
-        for connection in (*self._connections.values(), *self._retired):
+        for connection in (*self.connections.values(), *self._retired):
             connection.leave_to_parent()
 
     async def drain(self) -> None:
@@ -418,7 +425,7 @@ class LoopDispatcher:
         order of the requests, so the reply to a PING comes last.
         """
         pings = []
-        for connection in (*self._connections.values(), *self._retired):
+        for connection in (*self.connections.values(), *self._retired):
             if connection.transport_open:
                 pings.append(Ping(self._loop.create_future()))
                 connection.send_frame(PING, pings[-1])
@@ -443,7 +450,7 @@ class LoopDispatcher:
                 await asyncio.wait_for(self._close_client(self.client), self._settings.timeout)
 
     def _end_connections(self, why: str) -> None:
-        for connection in (*self._connections.values(), *self._retired):
+        for connection in (*self.connections.values(), *self._retired):
             connection.end(why)
 
     def on_reply(self, batch: Batch, raw: RawReply) -> None:
@@ -486,8 +493,8 @@ class LoopDispatcher:
     def on_connection_ended(self, connection: PipelinedConnection) -> None:
         """Use the connection for no further calls."""
         self._retired.discard(connection)
-        if self._connections.get(connection.node) is connection:
-            del self._connections[connection.node]
+        if self.connections.get(connection.node) is connection:
+            del self.connections[connection.node]
 
     def _tick_of(self, deadline: float | None) -> LoopTick:
         """The tick that gathers a command with this deadline. Most calls have just begun, and share
@@ -524,7 +531,7 @@ class LoopDispatcher:
                 only.send_frame(command.frame(stamp), batch)
             else:
                 self.on_reply(batch, None)
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             connection.flush()
         self._in_flight.ensure_timer(tick.deadline)
         if isinstance(topology, ClusterTopology) and topology.claim_refresh():
@@ -534,14 +541,14 @@ class LoopDispatcher:
         """The open connection that every call takes if there is only one server."""
         if not isinstance(topology, SingleServer) or self._settings.client_clock:
             return None
-        connection = self._connections.get(topology.node)
+        connection = self.connections.get(topology.node)
         return connection if connection is not None and connection.is_usable else None
 
     def _send_request(self, batch: Batch, request: Request) -> None:
         if self._closed:
             batch.fail(closed_failure())
             return
-        connection = self._connections.get(request.node)
+        connection = self.connections.get(request.node)
         if connection is not None and connection.generation != request.node.generation:
             self._retire(connection, "it was given up after an earlier reply")
             connection = None
@@ -549,7 +556,7 @@ class LoopDispatcher:
             if (why := request.node.unavailable_reason()) is not None:
                 self.on_reply(batch, NoReply(why, sent=False))
                 return
-            connection = self._connections[request.node] = PipelinedConnection(
+            connection = self.connections[request.node] = PipelinedConnection(
                 request.node, self._settings, self
             )
         is_first = batch.connection is None
@@ -565,7 +572,7 @@ class LoopDispatcher:
         topology.request_refresh()
         sent = not connection.opening
         batch.fail(timed_out(connection.node.name, self._settings.timeout, sent=sent))
-        if sent and self._connections.get(connection.node) is connection:
+        if sent and self.connections.get(connection.node) is connection:
             self._retire(connection, "timeout")
 
     def _retire(self, connection: PipelinedConnection, why: str) -> None:
@@ -611,8 +618,8 @@ class LoopDispatcher:
         try:
             await connection.opened.wait()
         finally:
-            if connection.transport_open and node not in self._connections and not self._closed:
-                self._connections[node] = connection
+            if connection.transport_open and node not in self.connections and not self._closed:
+                self.connections[node] = connection
             else:
                 connection.end("it was a probe")
 
@@ -696,7 +703,7 @@ class AsyncRedisStore:
 
     def decide(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
         dispatcher = self._dispatchers.get(asyncio.get_running_loop())
-        if dispatcher is None or dispatcher.topology is None:
+        if dispatcher is None or not dispatcher.connections:
             return self._connect_and_attempt(command, deadline)
         return dispatcher.decide(command, deadline)
 
@@ -771,13 +778,15 @@ class AsyncRedisStore:
         self, deadline: float | None
     ) -> tuple[LoopDispatcher, float | None]:
         """The dispatcher of this loop, once it has a topology, and the deadline of a call that
-        began before: the time that reading a cluster's map takes is part of the call's.
+        began before: the time that reading a cluster's map takes is part of the call's. Raises
+        `StoreError` while the only server is away.
         """
         dispatcher = self._dispatchers.get(asyncio.get_running_loop()) or self._new_dispatcher()
         if dispatcher.topology is None:
             if deadline is None:
                 deadline = self.clock.monotonic() + self._settings.timeout
             await dispatcher.find_topology()
+        dispatcher.check_only_server()
         return dispatcher, deadline
 
     def _new_dispatcher(self) -> LoopDispatcher:
