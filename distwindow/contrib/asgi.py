@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..async_use import Unawaited, UnawaitedCoroutine
 from ..errors import ConfigurationError, short_repr
@@ -39,16 +39,13 @@ def scope_of(connection: Any) -> Scope:
 class ClientAddress(http.ClientAddress):
     __doc__ = http.ClientAddress.__doc__
 
-    def peer_and_values(self, request: Any) -> tuple[str | None, Callable[[str], Sequence[str]]]:
-        """Return the peer of a scope, and a function that reads its header fields."""
-        scope = scope_of(request)
-        client = scope.get("client")
+    def peer(self, request: Any) -> str | None:
+        client = getattr(request, "scope", request).get("client")  # `scope_of`
+        return client[0] if client else None
 
-        def values_of(name: str) -> list[str]:
-            wanted = name.encode("latin-1")
-            return [value.decode("latin-1") for key, value in scope["headers"] if key == wanted]
-
-        return (client[0] if client else None), values_of
+    def values(self, request: Any, name: str) -> Sequence[str]:
+        wanted, headers = name.encode("latin-1"), scope_of(request)["headers"]
+        return [value.decode("latin-1") for key, value in headers if key == wanted]
 
 
 client_address = ClientAddress()
@@ -86,21 +83,13 @@ class RequestLimit(http.RequestLimit):
         """
         return self.rate_limits.check(connection, self, cost=cost)
 
-    async def ask(
-        self,
-        connection: Any,
-        limited: WatchedRequest,
-        cost: int | None = None,
-        key: Any = http.NOT_GIVEN,
-    ) -> Decision | None:
-        """Ask this limit, and add it to `limited`."""
-        if self.settles and not limited.is_watched:
-            raise ConfigurationError(
-                "count_when and cost_after have to see a response, and here is none: put the "
-                f"middleware around the application ({self.rate_limits.install_hint}), and ask no "
-                "messages of websockets"
-            )
-        return await self.rate_limits.run(self.decide(connection, limited, cost, key))
+    def raise_not_watched(self) -> NoReturn:
+        """Raise for a limit that `settles`, where no middleware sees the response."""
+        raise ConfigurationError(
+            "count_when and cost_after have to see a response, and here is none: put the "
+            f"middleware around the application ({self.rate_limits.install_hint}), and ask no "
+            "messages of websockets"
+        )
 
 
 L = TypeVar("L", bound=RequestLimit)
@@ -146,7 +135,9 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
             limited = WatchedRequest()
         decision = None
         for limit in limits:
-            decision = await limit.ask(connection, limited, cost)
+            if limit.settles and not limited.is_watched:
+                limit.raise_not_watched()
+            decision = await limit.decide(connection, limited, cost)
         return decision
 
 
@@ -206,38 +197,44 @@ class RateLimitMiddleware:
         if scope["type"] not in ("http", "websocket") or not self.rate_limits.enabled:
             await self.app(scope, receive, send)
             return
+        limit = self._limit
+        if limit is not None and self._is_exempt(scope):
+            limit = None
+        rate_limits = self.rate_limits
         limited: WatchedRequest | None = scope.get(SCOPE_KEY)
         if limited is not None:  # inside another one, which writes the fields of both
-            await self._call(scope, receive, send, limited)
+            if limit is not None:
+                await limit.decide(rate_limits.request_of(scope), limited)
+            await self.app(scope, receive, send)
             return
         limited = scope[SCOPE_KEY] = WatchedRequest(is_watched=True)
 
-        async def send_with_fields(message: Message) -> None:
+        def send_with_fields(message: Message) -> Awaitable[None]:
             if not limited.status_code and message["type"] in STARTS:
                 message = limited.begin(message)
             elif limited.needs_response:
                 limited.go_on(message)
-            await send(message)
-            if limited.needs_response and limited.is_complete:
-                await self.rate_limits.run(limited.settle(limited.response()))
+                if limited.is_complete:
+                    return self._send_last(send, message, limited)
+            return send(message)
 
         try:
-            await self._call(scope, receive, send_with_fields, limited)
+            if limit is not None:
+                await limit.decide(rate_limits.request_of(scope), limited)
+            await self.app(scope, receive, send_with_fields)
         except RateLimited as refused:
             if limited.status_code:
                 raise  # the response has begun: nothing can be said to the client any more
             await _refuse(scope, send_with_fields, refused)
         finally:
             if limited.needs_response:
-                await self.rate_limits.run(limited.settle(limited.response()))
+                await limited.settle(limited.response())
 
-    async def _call(
-        self, scope: Scope, receive: Receive, send: Send, limited: WatchedRequest
-    ) -> None:
-        if self._limit is not None and not self._is_exempt(scope):
-            request = self.rate_limits.request_of(scope)
-            await self.rate_limits.run(self._limit.decide(request, limited))
-        await self.app(scope, receive, send)
+    @staticmethod
+    async def _send_last(send: Send, message: Message, limited: WatchedRequest) -> None:
+        """Send the last message of a response, which then decides about charges."""
+        await send(message)
+        await limited.settle(limited.response())
 
     def _is_exempt(self, scope: Scope) -> bool:
         path = scope["path"]

@@ -82,7 +82,9 @@ class RequestLimit(asgi.RequestLimit):
         limited = connection.scope.get(asgi.SCOPE_KEY)
         if limited is None:
             limited = connection.scope[asgi.SCOPE_KEY] = WatchedRequest()
-        decision = await self.ask(connection, limited, key=key)
+        if self.settles and not limited.is_watched:
+            self.raise_not_watched()
+        decision = await self.decide(connection, limited, None, key)
         if not limited.is_watched and limited:
             self.rate_limits.log_missing_install()
             response.headers.update(limited.fields_to_set(200, lambda name: None))
@@ -92,8 +94,8 @@ class RequestLimit(asgi.RequestLimit):
         """Return the method and the whole path template of the route of `request`."""
         scope = asgi.scope_of(request)
         context = (scope.get("fastapi") or {}).get("effective_route_context")
-        path = _path_of(context if context is not None else scope.get("route"))
-        return self.name_of_route(scope, path)
+        route = scope.get("route") if context is None else context
+        return self.name_of_route(scope, getattr(route, "path", None) or _path_of(route))
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY

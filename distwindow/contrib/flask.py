@@ -28,11 +28,8 @@ from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyReques
 from .. import ConfigurationError, Decision
 from ..away.policy import OnStoreError
 from ..callables import check_decorated, function_name
-from ..errors import short_repr
 from ..options import Consistency
-from ..ring.limit import LimitSpec
 from . import http
-from .http.fields import Unit
 
 EXPOSED_HEADERS = http.EXPOSED_HEADERS
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,8 +37,6 @@ _LIMITED_REQUEST = "distwindow.limited_request"
 """Where what was decided for a request is kept in its WSGI environment."""
 _LIMITED = "__distwindow_limited__"
 """The attribute of a function that was decorated: itself, and the function with the limit."""
-_NO_ADDRESSES = ("", "<local>", "localhost")
-"""What gunicorn and uWSGI, Werkzeug and waitress say of a client of a Unix socket."""
 
 
 class _Refusal(HTTPException, http.RateLimited):
@@ -63,9 +58,13 @@ class RateLimitUnavailable(_Refusal, ServiceUnavailable):  # type: ignore[misc] 
 class ClientAddress(http.ClientAddress):
     __doc__ = http.ClientAddress.__doc__
 
-    def peer_and_values(self, request: Any) -> tuple[str | None, Callable[[str], Sequence[str]]]:
-        peer = request.environ.get("REMOTE_ADDR")
-        return None if peer in _NO_ADDRESSES else peer, request.headers.getlist
+    def peer(self, request: Any) -> str | None:
+        peer: str | None = request.environ.get("REMOTE_ADDR")
+        return peer
+
+    def values(self, request: Any, name: str) -> Sequence[str]:
+        values: Sequence[str] = request.headers.getlist(name)
+        return values
 
     def __call__(self, request: Any = None) -> str:
         """Return the address of the client of `request`, by default of Flask's current one."""
@@ -80,10 +79,7 @@ class _RequestLimit(http.RequestLimit):
 
     blueprint: Blueprint | None = None
 
-    argument_count = 0
-
-    def arguments(self, request: Any) -> tuple[Any, ...]:
-        return ()
+    takes_request = False
 
     def name_of(self, request: Any) -> str:
         """Return the name of the blueprint that is limited, or else methods and rule of the route:
@@ -119,7 +115,7 @@ class _AppRateLimits(http.BlockingRateLimits[_RequestLimit]):
 
 
 class DeclaredLimit:
-    """One limit, as `RateLimits.limit` returns it: a decorator of views."""
+    """One limit, as `RateLimits.limit` returns it: a decorator, below that of the route."""
 
     blueprint: Blueprint | None = None
 
@@ -150,8 +146,7 @@ class DeclaredLimit:
             limit = of_app.limit(self._limits, **self._options)
             limit.blueprint = self.blueprint
             limit = of_app.by_declaration.setdefault(self, limit)  # one, if threads come at once
-        environ = flask.request.environ
-        earlier = environ.setdefault(_LIMITED_REQUEST, http.LimitedRequest())
+        earlier = flask.request.environ.setdefault(_LIMITED_REQUEST, http.LimitedRequest())
         of_app.run(limit.decide(flask.request, earlier))
 
     def decide_before(self) -> None:
@@ -161,7 +156,7 @@ class DeclaredLimit:
             self.decide()
 
 
-class RateLimits:
+class RateLimits(http.MakesLimits[DeclaredLimit]):
     """The limits of Flask applications. Safe to share between threads; survives `fork`.
 
     What is left out is taken from the configuration of each application: `DISTWINDOW_URL` for
@@ -169,6 +164,8 @@ class RateLimits:
     the others have those of `distwindow.contrib.http`, which also says what they mean. Each
     application has a connection of its own.
     """
+
+    limit_type = DeclaredLimit
 
     def __init__(
         self,
@@ -203,31 +200,6 @@ class RateLimits:
         app.after_request(self._after)
         app.teardown_request(self._after_error)
 
-    def limit(
-        self,
-        limits: LimitSpec | Callable[[], Any],
-        *,
-        name: str | None = None,
-        key: Callable[[], Any] | None = None,
-        cost: int | Callable[[], int] = 1,
-        exempt: Callable[[], Any] | None = None,
-        on_store_error: OnStoreError | None = None,
-        count_when: Callable[[Any], Any] | None = None,
-        cost_after: Callable[[Any], int] | None = None,
-        priority: bool = False,
-        unit: Unit = "requests",
-    ) -> DeclaredLimit:
-        """Return a decorator of views, which stands below the decorator of the route.
-
-        Functions take no arguments, but for `count_when` and `cost_after`, which take the response.
-        The options are otherwise those of `distwindow.contrib.http`. Raises `ConfigurationError`
-        for what can never work, which includes coroutine functions.
-        """
-        return DeclaredLimit(
-            self, limits, name=name, key=key, cost=cost, exempt=exempt, priority=priority,
-            on_store_error=on_store_error, count_when=count_when, cost_after=cost_after, unit=unit,
-        )  # fmt: skip
-
     def limit_blueprint(self, blueprint: Blueprint, limits: Any, **options: Any) -> None:
         """Limit all routes of `blueprint` together, before it is registered. The options are those
         of `limit`; `name` is by default the one with which the blueprint is registered.
@@ -249,9 +221,7 @@ class RateLimits:
         self._of_all[name] = self.limit(limits, name=name, **options)
 
     def close(self) -> None:
-        """Send what was counted, give back what is held, and close the connections of all
-        applications. The next request opens them again.
-        """
+        """Close the connections of all applications, as `http.BlockingRateLimits.close` does."""
         for of_app in list(self._apps.values()):
             of_app.close()
 
@@ -272,15 +242,9 @@ class RateLimits:
         if unknown := [f"DISTWINDOW_{key.upper()}" for key in configured.keys() - self._options]:
             known = ", ".join(f"DISTWINDOW_{key.upper()}" for key in self._options)
             raise ConfigurationError(f"app.config has {', '.join(unknown)}; known are {known}")
-        options = {
-            key: configured.get(key) if value is None else value
-            for key, value in self._options.items()
-        }
-        options = {key: value for key, value in options.items() if value is not None}
-        enabled = options.get("enabled", True)
-        if not isinstance(enabled, bool):
-            raise ConfigurationError(f"DISTWINDOW_ENABLED={short_repr(enabled)} is no bool")
-        if not enabled:  # nothing is asked
+        given = {key: value for key, value in self._options.items() if value is not None}
+        options = {key: value for key, value in configured.items() if value is not None} | given
+        if options.get("enabled", True) is not True:  # nothing is asked
             options = {"url": "memory://", "on_store_error": "allow", **options}
         for key, argument in (("url", "store"), ("on_store_error", "on_store_error")):
             if key not in options:
@@ -309,12 +273,12 @@ class RateLimits:
         for name, value in fields.items():
             headers[name] = value
         if limited.needs_response:
-            settle = functools.partial(self.of_app().run, limited.settle(response))
+            run = self.of_app().run
             # Werkzeug does not close what the server sends as a file.
             if response.is_streamed and not response.direct_passthrough:
-                response.call_on_close(settle)
+                response.call_on_close(lambda: run(limited.settle(response)))
             else:
-                settle()
+                run(limited.settle(response))
         return response
 
     def _after_error(self, error: BaseException | None) -> None:

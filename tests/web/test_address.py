@@ -13,10 +13,11 @@ Request = tuple[str | None, dict[str, list[str]]]
 
 
 class Address(http.ClientAddress):
-    def peer_and_values(self, request: Request):
-        peer, fields = request
-        values: Sequence[str] = []
-        return peer, lambda name: fields.get(name, values)
+    def peer(self, request: Request) -> str | None:
+        return request[0]
+
+    def values(self, request: Request, name: str) -> Sequence[str]:
+        return request[1].get(name, [])
 
 
 def forwarded(peer: str | None, *values: str, header: str = "x-forwarded-for") -> Request:

@@ -22,8 +22,8 @@ def decision(limit: Limit, allowed: bool = True, **changes: Any) -> Decision:
 
 def asked(name: str, *limits: str, headers: Any = "ietf", unit: Any = "requests", **changes: Any):
     parsed = tuple(map(Limit, limits))
-    policies = Policies(name, parsed, unit)
-    return LimitAnswer(decision(parsed[0], **changes), policies, headers)
+    policies = Policies(name, parsed, unit, headers)
+    return LimitAnswer(decision(parsed[0], **changes), policies)
 
 
 def nothing(name: str) -> None:

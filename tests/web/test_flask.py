@@ -563,7 +563,7 @@ def test_switched_off_nothing_is_asked(given: Any) -> None:
     [
         ({"DISTWINDOW_ON_STORE_ERROR": "allow"}, "no store.*DISTWINDOW_URL"),
         ({"DISTWINDOW_URL": "memory://"}, "no on_store_error.*DISTWINDOW_ON_STORE_ERROR"),
-        ({"DISTWINDOW_ENABLED": "False"}, "is no bool"),
+        ({"DISTWINDOW_ENABLED": "False"}, "neither True nor False"),
         ({"DISTWINDOW_TRUSTED_PROXY": []}, "DISTWINDOW_TRUSTED_PROXY; known are DISTWINDOW_URL"),
         (
             {

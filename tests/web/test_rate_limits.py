@@ -22,9 +22,11 @@ def nothing(name: str) -> None:
 
 
 class Address(http.ClientAddress):
-    def peer_and_values(self, request: dict[str, Any]):
-        forwarded = request.get("forwarded", [])
-        return request.get("peer", "9.9.9.9"), lambda name: forwarded
+    def peer(self, request: dict[str, Any]):
+        return request.get("peer", "9.9.9.9")
+
+    def values(self, request: dict[str, Any], name: str):
+        return request.get("forwarded", [])
 
 
 class RouteLimit(http.RequestLimit):

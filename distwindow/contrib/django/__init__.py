@@ -45,24 +45,24 @@ def limited_request(request: Any) -> tuple[http.LimitedRequest, bool]:
     return limited, True
 
 
-def _respond(limit: Any, request: Any, view: Callable[[], Any], block: bool = True) -> Any:
-    """Return the steps to the response to `request`: that of `view`, or a refusal by `limit`. The
-    first of a request sets the header fields.
+async def _respond(limit: Any, request: Any, view: Callable[[], Any], block: bool = True) -> Any:
+    """Return the response to `request`: that of `view`, or a refusal by `limit`. The first of a
+    request sets the header fields.
     """
     limited, begins = limited_request(request)
     request.limited = getattr(request, "limited", False)
     own, response = http.LimitedRequest(), None
     try:
         try:
-            if limit is not None and (yield from limit.decide(request, limited)) is not None:
+            if limit is not None and await limit.decide(request, limited) is not None:
                 own.append(limited[-1])
         except http.RateLimited as refused:
             request.limited = True
             if block:
-                response = yield from _refusal(request, refused, limit.rate_limits.awaits)
+                response = await _refusal(request, refused, limit.rate_limits.awaits)
         if response is None:
-            response = yield view()
-            yield from own.settle(response)
+            response = await http.result_of(view())
+            await own.settle(response)
         if begins:
             fields = limited.fields_to_set(response.status_code, response.get)
             for name, value in fields.items():
@@ -73,14 +73,14 @@ def _respond(limit: Any, request: Any, view: Callable[[], Any], block: bool = Tr
             del request.distwindow  # a test may send the same request again
 
 
-def _refusal(request: Any, refused: http.RateLimited, awaits: bool) -> http.Steps[Any]:
+async def _refusal(request: Any, refused: http.RateLimited, awaits: bool) -> Any:
     view = settings_options().get("refusal_view")
     if view is None:
         problem = json.dumps(refused.problem)
         return HttpResponse(problem, http.PROBLEM_MEDIA_TYPE, refused.status_code)
     if iscoroutinefunction(view) != awaits:
         view = sync_to_async(view) if awaits else async_to_sync(view)
-    response = yield view(request, refused)
+    response = await http.result_of(view(request, refused))
     if response.status_code == 200:  # what `render` makes
         response.status_code = refused.status_code
     return response

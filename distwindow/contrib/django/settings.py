@@ -26,8 +26,12 @@ _KNOWN = {*_OF_THE_OBJECT, *_OF_ALL_REQUESTS, "refusal_view"}
 
 
 class ClientAddress(http.ClientAddress):
-    def peer_and_values(self, request: Any) -> tuple[str | None, Callable[[str], Sequence[str]]]:
-        return request.META.get("REMOTE_ADDR"), lambda name: [request.headers.get(name, "")]
+    def peer(self, request: Any) -> str | None:
+        peer: str | None = request.META.get("REMOTE_ADDR")
+        return peer
+
+    def values(self, request: Any, name: str) -> Sequence[str]:
+        return [request.headers.get(name, "")]
 
 
 class _OfDjango:
@@ -69,19 +73,7 @@ class RateLimitsUnderWSGI(RateLimits):
 
     awaits = True
 
-    async def run(self, steps: http.Steps[Any]) -> Any:  # type: ignore[override]  # it is awaited
-        """Run what a limit does with a request: only functions, and the view, are awaited."""
-        try:
-            step = steps.send(None)
-            while True:
-                try:
-                    result = (await step) if hasattr(step, "__await__") else step
-                except BaseException as exc:
-                    step = steps.throw(exc)
-                else:
-                    step = steps.send(result)
-        except StopIteration as end:
-            return end.value
+    run = AsyncRateLimits.run  # type: ignore[assignment]  # it is awaited
 
 
 def _key_of_user(anonymous: Callable[[Any], str], request: Any, user: Any = None) -> str:

@@ -2,9 +2,8 @@
 
 An integration is a module of its own that defines
 
-- a subclass of `ClientAddress` with `peer_and_values`, and `client_address`, an object of it,
-- a subclass of `RequestLimit` with `name_of`, and with `arguments` where its functions do not take
-  the request,
+- a subclass of `ClientAddress` with `peer` and `values`, and `client_address`, an object of it,
+- a subclass of `RequestLimit` with `name_of`,
 - a subclass of `AsyncRateLimits` or `BlockingRateLimits` with `limit_type`, `address_type`, and
   `error_type`: a subclass of `RateLimited` that is also an exception of the framework,
 
@@ -25,9 +24,10 @@ from .rate_limits import (
     AsyncRateLimits,
     BlockingRateLimits,
     LimitedRequest,
+    MakesLimits,
     RateLimited,
     RequestLimit,
-    Steps,
+    result_of,
 )
 
 __all__ = [
@@ -40,7 +40,8 @@ __all__ = [
     "ClientAddress",
     "Headers",
     "LimitedRequest",
+    "MakesLimits",
     "RateLimited",
     "RequestLimit",
-    "Steps",
+    "result_of",
 ]

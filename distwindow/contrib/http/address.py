@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...errors import ConfigurationError, short_repr
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _UNIX = "unix"
+_NO_ADDRESSES = (None, "", "<local>", "localhost")
+"""What servers say of the client of a Unix socket: uvicorn, gunicorn and uWSGI, Werkzeug, waitress.
+"""
 _MAX_KNOWN = 4096
 """Texts of addresses of which the result is kept, the most recently used."""
 _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
@@ -35,7 +38,7 @@ class ClientAddress:
     IPv6 addresses are cut to `ipv6_prefix` bits, because one client has a whole network of them;
     IPv4-mapped ones are IPv4. A peer that is no IP address (of a test client) is used as it is.
 
-    An integration has a subclass that defines `peer_and_values`. Raises `ConfigurationError` for
+    An integration has a subclass that defines `peer` and `values`. Raises `ConfigurationError` for
     what would trust everybody.
     """
 
@@ -59,19 +62,22 @@ class ClientAddress:
         self._ipv6_prefix = ipv6_prefix
         self._read = functools.lru_cache(_MAX_KNOWN)(self._read_uncached)
 
-    def peer_and_values(self, request: Any) -> tuple[str | None, Callable[[str], Sequence[str]]]:
-        """Return the host of the peer of `request`, None or empty where there is none, and a
-        function that returns the values of a header field, one for each line, by its name in lower
-        case.
-        """
-        raise NotImplementedError  # each framework has requests of its own
+    # Each framework has requests of its own.
+
+    def peer(self, request: Any) -> str | None:
+        """Return what the server says is the host of the peer of `request`."""
+        raise NotImplementedError
+
+    def values(self, request: Any, name: str) -> Sequence[str]:
+        """Return the values of a header field, one for each line, by its name in lower case."""
+        raise NotImplementedError
 
     def __call__(self, request: Any) -> str:
         """Return the address of the client of `request`. Raises `ConfigurationError` where the
         server names no peer, and "unix" is not trusted.
         """
-        peer, values_of = self.peer_and_values(request)
-        if not peer:
+        peer = self.peer(request)
+        if peer in _NO_ADDRESSES:
             if not self._trusts_unix:
                 raise ConfigurationError(
                     "the server names no address for the client, as on a Unix socket; write "
@@ -81,7 +87,7 @@ class ClientAddress:
             peer, is_trusted = _UNIX, True
         else:
             peer, is_trusted = self._read(peer) or (peer, False)
-        return self._walk(peer, values_of(self._header)) if is_trusted else peer
+        return self._walk(peer, self.values(request, self._header)) if is_trusted else peer
 
     def _walk(self, peer: str, values: Sequence[str]) -> str:
         """Return the client's address, which the trusted `peer` names in the values of the header

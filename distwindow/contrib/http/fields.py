@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ...ring.decision import Decision
 from ...ring.limit import UNITS_MS, Limit
@@ -38,9 +38,11 @@ Unit = Literal["requests", "content-bytes"]
 class Policies:
     """The limits of one name, as the fields name them."""
 
-    __slots__ = ("_ends", "_only_end", "names", "text")
+    __slots__ = ("_ends", "_only_end", "has_ietf", "has_x", "names", "text")
 
-    def __init__(self, name: str, limits: tuple[Limit, ...], unit: Unit) -> None:
+    def __init__(self, name: str, limits: tuple[Limit, ...], unit: Unit, headers: Headers) -> None:
+        self.has_ietf = headers in ("ietf", "both")
+        self.has_x = headers in ("x-ratelimit", "both")
         several = len(limits) > 1
         self.names = {
             limit: f"{name}-{_interval_text(limit)}" if several else name for limit in limits
@@ -61,12 +63,14 @@ class Policies:
         return f"{name};r={decision.remaining};t={seconds_until(decision)}"
 
 
-class LimitAnswer(NamedTuple):
+class LimitAnswer:
     """What one limit has decided for one request, as the fields need it."""
 
-    decision: Decision
-    policies: Policies
-    headers: Headers
+    __slots__ = ("decision", "policies")
+
+    def __init__(self, decision: Decision, policies: Policies) -> None:
+        self.decision = decision
+        self.policies = policies
 
     @property
     def is_shown(self) -> bool:
@@ -101,23 +105,30 @@ def fields_to_set(
     by_ietf: list[LimitAnswer] = []
     by_x: list[LimitAnswer] = []
     for each in answers:
-        if not each.decision.allowed:
-            refused = each.decision
-        if each.is_shown:
-            if each.headers in ("ietf", "both"):
+        decision = each.decision
+        if not decision.allowed:
+            refused = decision
+        if decision.source != "policy":  # as `is_shown` says
+            if each.policies.has_ietf:
                 by_ietf.append(each)
-            if each.headers in ("x-ratelimit", "both"):
+            if each.policies.has_x:
                 by_x.append(each)
     if by_ietf:
-        binding = _binding(by_ietf)
+        binding = by_ietf[0]
+        policies = binding.policies.text
+        if len(by_ietf) > 1:
+            binding = min(by_ietf, key=_room)
+            policies = ", ".join(dict.fromkeys(each.policies.text for each in by_ietf))
         if not (300 <= status < 400 and binding.decision.remaining == 0):
-            policies = binding.policies.text
-            if len(by_ietf) > 1:
-                policies = ", ".join(dict.fromkeys(each.policies.text for each in by_ietf))
-            _append(values, "RateLimit-Policy", policies, get)
-            _append(values, "RateLimit", binding.policies.item(binding.decision), get)
+            item = binding.policies.item(binding.decision)
+            for name, value in (("RateLimit-Policy", policies), ("RateLimit", item)):
+                present = get(name)
+                if present is None:
+                    values[name] = value
+                elif value not in present:  # a refusal that was raised brings its fields itself
+                    values[name] = f"{present}, {value}"
     if by_x:
-        decision = _binding(by_x).decision
+        decision = min(by_x, key=_room).decision
         if get("X-RateLimit-Limit") is None and not (
             300 <= status < 400 and decision.remaining == 0
         ):
@@ -160,21 +171,9 @@ def problem(answer: LimitAnswer, unit: str) -> dict[str, Any]:
     }
 
 
-def _binding(answers: Sequence[LimitAnswer]) -> LimitAnswer:
-    """Return the one that refused, or that has the fewest permits left."""
-    if len(answers) == 1:
-        return answers[0]
-    return min(answers, key=lambda each: (each.decision.allowed, each.decision.remaining))
-
-
-def _append(
-    values: dict[str, str], name: str, value: str, get: Callable[[str], str | None]
-) -> None:
-    present = get(name)
-    if present is None:
-        values[name] = value
-    elif value not in present:  # a refusal that was raised brings its fields itself
-        values[name] = f"{present}, {value}"
+def _room(answer: LimitAnswer) -> tuple[bool, int]:
+    """Return what is least for the one that binds: it refused, or has the fewest permits left."""
+    return answer.decision.allowed, answer.decision.remaining
 
 
 def _seconds_of(value: str, now_ms: int) -> float:

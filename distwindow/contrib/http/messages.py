@@ -52,6 +52,8 @@ class WatchedRequest(LimitedRequest):
     def begin(self, message: Message) -> Message:
         """Return the first message of the response, with our header fields."""
         self.status_code = message.get(STARTS[message["type"]], 101)
+        if not self:
+            return message
         headers = list(message.get("headers", ()))
         present: dict[str, str] = {}
         for raw, value in headers:

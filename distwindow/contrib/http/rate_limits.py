@@ -1,14 +1,14 @@
 """`RateLimits` and its limits, as all integrations with web frameworks have them.
 
-What one limit does with one request is written once, as a generator that yields what is to be
-awaited: `AsyncRateLimits` awaits it, and for `BlockingRateLimits`, whose limiter has answered
-already, it is sent back as it is. The generator raises what the framework is to handle.
+What one limit does with one request is written once, as a coroutine, which raises what the
+framework is to handle. In threads its limiter has answered already, so it awaits nothing, and
+`BlockingRateLimits.run` takes it to its end in one step.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("distwindow")
 T = TypeVar("T")
-Steps = Generator[Any, Any, T]
-"""What a limit does with a request. It yields awaitables in tasks, and results in threads."""
 NOT_GIVEN: Any = object()
 """In the place of a key that is not replaced: None is one that is not limited."""
 MAX_DYNAMIC_LIMITS = 1000
 """How many distinct limits a function of the request may return, in one process."""
+
+
+async def result_of(answer: Any) -> Any:
+    """Return what a limiter has answered, or what is awaited of an `AsyncLimiter`."""
+    return (await answer) if hasattr(answer, "__await__") else answer
 
 
 class RateLimited(RateLimitExceeded):
@@ -74,9 +77,9 @@ class LimitedRequest(list["AskedLimit"]):
         """Return the header fields to set in the response, by name; see `fields.fields_to_set`.
         `get` returns the present value of a field, None where there is none.
         """
-        return fields_to_set([each.answer for each in self], status_code, get) if self else {}
+        return fields_to_set(self, status_code, get)
 
-    def settle(self, response: Any) -> Steps[None]:
+    async def settle(self, response: Any) -> None:
         """Have `count_when` and `cost_after` decide about the charges of this request, once. To be
         run by `RateLimits.run` after the last part of `response` was sent, or when it ends without.
         It asks no store: that is told with the next flush. Raises no `Exception`: what the
@@ -88,51 +91,48 @@ class LimitedRequest(list["AskedLimit"]):
                 continue
             each.settled = True
             try:
-                yield from each.limit.settle(each, response)
+                await each.limit.settle(each, response)
             except Exception:
                 _LOG.exception("the cost of a request could not be settled; it stays charged")
             each.arguments = ()
 
 
-class AskedLimit:
+class AskedLimit(LimitAnswer):
     """One limit that was asked for one request."""
 
-    __slots__ = ("answer", "arguments", "limit", "limiter", "reservation", "settled")
+    __slots__ = ("arguments", "limit", "limiter", "reservation", "settled")
 
     def __init__(
         self,
+        decision: Decision,
+        policies: Policies,
         limit: RequestLimit,
         limiter: Any,
-        answer: LimitAnswer,
         reservation: Any,
         arguments: tuple[Any, ...],
     ) -> None:
+        self.decision = decision
+        self.policies = policies
         self.limit = limit
         self.limiter = limiter
-        self.answer = answer
         self.reservation = reservation
         """What `count_when` and `cost_after` settle; None without them."""
         self.arguments = arguments
         """Of `cost_after`. With those of a framework the request is kept, which keeps this: without
         a need for it, each request would be left to the garbage collector.
         """
-        self.settled = answer.decision.charged is None
+        self.settled = decision.charged is None
         """True once nothing of its charge can change, or nothing was charged."""
-
-    @property
-    def decision(self) -> Decision:
-        return self.answer.decision
 
 
 class RequestLimit:
     """One limit of requests: what `RateLimits.limit` makes, which documents the arguments.
 
-    An integration has a subclass that defines `name_of`, and where its functions do not take the
-    request, `arguments`.
+    An integration has a subclass that defines `name_of`.
     """
 
-    argument_count = 1
-    """How many `arguments` there are."""
+    takes_request = True
+    """True if `key`, `cost`, `exempt` and `limits` are called with the request."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class RequestLimit:
         """By name, and by the limits where these differ: the beginning of keys, and what fields
         say.
         """
-        arguments = self.argument_count
+        arguments = 1 if self.takes_request else 0
         self._check_function("key", self._key, arguments)
         for option, function, count in (
             ("exempt", exempt, arguments),
@@ -228,15 +228,11 @@ class RequestLimit:
         """
         raise NotImplementedError  # each framework has routes of its own
 
-    def arguments(self, request: Any) -> tuple[Any, ...]:
-        """Return the arguments of `key`, `cost`, `exempt` and `limits`."""
-        return (request,)
-
     # -- what an integration calls -------------------------------------------------------------
 
-    def decide(
+    async def decide(
         self, request: Any, earlier: LimitedRequest, cost: int | None = None, key: Any = NOT_GIVEN
-    ) -> Steps[Decision | None]:
+    ) -> Decision | None:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
         the decision; None if the request is not limited: it is exempt, its key is None, or the
         limits are switched off. `cost` and `key` replace those of the limit.
@@ -248,22 +244,22 @@ class RequestLimit:
         rate_limits = self.rate_limits
         if not rate_limits.enabled:
             return None
-        arguments = self.arguments(request)
-        if self._exempt is not None and (yield from self._call("exempt", self._exempt, arguments)):
+        arguments = (request,) if self.takes_request else ()
+        if self._exempt is not None and await self._call("exempt", self._exempt, arguments):
             return None
         if key is NOT_GIVEN:
             key = self._key(*arguments)
             if type(key) is not str:
-                key = yield from self._awaited("key", self._key, key)
+                key = await self._awaited("key", self._key, key)
         if key is None:
             return None
         limits = self._limits
         if limits is None:
-            limits = yield from self._dynamic_limits(arguments)
+            limits = await self._dynamic_limits(arguments)
         if cost is None:
             cost = self._cost  # type: ignore[assignment]  # checked where it is no function
             if callable(cost):
-                cost = yield from self._call("cost", cost, arguments)
+                cost = await self._call("cost", cost, arguments)
         name = self.name or self.name_of(request)
         known_as = name if self._limits is not None else (name, limits)
         beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
@@ -278,19 +274,20 @@ class RequestLimit:
         reservation = None
         if self.settles:
             clamp = self.cost_after is not None  # so that no guess refuses every request
-            reservation = yield limiter.try_reserve(full_key, cost, clamp=clamp)
+            reservation = await result_of(limiter.try_reserve(full_key, cost, clamp=clamp))
             decision: Decision = reservation.decision
             earlier.needs_response |= decision.charged is not None
         else:
-            decision = yield limiter.try_acquire(full_key, cost, self.priority)
-        answer = LimitAnswer(decision, policies, rate_limits.headers)
+            decision = limiter.try_acquire(full_key, cost, self.priority)
+            if type(decision) is not Decision:  # `result_of`, without a call of Python
+                decision = await decision  # type: ignore[misc]  # of an `AsyncLimiter`
         kept = arguments if reservation is not None else ()
-        earlier.append(AskedLimit(self, limiter, answer, reservation, kept))
+        earlier.append(AskedLimit(decision, policies, self, limiter, reservation, kept))
         if not decision.allowed:
-            yield from _give_back(earlier, rate_limits)
-            raise rate_limits.error_type(decision, [each.answer for each in earlier], self._counted)
+            await _give_back(earlier, rate_limits)
+            raise rate_limits.error_type(decision, earlier, self._counted)
         if decision.wait > 0:  # borrowed, or paced: it begins later
-            yield rate_limits.sleep(decision.wait)
+            await result_of(rate_limits.sleep(decision.wait))
         return decision
 
     # -- internal ------------------------------------------------------------------------------
@@ -302,21 +299,21 @@ class RequestLimit:
             return "bytes"
         return "requests" if self._cost == 1 and self.cost_after is None else "units"
 
-    def settle(self, asked: AskedLimit, response: Any) -> Steps[None]:
+    async def settle(self, asked: AskedLimit, response: Any) -> None:
         """Commit what a request has cost; see `LimitedRequest.settle`."""
         actual = asked.decision.cost
         counts = True
         if self.count_when is not None:
-            counts = yield from self._call("count_when", self.count_when, (response,))
+            counts = await self._call("count_when", self.count_when, (response,))
         if counts and self.cost_after is not None:
             arguments = (*asked.arguments, response)
-            actual = yield from self._call("cost_after", self.cost_after, arguments)
-        yield asked.reservation.commit(actual if counts else 0)
+            actual = await self._call("cost_after", self.cost_after, arguments)
+        await result_of(asked.reservation.commit(actual if counts else 0))
 
-    def _call(self, option: str, function: Any, arguments: tuple[Any, ...]) -> Steps[Any]:
-        return (yield from self._awaited(option, function, function(*arguments)))
+    async def _call(self, option: str, function: Any, arguments: tuple[Any, ...]) -> Any:
+        return await self._awaited(option, function, function(*arguments))
 
-    def _awaited(self, option: str, function: Any, value: Any) -> Steps[Any]:
+    async def _awaited(self, option: str, function: Any, value: Any) -> Any:
         """Return what `function` has returned, awaited where it is to be."""
         if hasattr(value, "__await__"):
             if not self.rate_limits.awaits:
@@ -326,11 +323,11 @@ class RequestLimit:
                     f"{option}={function_name(function)} has returned what must be awaited, and "
                     "nothing is awaited here; write a plain function"
                 )
-            value = yield value
+            value = await value
         return value
 
-    def _dynamic_limits(self, arguments: tuple[Any, ...]) -> Steps[tuple[Limit, ...]]:
-        spec = yield from self._call("limits", self._limits_of, arguments)
+    async def _dynamic_limits(self, arguments: tuple[Any, ...]) -> tuple[Limit, ...]:
+        spec = await self._call("limits", self._limits_of, arguments)
         known = spec if isinstance(spec, (str, Limit)) else tuple(spec)
         limits = self._dynamic.get(known)
         if limits is None:
@@ -350,7 +347,10 @@ class RequestLimit:
             self._named.clear()  # the path of a mount may have parameters
         # So that no key of one limit is one of another.
         beginning = name.replace("%", "%25").replace(":", "%3A")
-        named = self._named[known_as] = beginning, Policies(name, limits, self._unit)
+        named = self._named[known_as] = (
+            beginning,
+            Policies(name, limits, self._unit, self.rate_limits.headers),
+        )
         return named
 
     def _full_key(self, beginning: str, key: Any) -> AnyKey:
@@ -386,9 +386,9 @@ class RequestLimit:
             )
 
 
-def _give_back(earlier: LimitedRequest, rate_limits: BaseRateLimits[Any]) -> Steps[None]:
+async def _give_back(earlier: LimitedRequest, rate_limits: BaseRateLimits[Any]) -> None:
     """Give back what was charged before the last limit refused; best effort."""
-    if not earlier[-1].answer.is_shown:
+    if not earlier[-1].is_shown:
         return  # the store that would take it back does not answer
     for each in earlier[:-1]:
         # Where threads and tasks serve one application, each gives back what it has charged.
@@ -399,15 +399,57 @@ def _give_back(earlier: LimitedRequest, rate_limits: BaseRateLimits[Any]) -> Ste
         each.settled = True
         with suppress(StoreError):  # then it leaves with its bucket
             if each.reservation is None:
-                yield each.limiter.refund(each.decision)
+                await result_of(each.limiter.refund(each.decision))
             else:
-                yield each.reservation.release(now=True)
+                await result_of(each.reservation.release(now=True))
 
 
-R = TypeVar("R", bound=RequestLimit)
+R = TypeVar("R")
 
 
-class BaseRateLimits(Generic[R]):
+class MakesLimits(Generic[R]):
+    """Has `limit`, which returns a `limit_type`: what it makes limits is its first argument."""
+
+    limit_type: Callable[..., R]
+    """What the integration has for one limit."""
+
+    def limit(
+        self,
+        limits: LimitSpec | Callable[..., Any],
+        *,
+        name: str | None = None,
+        key: Callable[..., Any] | None = None,
+        cost: int | Callable[..., Any] = 1,
+        exempt: Callable[..., Any] | None = None,
+        on_store_error: OnStoreError | None = None,
+        count_when: Callable[..., Any] | None = None,
+        cost_after: Callable[..., Any] | None = None,
+        priority: bool = False,
+        unit: Unit = "requests",
+    ) -> R:
+        """Return one limit, for the place where the framework has such things.
+
+        `limits` is one limit or several, of which all must admit, or a function of the request
+        that returns them: at most 1,000 distinct ones. `name` is what header fields call it, and
+        the beginning of its keys: limits with one name are one limit. Without it, each route is
+        limited by itself. `key` is a function of the request that returns a `str`, `bytes` or
+        `Key`, or None for a request that is not limited; by default the address of the client.
+        `cost` is a whole number, or a function of the request. `exempt` is a function of the
+        request: where it returns true, nothing else is asked. `on_store_error` replaces that of
+        the object. `count_when` is a function of the response: the cost is charged before, and
+        given back after a response for which it returns false. `cost_after` is a function of the
+        request and the response that returns the real cost: `cost`, or the limit if that is less,
+        is reserved before. `priority` is that of `Limiter.try_acquire`. `unit` is what the limit
+        counts: "requests" or "content-bytes". Raises `ConfigurationError` for what can never work.
+        """
+        return self.limit_type(
+            self, limits, name=name, key=key, cost=cost, exempt=exempt,
+            on_store_error=on_store_error, count_when=count_when, cost_after=cost_after,
+            priority=priority, unit=unit,
+        )  # fmt: skip
+
+
+class BaseRateLimits(MakesLimits[R]):
     """The limits of one application, on one connection: base class of `AsyncRateLimits` and
     `BlockingRateLimits`, of which an integration has a subclass.
 
@@ -423,8 +465,6 @@ class BaseRateLimits(Generic[R]):
     After it was closed, the next request opens it again: a test starts an application many times.
     """
 
-    limit_type: Callable[..., R]
-    """The integration's class of limits, a subclass of `RequestLimit`."""
     address_type: type[ClientAddress]
     """The integration's subclass of `ClientAddress`."""
     error_type: Callable[[Decision, Sequence[LimitAnswer], str], Exception] = RateLimited
@@ -477,41 +517,6 @@ class BaseRateLimits(Generic[R]):
         self.openings = 0
         """How many times it was closed, and so opened again."""
         self._open()
-
-    def limit(
-        self,
-        limits: LimitSpec | Callable[..., Any],
-        *,
-        name: str | None = None,
-        key: Callable[..., Any] | None = None,
-        cost: int | Callable[..., Any] = 1,
-        exempt: Callable[..., Any] | None = None,
-        on_store_error: OnStoreError | None = None,
-        count_when: Callable[..., Any] | None = None,
-        cost_after: Callable[..., Any] | None = None,
-        priority: bool = False,
-        unit: Unit = "requests",
-    ) -> R:
-        """Return one limit, for the place where the framework has such things.
-
-        `limits` is one limit or several, of which all must admit, or a function of the request
-        that returns them: at most 1,000 distinct ones. `name` is what header fields call it, and
-        the beginning of its keys: limits with one name are one limit. Without it, each route is
-        limited by itself. `key` is a function of the request that returns a `str`, `bytes` or
-        `Key`, or None for a request that is not limited; by default the address of the client.
-        `cost` is a whole number, or a function of the request. `exempt` is a function of the
-        request: where it returns true, nothing else is asked. `on_store_error` replaces that of
-        the object. `count_when` is a function of the response: the cost is charged before, and
-        given back after a response for which it returns false. `cost_after` is a function of the
-        request and the response that returns the real cost: `cost`, or the limit if that is less,
-        is reserved before. `priority` is that of `Limiter.try_acquire`. `unit` is what the limit
-        counts: "requests" or "content-bytes". Raises `ConfigurationError` for what can never work.
-        """
-        return self.limit_type(
-            self, limits, name=name, key=key, cost=cost, exempt=exempt,
-            on_store_error=on_store_error, count_when=count_when, cost_after=cost_after,
-            priority=priority, unit=unit,
-        )  # fmt: skip
 
     def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return the function for `key`: that of this object for the default."""
@@ -567,20 +572,9 @@ class AsyncRateLimits(BaseRateLimits[R]):
     _limiter_type = AsyncLimiter
     _open_store = staticmethod(open_async_store)
 
-    async def run(self, steps: Steps[T]) -> T:
-        """Run what a limit does with a request."""
-        try:
-            step = steps.send(None)
-            while True:
-                try:
-                    result = await step
-                except BaseException as exc:
-                    step = steps.throw(exc)
-                else:
-                    step = steps.send(result)
-        except StopIteration as end:
-            value: T = end.value
-            return value
+    def run(self, steps: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Return what a limit does with a request, to be awaited."""
+        return steps
 
     async def sleep(self, seconds: float) -> None:
         await self._store.sleep(seconds)
@@ -614,15 +608,14 @@ class BlockingRateLimits(BaseRateLimits[R]):
     _limiter_type = Limiter
     _open_store = staticmethod(open_store)
 
-    def run(self, steps: Steps[T]) -> T:
+    def run(self, steps: Coroutine[Any, Any, T]) -> T:
         """Run what a limit does with a request."""
         try:
-            step = steps.send(None)
-            while True:
-                step = steps.send(step)
+            steps.send(None)
         except StopIteration as end:
             value: T = end.value
             return value
+        raise AssertionError("nothing is awaited here, so it cannot have stopped half-way")
 
     def sleep(self, seconds: float) -> None:
         self._store.clock.sleep(seconds)
