@@ -129,12 +129,12 @@ def run(quick: bool) -> Section:
         apps: dict[str, App] = {}
         for name in APPS:
             try:
-                apps[name] = stack.enter_context(_served(name, 1 if quick else 3))
+                apps[name] = stack.enter_context(_served(name, 1))
             except Exception as error:
                 section.add_failures({name: error_text(error)})
         log("web: all applications answer")
         trials = {name: app.us_per_request for name, app in apps.items()}
-        results = run_rounds("web", trials, 3 if quick else 9)
+        results = run_rounds("web", trials, 5 if quick else 27)
     section.add_failures(results.errors)
     for name, app in apps.items():
         if name in results.values and BARE in results.values:
