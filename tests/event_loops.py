@@ -53,8 +53,10 @@ ON_ONE_KIND = {
     "runtime/test_worker",
     "shaping",
     "stores/test_pipelined_connection",
+    "stores/test_stores_agree",
     "stores/test_transport_topology",
     "testing/test_manual_clock",
+    "testing/test_package_stores",
     "testing/test_store_conformance",
     "web",
 }

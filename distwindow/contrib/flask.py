@@ -36,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LIMITED_REQUEST = "distwindow.limited_request"
 """Where what was decided for a request is kept in its WSGI environment."""
 _LIMITED = "__distwindow_limited__"
-"""The attribute of a function that was decorated: itself, and the function with the limit."""
+"""The attribute of a function that was decorated: itself, and what has the limit."""
 
 
 class _Refusal(HTTPException, http.RateLimited):
@@ -59,12 +59,10 @@ class ClientAddress(http.ClientAddress):
     __doc__ = http.ClientAddress.__doc__
 
     def peer(self, request: Any) -> str | None:
-        peer: str | None = request.environ.get("REMOTE_ADDR")
-        return peer
+        return cast("str | None", request.environ.get("REMOTE_ADDR"))
 
     def values(self, request: Any, name: str) -> Sequence[str]:
-        values: Sequence[str] = request.headers.getlist(name)
-        return values
+        return cast("list[str]", request.headers.getlist(name))
 
     def __call__(self, request: Any = None) -> str:
         """Return the address of the client of `request`, by default of Flask's current one."""
@@ -124,6 +122,8 @@ class DeclaredLimit:
         self._limits, self._options = limits, options
         # Mistakes are found here, where they are written, and not by the first application.
         _AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
+        if inspect.isfunction(limits):  # which is a view where the parentheses are forgotten
+            setattr(limits, _LIMITED, (limits, self))
 
     def __call__(self, view: F) -> F:
         """Return `view` with this limit: RateLimited is raised before it is called."""

@@ -46,7 +46,7 @@ def let_through(breaker: AdaptiveBreaker, outcome: str) -> bool:
     return True
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     history=st.lists(
         st.tuples(ELAPSED_MS, st.sampled_from(["failure"] * 4 + ["success"]), DRAWS),

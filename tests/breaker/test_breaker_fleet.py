@@ -155,7 +155,7 @@ def test_every_call_of_a_closed_breaker_is_counted_once(
         assert record.totals(rule, clock.now_ms()) == (ended, failed)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(
     history=st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from([True, True, False]), st.integers(0, 2)),

@@ -152,7 +152,7 @@ def run(rule: BreakerRule, history: list[tuple[str, int, bool | None, int]]) -> 
     return heard
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(rule=st.sampled_from(RULES), history=steps)
 def test_a_breaker_does_what_the_model_does(
     rule: BreakerRule, history: list[tuple[str, int, bool | None, int]]

@@ -39,7 +39,7 @@ LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print
 histories = drawn_histories(FEATURES["slots"], 40)
 
 
-@settings(LENIENT, max_examples=300)
+@settings(LENIENT, max_examples=150)
 @given(history=histories)
 def test_a_slot_is_granted_only_while_one_is_free(history: list[SlotStep]) -> None:
     """By a model that knows no script: the holders whose deadlines have not come. The clock does

@@ -251,7 +251,7 @@ class Run:
     st.sampled_from(["raise", "allow", "deny", "local"]),
     st.booleans(),
 )
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_the_windows_hold_what_was_used_whatever_fails(
     steps: list[Any], consistency: str, bound: str, policy: str, executed: bool
 ) -> None:

@@ -96,7 +96,6 @@ def agree(stores: dict[str, Execute], feature: Feature, history: Sequence[Any]) 
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
-@pytest.mark.event_loops
 @EVERY_FEATURE
 @settings(LENIENT, max_examples=30)
 @given(data=st.data())
@@ -107,7 +106,7 @@ def test_every_store_answers_as_the_specification(
 
 
 @EVERY_FEATURE
-@settings(LENIENT, max_examples=100)
+@settings(LENIENT, max_examples=60)
 @given(data=st.data())
 def test_long_histories_agree(
     redis_alone: dict[str, Execute], feature: Feature, data: st.DataObject
@@ -198,7 +197,6 @@ def test_a_call_at_the_end_of_a_bucket_is_counted_in_the_next(
         ]  # fmt: skip
 
 
-@pytest.mark.event_loops
 @pytest.mark.parametrize("elapsed_ms", [SLOT_TTLS_MS[0], PLACE_MS])
 def test_what_ends_now_has_ended(everywhere: dict[str, Execute], elapsed_ms: int) -> None:
     """A holder at its deadline, and the places of a process that has told nothing for so long."""
@@ -207,7 +205,6 @@ def test_what_ends_now_has_ended(everywhere: dict[str, Execute], elapsed_ms: int
     agree(everywhere, FEATURES["slots"], [first, second, last])
 
 
-@pytest.mark.event_loops
 def test_the_head_that_has_waited_longest_passes_the_others(everywhere: dict[str, Execute]) -> None:
     """Otherwise each of two heads would wait for the other, beside a free slot."""
     hold = SlotStep("hold", 1, 1, [0], "head", ())
@@ -298,7 +295,6 @@ def shaped_commands(
             yield ReadShaped(charges, now)
 
 
-@pytest.mark.event_loops
 @settings(LENIENT, max_examples=100)
 @given(calls=st.lists(shaped_call, min_size=5, max_size=60))
 def test_shaped_calls_are_answered_as_the_specification(

@@ -23,7 +23,6 @@ def test_redis_is_a_store(url: str) -> None:
 
 
 @pytest.mark.slow  # tests/stores/test_stores_agree.py asks the asynchronous store, too
-@pytest.mark.event_loops
 def test_redis_is_an_asynchronous_store(url: str) -> None:
     store_conformance(
         lambda clock: open_async_store(url, Options(clock="client", timeout=30, time=clock)),

@@ -455,10 +455,11 @@ def test_count_when_of_an_exception_that_goes_to_the_server(
 # -- a limit above the route ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("parentheses", [True, False])
 def test_a_limit_above_the_route_is_a_mistake_at_the_first_request(
-    app: Any, rate_limits: RateLimits
+    app: Any, rate_limits: RateLimits, parentheses: bool
 ) -> None:
-    @rate_limits.limit("1/minute")
+    @(rate_limits.limit("1/minute") if parentheses else rate_limits.limit)
     @app.get("/search")
     def search() -> str:
         return "found"
