@@ -22,7 +22,8 @@ from .http.messages import STARTS, Message, Response, WatchedRequest
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+"""Frameworks have types of their own for scope, receive and send."""
 
 SCOPE_KEY = "distwindow"
 """The key of the scope under which a request has what was decided for it."""

@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.servers import free_port
 from tests.servers.wait import until
 
@@ -105,3 +107,16 @@ class Nginx:
         self._process.terminate()
         self._process.wait()
         self._folder.cleanup()
+
+
+ProxyType = type[AppendingProxy] | type[Nginx]
+PROXIES = pytest.mark.parametrize(
+    "proxy_type",
+    [
+        AppendingProxy,
+        pytest.param(
+            Nginx, marks=pytest.mark.skipif(not nginx_binary(), reason="nginx is not installed")
+        ),
+    ],
+)
+"""Marks a test that runs behind each."""

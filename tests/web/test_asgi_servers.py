@@ -15,7 +15,7 @@ import pytest
 from tests.servers import Standalone
 from tests.servers.wait import until
 from tests.web.burst import Answer, burst, get, parts_of, statuses
-from tests.web.proxy import AppendingProxy, Nginx, nginx_binary
+from tests.web.proxy import PROXIES, ProxyType
 from tests.web.server import SERVERS, SOURCES, Served, serve
 from tests.web.ws import attempt
 
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 FIELDS = ("ratelimit", "ratelimit-policy")
 APP = "examples.web.asgi_app"
+GRANIAN = "granian {app} --interface asgi --workers 2 --host 127.0.0.1 --port {port}"
 SENT_BYTES = 5_000_000
 
 
@@ -109,16 +110,22 @@ def test_websockets_of_wsproto(store: Standalone) -> None:
 
 
 @pytest.mark.parametrize(
-    "proxy_type",
-    [
-        AppendingProxy,
-        pytest.param(
-            Nginx, marks=pytest.mark.skipif(not nginx_binary(), reason="nginx is not installed")
-        ),
-    ],
+    ("command", "app"),
+    [(GRANIAN, APP), (SERVERS["uvicorn"], "tests.web.litestar_app")],
+    ids=["granian", "Litestar"],
 )
+def test_another_server_and_another_framework(
+    store: Standalone, source: str, command: str, app: str
+) -> None:
+    with serve(command, app, store.url) as served:
+        answers = burst(f"{served.url}/", 200, source=source)
+        assert statuses(answers) == {200: 20, 429: 180}
+        assert {each.limits for each in answers} == {FIELDS, (*FIELDS, "retry-after")}
+
+
+@PROXIES
 def test_behind_a_proxy_each_client_has_a_window_of_its_own(
-    store: Standalone, proxy_type: type[AppendingProxy] | type[Nginx]
+    store: Standalone, proxy_type: ProxyType
 ) -> None:
     # uvicorn itself believes X-Forwarded-For of 127.0.0.1, unless it is told not to.
     command = f"{SERVERS['uvicorn']} --no-proxy-headers"

@@ -102,6 +102,24 @@ def test_a_view_is_limited_by_the_address_of_the_client(kind: Site) -> None:
         assert kind.admits(5, peer="8.8.8.8") == 2
 
 
+def test_an_operation_of_django_ninja_is_limited_by_the_decorator(kind: Site) -> None:
+    ninja = pytest.importorskip("ninja", reason="runs with the newest Django only")
+
+    def add(request: Any, a: int, b: int) -> int:
+        return a + b
+
+    async def add_in_task(request: Any, a: int, b: int) -> int:
+        return a + b
+
+    api = ninja.NinjaAPI(urls_namespace=f"awaits-{kind.awaits}")
+    api.get("/add")(rate_limit("2/minute")(add_in_task if kind.awaits else add))
+    with routes(**{"api/": api.urls}):
+        answers = [kind.get("/api/add?a=1&b=2") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[0].json() == 3
+    assert answers[2].json()["title"].startswith("Request cannot be satisfied")
+
+
 def test_a_refusal_is_429_with_its_fields_and_a_problem_body(kind: Site) -> None:
     with routes(view=rate_limit("1/minute", name="n")(kind.view())):
         assert set(kind.get().headers) >= LIMITED

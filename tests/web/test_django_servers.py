@@ -18,7 +18,7 @@ pytest.importorskip("rest_framework")
 from tests.servers import Standalone
 from tests.servers.wait import until
 from tests.web.burst import burst, get, statuses
-from tests.web.proxy import AppendingProxy
+from tests.web.proxy import PROXIES, ProxyType
 from tests.web.server import ROOT, SOURCES, Served, serve
 
 pytestmark = pytest.mark.slow
@@ -94,13 +94,16 @@ def test_forged_headers_change_nothing(gunicorn: Served, source: str, path: str)
     assert answers.count(200) == 20
 
 
+@PROXIES
 @pytest.mark.parametrize(
     ("path", "environment"),
     [("/items", {"NUM_PROXIES": "1"}), ("/", {"TRUSTED_PROXIES": "127.0.0.1"})],
 )
-def test_behind_a_proxy(store: Standalone, path: str, environment: dict[str, str]) -> None:
+def test_behind_a_proxy(
+    store: Standalone, path: str, environment: dict[str, str], proxy_type: ProxyType
+) -> None:
     with serve(GUNICORN, "", store.url, **environment) as running:
-        with AppendingProxy(running.port) as proxy:
+        with proxy_type(running.port) as proxy:
             for source in (next(SOURCES), next(SOURCES)):
                 answers = [
                     get(proxy.url + path, {"X-Forwarded-For": f"9.9.9.{n}"}, source=source).status
