@@ -44,7 +44,7 @@ class ClientAddress(http.ClientAddress):
         client = getattr(request, "scope", request).get("client")  # `scope_of`
         return client[0] if client else None
 
-    def values(self, request: Any, name: str) -> Sequence[str]:
+    def header_values(self, request: Any, name: str) -> Sequence[str]:
         wanted, headers = name.encode("latin-1"), scope_of(request)["headers"]
         return [value.decode("latin-1") for key, value in headers if key == wanted]
 
@@ -84,7 +84,7 @@ class RequestLimit(http.RequestLimit):
         """
         return self.rate_limits.check(connection, self, cost=cost)
 
-    def raise_not_watched(self) -> NoReturn:
+    def raise_without_middleware(self) -> NoReturn:
         """Raise for a limit that `settles`, where no middleware sees the response."""
         raise ConfigurationError(
             "count_when and cost_after have to see a response, and here is none: put the "
@@ -137,7 +137,7 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
         decision = None
         for limit in limits:
             if limit.settles and not limited.is_watched:
-                limit.raise_not_watched()
+                limit.raise_without_middleware()
             decision = await limit.decide(connection, limited, cost)
         return decision
 
@@ -216,7 +216,7 @@ class RateLimitMiddleware:
             elif limited.needs_response:
                 limited.go_on(message)
                 if limited.is_complete:
-                    return self._send_last(send, message, limited)
+                    return self._send_and_settle(send, message, limited)
             return send(message)
 
         try:
@@ -232,7 +232,7 @@ class RateLimitMiddleware:
                 await limited.settle(limited.response())
 
     @staticmethod
-    async def _send_last(send: Send, message: Message, limited: WatchedRequest) -> None:
+    async def _send_and_settle(send: Send, message: Message, limited: WatchedRequest) -> None:
         """Send the last message of a response, which then decides about charges."""
         await send(message)
         await limited.settle(limited.response())

@@ -83,7 +83,7 @@ class RequestLimit(asgi.RequestLimit):
         if limited is None:
             limited = connection.scope[asgi.SCOPE_KEY] = WatchedRequest()
         if self.settles and not limited.is_watched:
-            self.raise_not_watched()
+            self.raise_without_middleware()
         decision = await self.decide(connection, limited, None, key)
         if not limited.is_watched and limited:
             self.rate_limits.log_missing_install()

@@ -61,7 +61,7 @@ class ClientAddress(http.ClientAddress):
     def peer(self, request: Any) -> str | None:
         return cast("str | None", request.environ.get("REMOTE_ADDR"))
 
-    def values(self, request: Any, name: str) -> Sequence[str]:
+    def header_values(self, request: Any, name: str) -> Sequence[str]:
         return cast("list[str]", request.headers.getlist(name))
 
     def __call__(self, request: Any = None) -> str:

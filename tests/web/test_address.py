@@ -16,7 +16,7 @@ class Address(http.ClientAddress):
     def peer(self, request: Request) -> str | None:
         return request[0]
 
-    def values(self, request: Request, name: str) -> Sequence[str]:
+    def header_values(self, request: Request, name: str) -> Sequence[str]:
         return request[1].get(name, [])
 
 

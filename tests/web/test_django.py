@@ -120,6 +120,16 @@ def test_an_operation_of_django_ninja_is_limited_by_the_decorator(kind: Site) ->
     assert answers[2].json()["title"].startswith("Request cannot be satisfied")
 
 
+def test_a_plain_view_that_returns_a_coroutine_is_a_mistake() -> None:
+    async def later() -> HttpResponse:
+        await asyncio.sleep(0)
+        return HttpResponse()
+
+    view = rate_limit("9/minute")(lambda request: later())
+    with routes(view=view), pytest.raises(ConfigurationError, match="async def"):
+        Site(awaits=False).get(raises=True)
+
+
 def test_a_refusal_is_429_with_its_fields_and_a_problem_body(kind: Site) -> None:
     with routes(view=rate_limit("1/minute", name="n")(kind.view())):
         assert set(kind.get().headers) >= LIMITED

@@ -25,7 +25,7 @@ class Address(http.ClientAddress):
     def peer(self, request: dict[str, Any]):
         return request.get("peer", "9.9.9.9")
 
-    def values(self, request: dict[str, Any], name: str):
+    def header_values(self, request: dict[str, Any], name: str):
         return request.get("forwarded", [])
 
 

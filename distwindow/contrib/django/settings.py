@@ -30,7 +30,7 @@ class ClientAddress(http.ClientAddress):
         peer: str | None = request.META.get("REMOTE_ADDR")
         return peer
 
-    def values(self, request: Any, name: str) -> Sequence[str]:
+    def header_values(self, request: Any, name: str) -> Sequence[str]:
         return [request.headers.get(name, "")]
 
 

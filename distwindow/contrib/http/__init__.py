@@ -2,7 +2,8 @@
 
 An integration is a module of its own that defines
 
-- a subclass of `ClientAddress` with `peer` and `values`, and `client_address`, an object of it,
+- a subclass of `ClientAddress` with `peer` and `header_values`, and `client_address`, an object of
+  it,
 - a subclass of `RequestLimit` with `name_of`,
 - a subclass of `AsyncRateLimits` or `BlockingRateLimits` with `limit_type`, `address_type`, and
   `error_type`: a subclass of `RateLimited` that is also an exception of the framework,

@@ -38,8 +38,8 @@ class ClientAddress:
     IPv6 addresses are cut to `ipv6_prefix` bits, because one client has a whole network of them;
     IPv4-mapped ones are IPv4. A peer that is no IP address (of a test client) is used as it is.
 
-    An integration has a subclass that defines `peer` and `values`. Raises `ConfigurationError` for
-    what would trust everybody.
+    An integration has a subclass that defines `peer` and `header_values`. Raises
+    `ConfigurationError` for what would trust everybody.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ClientAddress:
         """Return what the server says is the host of the peer of `request`."""
         raise NotImplementedError
 
-    def values(self, request: Any, name: str) -> Sequence[str]:
+    def header_values(self, request: Any, name: str) -> Sequence[str]:
         """Return the values of a header field, one for each line, by its name in lower case."""
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class ClientAddress:
             peer, is_trusted = _UNIX, True
         else:
             peer, is_trusted = self._read(peer) or (peer, False)
-        return self._walk(peer, self.values(request, self._header)) if is_trusted else peer
+        return self._walk(peer, self.header_values(request, self._header)) if is_trusted else peer
 
     def _walk(self, peer: str, values: Sequence[str]) -> str:
         """Return the client's address, which the trusted `peer` names in the values of the header

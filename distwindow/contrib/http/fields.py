@@ -117,7 +117,7 @@ def fields_to_set(
         binding = by_ietf[0]
         policies = binding.policies.text
         if len(by_ietf) > 1:
-            binding = min(by_ietf, key=_room)
+            binding = min(by_ietf, key=_binding_order)
             policies = ", ".join(dict.fromkeys(each.policies.text for each in by_ietf))
         if not (300 <= status < 400 and binding.decision.remaining == 0):
             item = binding.policies.item(binding.decision)
@@ -128,7 +128,7 @@ def fields_to_set(
                 elif value not in present:  # a refusal that was raised brings its fields itself
                     values[name] = f"{present}, {value}"
     if by_x:
-        decision = min(by_x, key=_room).decision
+        decision = min(by_x, key=_binding_order).decision
         if get("X-RateLimit-Limit") is None and not (
             300 <= status < 400 and decision.remaining == 0
         ):
@@ -171,7 +171,7 @@ def problem(answer: LimitAnswer, unit: str) -> dict[str, Any]:
     }
 
 
-def _room(answer: LimitAnswer) -> tuple[bool, int]:
+def _binding_order(answer: LimitAnswer) -> tuple[bool, int]:
     """Return what is least for the one that binds: it refused, or has the fewest permits left."""
     return answer.decision.allowed, answer.decision.remaining
 

@@ -615,7 +615,11 @@ class BlockingRateLimits(BaseRateLimits[R]):
         except StopIteration as end:
             value: T = end.value
             return value
-        raise AssertionError("nothing is awaited here, so it cannot have stopped half-way")
+        steps.close()
+        raise ConfigurationError(
+            "a function that is not asynchronous has returned what waits for an event loop, and "
+            "there is none here; write `async def`, or return the answer"
+        )
 
     def sleep(self, seconds: float) -> None:
         self._store.clock.sleep(seconds)
