@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
@@ -706,17 +706,25 @@ def _row(trials: list[Trial]) -> dict[str, float | None]:
     return row
 
 
-def _run_ends(outages: list[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the milliseconds of `close` and of the exit, by outage and mode."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for name in outages:
-        for kind, run in (("Limiter", _end_thread), ("AsyncLimiter", _end_task)):
-            for mode in MODES:
-                log(f"ends: {name}: {kind}, {mode}")
-                found.setdefault(name, {})[f"{kind}, {mode}"] = asdict(
-                    run_end(OUTAGES[name], mode, run)
-                )
-    return found
+def _run_ends(rounds: int, outages: list[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the milliseconds of `close` and of the exit, by outage and mode: medians."""
+    kinds = {"Limiter": _end_thread, "AsyncLimiter": _end_task}
+    found: dict[str, dict[str, list[End]]] = {}
+    for number, name in itertools.product(range(1, rounds + 1), outages):
+        for kind, mode in itertools.product(kinds, MODES):
+            log(f"ends {number}/{rounds}: {name}: {kind}, {mode}")
+            ends = found.setdefault(name, {}).setdefault(f"{kind}, {mode}", [])
+            ends.append(run_end(OUTAGES[name], mode, kinds[kind]))
+    return {
+        name: {
+            mode: {
+                "close_ms": statistics.median(end.close_ms for end in ends),
+                "exit_ms": statistics.median(end.exit_ms for end in ends),
+            }
+            for mode, ends in modes.items()
+        }
+        for name, modes in found.items()
+    }
 
 
 def tables(report_: dict[str, Any]) -> str:
@@ -820,7 +828,7 @@ def main() -> int:
             for name in names
         },
         "errors": errors,
-        "ends": _run_ends([name for name in names if name != "failover"]),
+        "ends": _run_ends(options.rounds, [name for name in names if name != "failover"]),
     }
     print(tables(found))
     if options.write:

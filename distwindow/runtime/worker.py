@@ -33,7 +33,7 @@ LOG = logging.getLogger("distwindow")
 
 EXIT_TIMEOUT_S = 3.0
 """The longest time, in seconds, that the end of a process waits for its counts to be sent."""
-RETRY_EVERY_S = 0.05
+RETRY_EVERY_S = 0.02
 """Seconds between two attempts to flush at the end of a process."""
 SETTLED_S = 5.0
 """Seconds without a failed flush after which flushing is said to work again. While the slots of a

@@ -11,6 +11,8 @@ import redis
 import redis.asyncio
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
+from distwindow.ring.clock import SYSTEM
+from distwindow.stores.redis.topology import CallSettings, SingleServer
 from distwindow.stores.redis.urls import make_async_client, make_client, parse_url_text
 from tests.harness import Harness, admin
 from tests.servers import Cluster, SentinelSet, Standalone, until
@@ -228,3 +230,11 @@ def test_the_name_shows_in_the_servers_client_list(
     limiter.close()
     with admin(redis_url) as server:
         until(lambda: name not in [client["name"] for client in server.client_list()])
+
+
+def test_the_version_of_redis_py_is_found_out_once_for_a_server() -> None:
+    """It is in the files of the installation: to read it takes longer than to connect."""
+    settings = CallSettings(SYSTEM, 1.0)
+    connect = SingleServer(redis.ConnectionPool(), settings).node.new_connection
+    first, second = (getattr(connect(), "driver_info", None) for _ in range(2))
+    assert first is second

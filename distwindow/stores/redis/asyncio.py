@@ -29,9 +29,9 @@ from .outcome import (
     NoReply,
     RawReply,
     Request,
+    check_not_away,
     execute_once,
     is_unknown,
-    no_reply_failure,
     timed_out,
 )
 from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
@@ -341,8 +341,7 @@ class LoopDispatcher:
 
     async def find_topology(self) -> None:
         """Read the map of the cluster; callers at the same time share one reading."""
-        if (why := self._map.unavailable_reason()) is not None:
-            raise no_reply_failure("the cluster", why, sent=False)
+        check_not_away(self._map)
         if self._first_reading is None or self._first_reading.done():
             self._first_reading = asyncio.ensure_future(self._read_map())
             # If it fails when all callers have been cancelled, nobody else retrieves the exception.
@@ -352,9 +351,7 @@ class LoopDispatcher:
     def check_only_server(self) -> None:
         """Raise `StoreError` if there is only one server, and it is away."""
         if not self.connections and isinstance(self.topology, SingleServer):
-            node = self.topology.node
-            if (why := node.unavailable_reason()) is not None:
-                raise no_reply_failure(node.name, why, sent=False)
+            check_not_away(self.topology.node)
 
     def decide(self, command: Acquire, deadline: float | None = None) -> asyncio.Future[Decision]:
         """A future of the decision on `command`. Equal commands of one tick share a script call.

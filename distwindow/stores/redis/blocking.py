@@ -71,6 +71,7 @@ from .outcome import (
     NoReply,
     RawReply,
     Request,
+    check_not_away,
     execute_once,
     is_unknown,
     no_reply_failure,
@@ -572,6 +573,8 @@ class RedisStore:
         if sent is None:
             self._connections.check_open()
         topology = self._topology or self._connect_topology(deadline)
+        if sent is None and isinstance(topology, SingleServer):
+            check_not_away(topology.node)  # answered without an attempt of its own
         execution = execute_once(command, topology, self._settings, deadline, sent=sent)
         if sent is not None:
             next(execution)
@@ -707,8 +710,7 @@ class RedisStore:
 
     def _connect_topology(self, deadline: float) -> Topology:
         began_at = self._monotonic()
-        if (why := self._map.unavailable_reason()) is not None:
-            raise no_reply_failure("the cluster", why, sent=False)
+        check_not_away(self._map)
         try:
             topology = run_within(deadline - began_at, self._find_topology, _close_topology_client)
         except JobTimeout:

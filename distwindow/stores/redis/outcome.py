@@ -18,6 +18,7 @@ from redis.sentinel import MasterNotFoundError
 
 from ..._fork import FORK_WAIT
 from ..._locks import OneShotEvent, start_thread
+from ...away.outages import Reachability
 from ...errors import (
     ConfigurationError,
     DistwindowError,
@@ -150,6 +151,12 @@ def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreError:
     # A server that accepts a connection and stays silent may be busy for a moment.
     kind = StoreTimeout if isinstance(why, (TimeoutError, RedisTimeout)) else StoreUnavailable
     return kind(f"{node} is not reachable: {why}{outcome}", charged=None if sent else False)
+
+
+def check_not_away(server: Reachability) -> None:
+    """Raise `StoreError` if connecting to `server` is not to be tried now."""
+    if (why := server.unavailable_reason()) is not None:
+        raise no_reply_failure(server.name, why, sent=False)
 
 
 # --------------------------------------------------------------------------------------------------
