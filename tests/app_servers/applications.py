@@ -18,7 +18,7 @@ def options(**more):
     return options
 
 def make():
-    limiter = Limiter(os.environ["STORE_URL"], "500/hour", **options())
+    limiter = Limiter(os.environ["STORE_URL"], "250/hour", **options())
     if "USED" in os.environ:
         limiter.try_acquire("used at import")
     return limiter
@@ -66,7 +66,7 @@ ASGI = (
     _COMMON
     + """
 import asyncio
-limiter = AsyncLimiter(os.environ["STORE_URL"], "500/hour", **options())
+limiter = AsyncLimiter(os.environ["STORE_URL"], "250/hour", **options())
 
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":

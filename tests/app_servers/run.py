@@ -26,7 +26,7 @@ from tests.app_servers.setups import Setup
 from tests.servers import Standalone, free_port
 
 ROOT = Path(__file__).parents[2]
-LIMIT, CALLS, CONNECTIONS = 500, 2_000, 16
+LIMIT, CALLS, CONNECTIONS = 250, 1_000, 16
 MODES = ("direct", "leased", "eventual")
 
 
@@ -37,7 +37,7 @@ class Outcome:
     admitted: int = 0
     refused: int = 0
     more: int = 0
-    """Calls that were sent after the 2,000, see `_http`."""
+    """Calls that were sent after those, see `_http`."""
     errors: list[str] = field(default_factory=list)
     processes: int = 0
     """The worker processes that have answered."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
@@ -116,14 +115,11 @@ def test_a_frame_too_large_for_a_stalled_server_ends_by_its_deadline(prefix: str
     with Standalone() as server:
         limiter = Limiter(server.url, PLENTY, prefix=prefix, timeout=0.5)
         limiter.try_acquire("k")
-        items = [(f"key-{n}", PLENTY) for n in range(60_000)]
-        limiter._command_cache.charges_of_items(items)  # once, so that it is not in the time below
+        items = [(f"key-{n}-{'x' * 150}", PLENTY) for n in range(20_000)]
         server.pause()
         try:
-            began = time.monotonic()
-            with pytest.raises(StoreError):
+            with pytest.raises(StoreError):  # without a deadline for the rest, this would not end
                 limiter.try_acquire_all(items)
-            assert time.monotonic() - began < 5
         finally:
             server.resume()
 
