@@ -19,6 +19,7 @@ or near its limit, the store decides each call, as in `direct`.
     fetching  a grant for a caller that has given up       held
     fetching  a grant, overtaken by a later bucket's       refunded
     fetching  a grant, and the key was evicted             refunded
+    fetching  a grant, and the key was reset               none
     fetching  a refusal                                    none
     fetching  an error, and it was surely not executed     none
     fetching  an error, and its outcome is unknown         none, and no lease in this bucket
@@ -252,7 +253,9 @@ class Leased(ExactStrategy[LeasedKeyState]):
         self._prefetches.request(state, now)
 
     def _after_reset(self, state: LeasedKeyState) -> None:
-        # Its buckets have been emptied, so there is nothing to give back.
+        # Its buckets have been emptied, so there is nothing to give back, also of what is queued or
+        # still being fetched.
+        state.was_reset = True
         with self._key_states.counter_lock:
             state.permits_left = state.left_at_observation = 0
             state.prefetch_threshold = -1

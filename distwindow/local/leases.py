@@ -162,6 +162,7 @@ class LeasedKeyState(KeyState):
         "left_at_observation",
         "left_at_review",
         "no_lease_until",
+        "was_reset",
     )  # fmt: skip
 
     def __init__(
@@ -187,6 +188,8 @@ class LeasedKeyState(KeyState):
         """Completed when the lease arrives that is being fetched; None if none is."""
         self.has_review = False
         """It is in the queue or the heap of `LeaseReviews`."""
+        self.was_reset = False
+        """Its windows have been emptied by this process: what was leased before is not in them."""
         self.bucket_ms = min(charge.limit.bucket_ms for charge in charges)
 
     def extend_lease(self, now_ms: int, sent_at: float) -> None:
@@ -211,6 +214,7 @@ class LeasedKeyState(KeyState):
 #   leased   its bucket has ended, its key is idle or evicted, the        queued
 #            limiter is closed, or a call over several keys needs them
 #   queued   the worker comes, or a call needs them                       sent
+#   queued   its key was reset                                            dropped
 #   sent     a reply                                                      refunded
 #   sent     an error, and it was surely not executed                     queued
 #   sent     an error, and it was surely not executed, after the window   expired
@@ -281,10 +285,14 @@ class LeaseRefunds:
             self._schedule.flush_by(self._monotonic())
 
     def collect(self, outgoing: list[OutgoingCommand]) -> None:
-        """Add the refunds in the queue to `outgoing`."""
+        """Add the refunds in the queue to `outgoing`, but those of keys that were reset: they would
+        give back the permits of later calls.
+        """
         with self._states.state_lock:
             while self._queue:
-                outgoing.append(self._command_of(self._queue.popleft()))
+                refund = self._queue.popleft()
+                if not refund.state.was_reset:
+                    outgoing.append(self._command_of(refund))
 
     def next_due_at(self, now: float) -> float:
         """Return when `collect` has something to add, monotonic seconds."""

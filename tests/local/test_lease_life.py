@@ -178,6 +178,18 @@ def _() -> str:
     return it.where()
 
 
+@ROW_CHECKS.row("fetching", "a grant, and the key was reset")
+def _() -> str:
+    it = Leasing()
+    operation, step = it.fetches()
+    reply = it.store.execute(step.command)
+    it.strategy.reset("k")
+    it.ends(operation, reply)
+    it.works(everything=True)  # a refund would take the permits of calls after the reset
+    assert not any(isinstance(command, Refund) for command, _ in it.store.log)
+    return it.where()
+
+
 @ROW_CHECKS.row("fetching", "a refusal")
 def _() -> str:
     it = Leasing()
