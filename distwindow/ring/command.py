@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -185,6 +185,8 @@ class Command(Generic[Reply]):
 
     charges: tuple[Charge, ...]
     now_ms: int | None = None
+    hash_slot: int | None = field(default=None, init=False, repr=False)
+    """The slot of its rings in a Redis Cluster, once a store has computed it."""
 
     @property
     def keys(self) -> list[bytes]:

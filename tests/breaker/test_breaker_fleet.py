@@ -475,25 +475,29 @@ def test_an_evicted_key_that_is_called_again_keeps_its_counts() -> None:
     assert sorted(totals) == [(1, 1), (2, 2)]
 
 
-def test_a_call_of_an_evicted_key_is_not_counted_after_a_change() -> None:
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_call_of_an_evicted_key_is_counted_unless_its_breaker_has_changed(changes: bool) -> None:
     """What is known of the key has been learned anew, and is as old as what the call knew."""
     clock, store, (other,) = fleet(RULE, 1)
     slow = Process(store, RULE, max_local_keys=1)
+    assert slow.run(failed=False)
+    slow.tick()
     assert slow.begin()
     assert slow.run(failed=False, key="evicts it")
     for _ in range(3):
         clock.move(TICK_MS)
         slow.tick()
-    for _ in range(6):
-        other.run(failed=True)
-    other.tick()
-    clock.move(RULE.open_ms)
-    assert other.run(failed=False)  # the probe closes it
+    if changes:
+        for _ in range(6):
+            other.run(failed=True)
+        other.tick()
+        clock.move(RULE.open_ms)
+        assert other.run(failed=False)  # the probe closes it
     assert slow.run(failed=False)
     slow.end(failed=True)
     slow.tick()
-    (record,) = [record for record in store.breakers if record.epoch]
-    assert record.totals(RULE, clock.now_ms()) == (1, 0)
+    totals = [record.totals(RULE, clock.now_ms()) for record in store.breakers]
+    assert sorted(totals) == ([(1, 0), (1, 0)] if changes else [(1, 0), (3, 1)])
 
 
 class TestStoreAway:

@@ -181,7 +181,7 @@ def test_a_connect_that_has_failed_since_the_last_call_is_tried_again(
     with Limiter(proxy.url, "5/hour", prefix=prefix, timeout=0.2) as limiter:
         limiter.try_acquire("k")
         store: Any = limiter._store
-        connection = store._connection_to(store._topology.node)
+        connection = store._connections.connection_to(store._topology.node)
         with proxy.inject(Silent()):
             proxy.cut()
             with pytest.raises(StoreTimeout, match="surely not executed; where no call"):

@@ -516,16 +516,20 @@ class LoopDispatcher:
             return
         self._in_flight.add(tick)
         topology = self.topology
-        only = self._only_connection(topology)
+        has_one_server = isinstance(topology, SingleServer)
+        connection = self._open_connection(tick.batches[0].command)
         for batch in tick.batches:
             if not batch.drop_cancelled():
                 batch.done = True
-            elif only is not None and batch.wants_decision:
-                batch.connection = only
-                batch.stamp = stamp = only.node.clock.new_stamp(tick.deadline)
+                continue
+            if not has_one_server:
+                connection = self._open_connection(batch.command)
+            if connection is not None and batch.wants_decision:
+                batch.connection = connection
+                batch.stamp = stamp = connection.node.clock.new_stamp(tick.deadline)
                 one_call = len(batch.futures) == 1
                 command = batch.command if one_call else batch.combined()
-                only.send_frame(command.frame(stamp), batch)
+                connection.send_frame(command.frame(stamp), batch)
             else:
                 self.on_reply(batch, None)
         for connection in list(self.connections.values()):
@@ -534,11 +538,14 @@ class LoopDispatcher:
         if isinstance(topology, ClusterTopology) and topology.claim_refresh():
             self._refreshing = asyncio.ensure_future(self._refresh(topology))
 
-    def _only_connection(self, topology: Topology | None) -> PipelinedConnection | None:
-        """The open connection that every call takes if there is only one server."""
-        if not isinstance(topology, SingleServer) or self._settings.client_clock:
+    def _open_connection(self, command: Command[Any]) -> PipelinedConnection | None:
+        """The open connection for a call that needs no `execute_once` as long as nothing goes
+        wrong; None for one that does.
+        """
+        if self._settings.client_clock or self.topology is None:
             return None
-        connection = self.connections.get(topology.node)
+        node = self.topology.known_node_of(command)
+        connection = None if node is None else self.connections.get(node)
         return connection if connection is not None and connection.is_usable else None
 
     def _send_request(self, batch: Batch, request: Request) -> None:

@@ -492,7 +492,7 @@ class RedisStore:
             began = self._monotonic()
             if deadline is None:
                 deadline = began + self._timeout
-            connection = this_thread.only_connection
+            connection = self._open_connection(command)
             if connection is None or began >= deadline:
                 return self._execute_alone(command, deadline)
             # What `execute_once` does, as long as nothing goes wrong.
@@ -540,12 +540,7 @@ class RedisStore:
         """Make one script call. On an open connection, with the short reply, this is all that a
         call costs; `execute_once` takes whatever else comes.
         """
-        this_thread = self._connections.this_thread
-        connection = this_thread.only_connection
-        if connection is None and self._topology is not None:
-            # A new thread may take over an open connection, and then needs no `execute_once`.
-            self._connection_to(self._topology.node_of(command))
-            connection = this_thread.only_connection
+        connection = self._open_connection(command)
         if connection is None:
             return self._execute_alone(command, deadline)
         clock = connection.node.clock
@@ -559,6 +554,20 @@ class RedisStore:
             return left, now_ms
         sent = Request(connection.node, command, deadline, stamp=stamp)
         return self._execute_alone(command, deadline, sent, raw)
+
+    def _open_connection(self, command: Command[Any]) -> BlockingConnection | None:
+        """Return this thread's connection for a call that needs no `execute_once` as long as
+        nothing goes wrong; None for one that does. It may have been closed since its last call.
+        """
+        topology = self._topology
+        if topology is None or self._settings.client_clock:
+            return None
+        node = topology.known_node_of(command)
+        if node is None:
+            return None
+        connection = self._connections.this_thread.connections.get(node)
+        # A new thread may take over an open connection.
+        return connection or self._connections.connection_to(node)
 
     def _execute_alone(
         self,
@@ -586,7 +595,7 @@ class RedisStore:
                 return reply
             if isinstance(topology, ClusterTopology) and topology.claim_refresh():
                 start_thread(_refresh_topology, topology)
-            raw = self._connection_to(request.node).execute_request(request, deadline)
+            raw = self._connections.connection_to(request.node).execute_request(request, deadline)
 
     def _exchange(self, commands: Sequence[Command[Any]], deadline: float | None) -> list[Any]:
         replies: list[Any] = [None] * len(commands)
@@ -642,7 +651,7 @@ class RedisStore:
         requests = [Request(node, command, deadline) for command in batch]
         raws: Sequence[RawReply | DistwindowError]
         try:
-            raws = self._connection_to(node).pipeline(requests, deadline)
+            raws = self._connections.connection_to(node).pipeline(requests, deadline)
         except DistwindowError as exc:
             raws = [exc] * len(batch)
         for number, command, request, raw in zip(numbers, batch, requests, raws, strict=True):
@@ -669,13 +678,13 @@ class RedisStore:
         use the connections of the interrupted call, nor wait for it.
         """
         this_thread = self._connections.this_thread
-        connections, only = this_thread.connections, this_thread.only_connection
+        connections = this_thread.connections
         # No calls between here and `try`: a handler that raised there would lose the connections.
-        this_thread.connections, this_thread.only_connection = {}, None
+        this_thread.connections = {}
         try:
             return call()
         finally:
-            self._connections.restore(connections, only)
+            self._connections.restore(connections)
 
     def _count_unknown(self, exc: BaseException) -> None:
         if isinstance(exc, StoreTimeout):
@@ -683,10 +692,6 @@ class RedisStore:
         if is_unknown(exc):
             with self._lock:
                 self.unknown_total += 1
-
-    def _connection_to(self, node: Node) -> BlockingConnection:
-        only = isinstance(self._topology, SingleServer) and not self._settings.client_clock
-        return self._connections.connection_to(node, only_server=only)
 
     def probe(self, server: Reachability) -> bool:
         """Do once what is to be done to find out whether `server` is up again. True if it is, or if

@@ -621,8 +621,6 @@ class ThreadState:
         """The connections of the thread. `connections` is another dict in a call by a signal
         handler.
         """
-        self.only_connection: BlockingConnection | None = None
-        """The connection that every call takes if there is only one server."""
         self.lifetime: _ThreadLifetime | None = None
 
 
@@ -673,10 +671,8 @@ class ThreadConnections:
         if self._closed:
             raise closed_failure()
 
-    def connection_to(self, node: Node, *, only_server: bool) -> BlockingConnection:
-        """The current thread's connection to `node`; not opened yet if it is new. If `node` is the
-        only server, later calls find it as `only_connection`.
-        """
+    def connection_to(self, node: Node) -> BlockingConnection:
+        """The current thread's connection to `node`; not opened yet if it is new."""
         this_thread = self.this_thread
         connection = this_thread.connections.get(node)
         if connection is None:
@@ -693,19 +689,15 @@ class ThreadConnections:
                     node
                 ) or BlockingConnection(node, self._clock)
                 self.has_many_threads = len(self._by_thread) > _FEW_THREADS
-            if only_server:
-                this_thread.only_connection = connection
         return connection
 
-    def restore(
-        self, connections: dict[Node, BlockingConnection], only: BlockingConnection | None
-    ) -> None:
+    def restore(self, connections: dict[Node, BlockingConnection]) -> None:
         """Give the interrupted call its connections back at the end of a call by a signal handler,
         and close those that the handler's call has opened.
         """
         this_thread = self.this_thread
         opened = this_thread.connections
-        this_thread.connections, this_thread.only_connection = connections, only
+        this_thread.connections = connections
         for connection in opened.values():
             connection.close()
 

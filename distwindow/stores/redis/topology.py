@@ -109,6 +109,12 @@ class Topology(Protocol):
     close_client: Callable[[], object] | None
     """Closes the redis-py client that the topology was read with; None if it is the caller's."""
 
+    def known_node_of(self, command: Command[Any]) -> Node | None:
+        """The node of `command`, for a call that is sent at once; None if something has to be found
+        out before.
+        """
+        ...
+
     def node_of(self, command: Command[Any]) -> Node:
         """The node that has the rings of `command`."""
         ...
@@ -143,6 +149,9 @@ class SingleServer:
         if manager is not None:
             manager.sentinels = [*manager.sentinels[1:], manager.sentinels[0]]
 
+    def known_node_of(self, command: Command[Any]) -> Node | None:
+        return self.node
+
     def node_of(self, command: Command[Any]) -> Node:
         return self.node
 
@@ -167,14 +176,21 @@ class ClusterTopology:
         """The redis-py client, which has read the map."""
         self._settings = settings
         self._nodes: dict[tuple[str, int], Node] = {}
-        self._moved: dict[int, Node] = {}
-        """By slot, the nodes that MOVED has named since the map was read."""
+        self._by_slot: dict[int, Node] = {}
+        """The nodes of slots that were looked up, or that MOVED has named, since the map was read.
+        To look one up takes redis-py several times as long as all else in a call.
+        """
         self._refreshed_at = settings.clock.monotonic()
         self._stale = False
 
+    def known_node_of(self, command: Command[Any]) -> Node | None:
+        slot = command.hash_slot
+        # A stale map is read again by calls that look for their node.
+        return None if slot is None or self._stale else self._by_slot.get(slot)
+
     def node_of(self, command: Command[Any]) -> Node:
         slot = _slot_of(command)
-        node = self._moved.get(slot)
+        node = self._by_slot.get(slot)
         if node is not None:
             return node
         try:
@@ -182,7 +198,8 @@ class ClusterTopology:
         except (redis.RedisError, RedisClusterException) as exc:
             self._stale = True
             raise StoreUnavailable(f"no node of the cluster serves slot {slot}: {exc}") from exc
-        return self._node(known.host, int(known.port))
+        node = self._by_slot[slot] = self._node(known.host, int(known.port))
+        return node
 
     def request_refresh(self) -> None:
         self._stale = True
@@ -194,7 +211,7 @@ class ClusterTopology:
         remap = getattr(self.client.nodes_manager, "remap_host_port", None)
         to = self._node(*remap(host, port)) if remap else self._node(host, port)
         if permanent:
-            self._moved[_slot_of(command)] = to
+            self._by_slot[_slot_of(command)] = to
             self._stale = True
         return to
 
@@ -213,7 +230,7 @@ class ClusterTopology:
         """Note that the client has read the map again. A node that is not in it any more was
         replaced, and nobody waits for it to come back.
         """
-        self._moved.clear()
+        self._by_slot.clear()
         self._stale = False
         known = {(n.host, int(n.port)) for n in self.client.nodes_manager.nodes_cache.values()}
         for address in self._nodes.keys() - known:
@@ -241,19 +258,19 @@ class ClusterTopology:
 
 
 def _slot_of(command: Command[Any]) -> int:
-    charges = command.charges
-    if not charges:  # a command on a single resource that charges no ring
-        name: int = key_slot(command.keys[0])
-        return name
-    slot: int = key_slot(charges[0].ring)
-    for charge in charges[1:]:
-        if key_slot(charge.ring) != slot:
-            raise ConfigurationError(
-                f"keys {short_repr(charges[0].key)} and {short_repr(charge.key)} lie on different "
-                "slots of the cluster, so no script can decide over both; give them a common tag: "
-                "Key(resource, tag=...)"
-            )
-    return slot
+    if command.hash_slot is None:
+        charges = command.charges
+        # A command on a single resource charges no ring.
+        slot: int = key_slot(charges[0].ring if charges else command.keys[0])
+        for charge in charges[1:]:
+            if key_slot(charge.ring) != slot:
+                raise ConfigurationError(
+                    f"keys {short_repr(charges[0].key)} and {short_repr(charge.key)} lie on "
+                    "different slots of the cluster, so no script can decide over both; give them "
+                    "a common tag: Key(resource, tag=...)"
+                )
+        command.hash_slot = slot
+    return command.hash_slot
 
 
 _DROPPED_ARGUMENTS = (
