@@ -20,17 +20,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _fork
 from .async_use import EnteredBlock, only_async_with
 from .errors import DistwindowError, RateLimitExceeded, short_repr
 from .failure_types import FailureTypes
-from .minute.operations import EntryEvent, EntryViews
-from .ring.clock import Clock
+from .minute.operations import EntryViews
 from .ring.decision import Decision
+from .ring.key import AnyKey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,48 +45,50 @@ EXITED_IN_OTHER_THREAD = (
 )
 """The end of the error of every kind of entry."""
 
-D = TypeVar("D")  # what acquiring returns: a decision, or an awaitable one
-R = TypeVar("R")  # what recording returns
-
-_new_tuple = tuple.__new__
-
 
 class EntrySettings(NamedTuple):
-    """Settings of all entries of a limiter."""
+    """What all entries of a limiter have in common. Tasks await what its functions return."""
 
+    admit: Callable[[AnyKey, int], Any]
+    """Returns the decision once the caller may proceed."""
+    record: Callable[[Decision, bool, int], Any]
+    """Counts the end of an admitted call: whether it failed, and its response time in ms."""
     views: EntryViews | None
     """Where minute views are counted; None for a store without them."""
-    clock: Clock
+    monotonic: Callable[[], float]
     name: str
     """The limiter and its store, for log lines; without passwords."""
 
 
-class _BaseEntry(EnteredBlock, Generic[D, R]):
+class _BaseEntry(EnteredBlock):
     """The decision of an entry, and the time at which its block began."""
+
+    # The state of one that has not been entered. It is not set in each object, because making and
+    # ending an entry is most of its cost.
+    _decision: Decision | None = None
+    _began_at = 0.0
+    _thread_id: int | None = None
+    """The thread that has entered it; None before."""
+    _forks = 0
+    """That of the process that has entered it."""
+    _has_ended = False
+    _marked_failed = False
 
     def __init__(
         self,
-        acquire: Callable[[], D],
-        record: Callable[[Decision, bool, int], R],
         settings: EntrySettings,
+        key: AnyKey,
+        cost: int,
         counted: FailureTypes,
         origin: str,
         any_thread: bool,
     ) -> None:
-        self._acquire = acquire
-        self._record = record
         self._settings = settings
+        self._key = key
+        self._cost = cost
         self._counted = counted
         self._origin = origin
         self._any_thread = any_thread
-        self._decision: Decision | None = None
-        self._began_at = 0.0
-        self._thread_id: int | None = None
-        """The thread that has entered it; None before."""
-        self._forks = 0
-        """That of the process that has entered it."""
-        self._has_ended = False
-        self._marked_failed = False
 
     @property
     def decision(self) -> Decision:
@@ -112,28 +114,22 @@ class _BaseEntry(EnteredBlock, Generic[D, R]):
         self._forks = _fork.forks
 
     def _start(self, decision: Decision) -> None:
-        views, cost = self._settings.views, decision.cost
-        if not decision.allowed:
+        if not decision[0]:
             self._has_ended = True
-            if views is not None:
-                views.count(self._event(decision, 0, 0, cost, 0, 0))
+            self._view(decision, 0, 0, decision.cost, 0, 0)
             raise RateLimitExceeded(decision)
         self._decision = decision
-        if views is not None:
-            views.count(self._event(decision, 0, cost, 0, 0, 0))
-        self._began_at = self._settings.clock.monotonic()
+        self._view(decision, 0, decision.cost, 0, 0, 0)
+        self._began_at = self._settings.monotonic()
 
-    def _event(
+    def _view(
         self, decision: Decision, rt_ms: int, passed: int, blocked: int, success: int, error: int
-    ) -> EntryEvent:
-        # `EntryEvent(...)` takes several times as long.
-        return _new_tuple(
-            EntryEvent,
-            (
-                decision.key, decision.now_ms + rt_ms, self._origin, passed, blocked, success,
-                error, rt_ms,
-            ),
-        )  # fmt: skip
+    ) -> None:
+        """Count this in the minute views, `rt_ms` after the call was decided."""
+        views = self._settings.views
+        if views is not None:
+            at_ms = decision.now_ms + rt_ms
+            views.count((decision.key, at_ms, self._origin, passed, blocked, success, error, rt_ms))
 
     def _check_entered(self, what: str) -> Decision:
         if self._decision is None:
@@ -147,22 +143,19 @@ class _BaseEntry(EnteredBlock, Generic[D, R]):
 
     def _end(self, exc: BaseException | None) -> tuple[Decision, bool, int]:
         """Return the decision, whether the call failed, and its response time in ms. Once."""
-        decision = self._check_entered("left")
+        decision = self._decision
+        if decision is None or self._has_ended:
+            decision = self._check_entered("left")  # raises
         if self._thread_id != threading.get_ident() and not self._any_thread:
             raise RuntimeError(f"this entry {EXITED_IN_OTHER_THREAD}")
         self._has_ended = True
-        failed = self._marked_failed or self._counted.is_error(exc)
-        return decision, failed, round((self._settings.clock.monotonic() - self._began_at) * 1000)
+        failed = self._marked_failed or (exc is not None and self._counted.is_error(exc))
+        return decision, failed, round((self._settings.monotonic() - self._began_at) * 1000)
 
     @property
     def _is_own(self) -> bool:
         """True in the process that has entered it."""
         return self._forks == _fork.forks
-
-    def _view_end(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        views = self._settings.views
-        if views is not None:
-            views.count(self._event(decision, rt_ms, 0, 0, int(not failed), int(failed)))
 
     def _log_unrecorded(self, failed: bool, rt_ms: int, why: DistwindowError) -> None:
         LOG.warning(
@@ -173,7 +166,7 @@ class _BaseEntry(EnteredBlock, Generic[D, R]):
         )  # fmt: skip
 
 
-class Entry(_BaseEntry[Decision, object]):
+class Entry(_BaseEntry):
     """`with limiter.entry(key) as entry:`. Unless the settings say otherwise, every exception that
     leaves the block, a cancellation as well, counts as an error.
     """
@@ -184,7 +177,7 @@ class Entry(_BaseEntry[Decision, object]):
 
     def __enter__(self) -> Self:
         self._begin()
-        self._start(self._acquire())
+        self._start(self._settings.admit(self._key, self._cost))
         return self
 
     def __exit__(
@@ -197,14 +190,14 @@ class Entry(_BaseEntry[Decision, object]):
         if self._forks != _fork.forks:
             return
         try:
-            self._record(decision, failed, rt_ms)
-            self._view_end(decision, failed, rt_ms)
+            self._settings.record(decision, failed, rt_ms)
+            self._view(decision, rt_ms, 0, 0, not failed, failed)
         except DistwindowError as failure:
             self._log_unrecorded(failed, rt_ms, failure)
 
 
 @only_async_with
-class AsyncEntry(_BaseEntry[Awaitable[Decision], Awaitable[object]]):
+class AsyncEntry(_BaseEntry):
     """`async with limiter.entry(key) as entry:`, the same for tasks."""
 
     _written = (
@@ -214,7 +207,7 @@ class AsyncEntry(_BaseEntry[Awaitable[Decision], Awaitable[object]]):
 
     async def __aenter__(self) -> Self:
         self._begin()
-        self._start(await self._acquire())
+        self._start(await self._settings.admit(self._key, self._cost))
         return self
 
     async def __aexit__(
@@ -227,7 +220,7 @@ class AsyncEntry(_BaseEntry[Awaitable[Decision], Awaitable[object]]):
         if self._forks != _fork.forks:
             return
         try:
-            await self._record(decision, failed, rt_ms)
-            self._view_end(decision, failed, rt_ms)
+            await self._settings.record(decision, failed, rt_ms)
+            self._view(decision, rt_ms, 0, 0, not failed, failed)
         except DistwindowError as failure:
             self._log_unrecorded(failed, rt_ms, failure)

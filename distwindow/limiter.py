@@ -132,7 +132,6 @@ class BaseLimiter:
         self._observe = self._policy.observe
         self._source = self._policy.source
         self._views = make_views(self._strategy, options, store)
-        self._entry_settings = EntrySettings(self._views, store.clock, self._name)
 
     def _special_attempt(
         self, key: AnyKey, cost: int, priority: object, enqueue: object
@@ -250,6 +249,9 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             self._store.clock, self._policy,
         )  # fmt: skip
         self._admit = self._admission.admit
+        self._entry_settings = EntrySettings(
+            self._admit, self._record, self._views, self._store.clock.monotonic, self._name
+        )
         self._reservations = AsyncReservations(
             self._settlement,
             self.try_acquire,
@@ -417,17 +419,12 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        arguments = (
-            functools.partial(self._admit, key, cost),
-            self._record,
-            self._entry_settings,
-            self._failure_types.changed(errors, ignore),
-            origin,
-            any_thread,
-        )
-        if breaker is not None:
-            return AsyncBreakerEntry(async_call_of(breaker, key), *arguments)
-        return AsyncEntry(*arguments)
+        counted = self._failure_types.changed(errors, ignore)
+        settings = self._entry_settings
+        if breaker is None:
+            return AsyncEntry(settings, key, cost, counted, origin, any_thread)
+        call = async_call_of(breaker, key)
+        return AsyncBreakerEntry(call, settings, key, cost, counted, origin, any_thread)
 
     async def _end_calls(self) -> None:
         self._refuse_calls()
@@ -513,6 +510,9 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             self._store.clock, self._policy,
         )  # fmt: skip
         self._admit = self._admission.admit
+        self._entry_settings = EntrySettings(
+            self._admit, self._record, self._views, self._store.clock.monotonic, self._name
+        )
         self._reservations = Reservations(
             self._settlement,
             self.try_acquire,
@@ -755,17 +755,12 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        arguments = (
-            functools.partial(self._admit, key, cost),
-            self._record,
-            self._entry_settings,
-            self._failure_types.changed(errors, ignore),
-            origin,
-            any_thread,
-        )
-        if breaker is not None:
-            return BreakerEntry(call_of(breaker, key), *arguments)
-        return Entry(*arguments)
+        counted = self._failure_types.changed(errors, ignore)
+        settings = self._entry_settings
+        if breaker is None:
+            return Entry(settings, key, cost, counted, origin, any_thread)
+        call = call_of(breaker, key)
+        return BreakerEntry(call, settings, key, cost, counted, origin, any_thread)
 
     def _end_calls(self) -> None:
         self._refuse_calls()

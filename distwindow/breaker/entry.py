@@ -51,7 +51,7 @@ class BreakerEntry(Entry):
         self._begin()
         self._call.__enter__()
         try:
-            self._start(self._acquire())
+            self._start(self._settings.admit(self._key, self._cost))
         except BaseException:
             self._call.withdraw()
             raise
@@ -83,7 +83,7 @@ class AsyncBreakerEntry(AsyncEntry):
         self._begin()
         await self._call.__aenter__()
         try:
-            self._start(await self._acquire())
+            self._start(await self._settings.admit(self._key, self._cost))
         except BaseException:
             await self._call.withdraw()
             raise

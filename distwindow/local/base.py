@@ -271,9 +271,10 @@ class LocalStrategy(Strategy, Generic[S]):
         if self._key_states.closed:
             self._key_states.check_open()
         state = self._get(self._name_of(charges[0].key))
-        if state is None or not _has_rings(state, charges):
+        if state is None or (state.charges is not charges and not _has_rings(state, charges)):
             state = self._add_state(charges, offset_ms)
-        state.offset_ms = max(state.offset_ms, offset_ms)
+        if offset_ms > state.offset_ms:
+            state.offset_ms = offset_ms
         if now >= state.bucket_ends_at:
             self._open_bucket(state, now)
         return state

@@ -52,7 +52,7 @@ NAMED: dict[str, tuple[tuple[str, str], ...]] = {
         ("    return strategy.add_views(options) if keeps_views else None\n", ""),
     ),
     "local/base.py": (("from ..minute.operations import EntryViews\n", ""),),
-    "entry.py": (("from .minute.operations import EntryEvent, EntryViews\n", ""),),
+    "entry.py": (("from .minute.operations import EntryViews\n", ""),),
     "__init__.py": (
         ("from .minute.view import MinuteStats\n", ""),
         ('    "MinuteStats",\n', ""),

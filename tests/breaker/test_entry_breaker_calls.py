@@ -112,10 +112,10 @@ async def test_a_task_that_is_cancelled_while_it_acquires_gives_the_probe_back()
     await world.open()
     world.clock.advance(5)
 
-    async def never() -> Any:
+    async def never(*_: Any) -> Any:
         await asyncio.Event().wait()
 
-    world.entry._acquire = never
+    world.entry._settings = world.entry._settings._replace(admit=never)
     entering = asyncio.create_task(world.entry.__aenter__())
     await asyncio.sleep(0)
     entering.cancel()

@@ -38,10 +38,10 @@ async def _limit_refuses(world: World) -> str:
 
 @row("made", "acquiring fails")
 async def _acquiring_fails(world: World) -> str:
-    def fail() -> Any:
+    def fail(*_: Any) -> Any:
         raise StoreTimeout("the store did not answer")
 
-    world.entry._acquire = fail
+    world.entry._settings = world.entry._settings._replace(admit=fail)
     return world.summary("ended", await world.enter())
 
 

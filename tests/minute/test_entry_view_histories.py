@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import NamedTuple
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
 from distwindow.minute.commands import ViewFlush, ViewRead, views_name
-from distwindow.minute.operations import EntryEvent
 from distwindow.minute.view import ALL_ORIGINS
 from distwindow.options import OTHER_ORIGINS, Options
 from distwindow.ring.stats import Bucket
@@ -45,6 +45,19 @@ moves = st.lists(
 )  # fmt: skip
 
 
+class Event(NamedTuple):
+    """An `EntryEvent` by names."""
+
+    key: str
+    at_ms: int
+    origin: str
+    passed: int = 0
+    blocked: int = 0
+    success: int = 0
+    error: int = 0
+    rt_ms: int = 0
+
+
 class Ledger:
     """What entries did, by second: the view of all, and the sums over all origins."""
 
@@ -53,7 +66,7 @@ class Ledger:
         self.least: dict[int, int] = {}
         self.named: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
 
-    def write(self, event: EntryEvent) -> None:
+    def write(self, event: Event) -> None:
         start = event.at_ms // 1000 * 1000
         counts = (event.passed, event.blocked, event.success, event.error, event.rt_ms)
         for book in [self.seconds, *([self.named] if event.origin else [])]:
@@ -84,7 +97,7 @@ def test_the_views_hold_what_entries_did_each_once(
     ledger = Ledger()
     under_way: list[list[OperationRun]] = [[], []]
 
-    def count(at: int, event: EntryEvent) -> None:
+    def count(at: int, event: Event) -> None:
         views[at].count(event)
         ledger.write(event)
 
@@ -94,10 +107,10 @@ def test_the_views_hold_what_entries_did_each_once(
         if what in ("pass", "block"):
             cost = number % 3 + 1
             passed, blocked = (cost, 0) if what == "pass" else (0, cost)
-            count(at, EntryEvent("k", now, origin, passed=passed, blocked=blocked))
+            count(at, Event("k", now, origin, passed=passed, blocked=blocked))
         elif what in ("end", "fail"):
             success = int(what == "end")
-            event = EntryEvent("k", now, origin, success=success, error=1 - success, rt_ms=rt_ms)
+            event = Event("k", now, origin, success=success, error=1 - success, rt_ms=rt_ms)
             count(at, event)
         elif what == "flush":
             runs.append(processes[at].flush(everything=number % 2 == 0))

@@ -10,7 +10,7 @@ from distwindow import ConfigurationError, StoreTimeout
 from distwindow.minute import operations as entry_views
 from distwindow.minute import operations as minute_views
 from distwindow.minute.commands import ViewFlush, ViewFlushReply
-from distwindow.minute.operations import EntryEvent, EntryViews
+from distwindow.minute.operations import EntryViews
 from distwindow.options import OTHER_ORIGINS, Options
 from distwindow.ring.clock import NEVER
 from distwindow.runtime.flush import FlushSchedule
@@ -39,7 +39,7 @@ class Counting:
         )
 
     def count(self, key: str = "k", origin: str = "", at_ms: int = T) -> None:
-        self.views.count(EntryEvent(key, at_ms, origin, passed=1))
+        self.views.count((key, at_ms, origin, 1, 0, 0, 0, 0))
 
     def flushes(self) -> list[OutgoingCommand]:
         found: list[OutgoingCommand] = []
