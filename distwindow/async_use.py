@@ -67,6 +67,8 @@ class UnawaitedCoroutine(Unawaited[R]):
 class EnteredBlock:
     """Is entered by `with`, and only then asks. As a condition it would be true, and admit all."""
 
+    __slots__ = ()
+
     _written: str
     """The code to write in place of the condition."""
 

@@ -34,13 +34,16 @@ class CallDriver(Protocol):
 class _BaseBreakerCall(EnteredBlock, Generic[A]):
     """A call that was admitted, and whether the caller has said how it ended."""
 
+    __slots__ = ("_admission", "_breaker", "_forks", "_key", "_marked_failed")
+
     def __init__(self, breaker: CallDriver, key: AnyKey) -> None:
         self._breaker = breaker
         self._key = key
         self._admission: A | None = None
-        self._is_entered = False
-        self._forks = 0
-        """That of the process that has entered it: what a forked child leaves is a copy."""
+        self._forks: int | None = None
+        """That of the process that has entered it, as what a forked child leaves is a copy; None
+        before.
+        """
         self._marked_failed = False
 
     def fail(self) -> None:
@@ -61,12 +64,11 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
 
     def _begin(self) -> A | None:
         """Return the call if it is let through by what is known."""
-        if self._is_entered:
+        if self._forks is not None:
             raise RuntimeError(
                 "this call of a circuit breaker was entered before; write `breaker.call(key)` anew "
                 "for each block"
             )
-        self._is_entered = True
         self._forks = _fork.forks
         return self._breaker._states.decide(self._key)
 
@@ -94,6 +96,7 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
 class BreakerCall(_BaseBreakerCall[A]):
     """`with breaker.call(key) as call:`. Raises `BreakerOpen` where the block would begin."""
 
+    __slots__ = ()
     _written = "`with breaker.call(key):`, which raises `BreakerOpen` if refused"
 
     def __enter__(self) -> Self:
