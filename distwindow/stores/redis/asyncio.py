@@ -542,9 +542,12 @@ class LoopDispatcher:
         """The open connection for a call that needs no `execute_once` as long as nothing goes
         wrong; None for one that does.
         """
-        if self._settings.client_clock or self.topology is None:
+        topology = self.topology
+        if self._settings.client_clock or topology is None:
             return None
-        node = self.topology.known_node_of(command)
+        node = (
+            topology.node if isinstance(topology, SingleServer) else topology.known_node_of(command)
+        )
         connection = None if node is None else self.connections.get(node)
         return connection if connection is not None and connection.is_usable else None
 

@@ -448,6 +448,10 @@ class RedisStore:
         # Re-entrant, because a signal handler may call the limiter that it has interrupted.
         self._lock = threading.RLock()
         self._topology: Topology | None = None
+        self._only_node: Any = None
+        """The node of the only server, once it is known, and unless each command has to be given
+        the client's time.
+        """
         self._map = Reachability("the cluster", self.clock, self.outages)
         """Whether the map of a cluster can be read. (Other topologies need no connection.)"""
         self._call_sharing = CallSharing(self._timeout, self._monotonic)
@@ -492,7 +496,8 @@ class RedisStore:
             began = self._monotonic()
             if deadline is None:
                 deadline = began + self._timeout
-            connection = self._open_connection(command)
+            connection = this_thread.connections.get(self._only_node)
+            connection = connection or self._open_connection(command)
             if connection is None or began >= deadline:
                 return self._execute_alone(command, deadline)
             # What `execute_once` does, as long as nothing goes wrong.
@@ -540,7 +545,8 @@ class RedisStore:
         """Make one script call. On an open connection, with the short reply, this is all that a
         call costs; `execute_once` takes whatever else comes.
         """
-        connection = self._open_connection(command)
+        connection = self._connections.this_thread.connections.get(self._only_node)
+        connection = connection or self._open_connection(command)
         if connection is None:
             return self._execute_alone(command, deadline)
         clock = connection.node.clock
@@ -559,15 +565,11 @@ class RedisStore:
         """Return this thread's connection for a call that needs no `execute_once` as long as
         nothing goes wrong; None for one that does. It may have been closed since its last call.
         """
-        topology = self._topology
-        if topology is None or self._settings.client_clock:
-            return None
-        node = topology.known_node_of(command)
-        if node is None:
-            return None
-        connection = self._connections.this_thread.connections.get(node)
+        node, topology = self._only_node, self._topology
+        if isinstance(topology, ClusterTopology) and not self._settings.client_clock:
+            node = topology.known_node_of(command)
         # A new thread may take over an open connection.
-        return connection or self._connections.connection_to(node)
+        return None if node is None else self._connections.connection_to(node)
 
     def _execute_alone(
         self,
@@ -730,6 +732,8 @@ class RedisStore:
         self._map.on_connected()
         with self._lock:
             used = self._topology = self._topology or topology  # another thread may have been first
+            if isinstance(used, SingleServer) and not self._settings.client_clock:
+                self._only_node = used.node
         if used is not topology:
             _close_topology_client(topology)
         return used

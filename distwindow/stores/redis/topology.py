@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import redis
 import redis.asyncio
@@ -103,39 +103,11 @@ class Node(Reachability):
             self.generation += 1
 
 
-class Topology(Protocol):
-    """Finds the node of a command."""
-
-    close_client: Callable[[], object] | None
-    """Closes the redis-py client that the topology was read with; None if it is the caller's."""
-
-    def known_node_of(self, command: Command[Any]) -> Node | None:
-        """The node of `command`, for a call that is sent at once; None if something has to be found
-        out before.
-        """
-        ...
-
-    def node_of(self, command: Command[Any]) -> Node:
-        """The node that has the rings of `command`."""
-        ...
-
-    def request_refresh(self) -> None:
-        """Read the cluster's map of slots again soon, because a node did not serve."""
-        ...
-
-    def follow_redirect(
-        self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
-    ) -> Node:
-        """The node that `node` redirects `command` to. `permanent`: for later commands, too (MOVED,
-        not ASK).
-        """
-        ...
-
-
 class SingleServer:
     """A standalone server, or the primary that a Sentinel pool finds when it connects."""
 
     close_client: Callable[[], object] | None = None
+    """Closes the redis-py client that it was made of; None if that is the caller's."""
 
     def __init__(self, pool: Any, settings: CallSettings) -> None:
         self._pool = pool  # connections of a sentinel pool hold only a weak reference to it
@@ -148,9 +120,6 @@ class SingleServer:
         manager = getattr(self._pool, "sentinel_manager", None)
         if manager is not None:
             manager.sentinels = [*manager.sentinels[1:], manager.sentinels[0]]
-
-    def known_node_of(self, command: Command[Any]) -> Node | None:
-        return self.node
 
     def node_of(self, command: Command[Any]) -> Node:
         return self.node
@@ -170,6 +139,7 @@ class ClusterTopology:
     """A Redis Cluster: redis-py's map of slots, corrected by MOVED until it is read again."""
 
     close_client: Callable[[], object] | None = None
+    """As for `SingleServer`."""
 
     def __init__(self, client: Any, settings: CallSettings) -> None:
         self.client = client
@@ -184,11 +154,15 @@ class ClusterTopology:
         self._stale = False
 
     def known_node_of(self, command: Command[Any]) -> Node | None:
+        """The node of `command`, for a call that is sent at once; None if something has to be found
+        out before.
+        """
         slot = command.hash_slot
         # A stale map is read again by calls that look for their node.
         return None if slot is None or self._stale else self._by_slot.get(slot)
 
     def node_of(self, command: Command[Any]) -> Node:
+        """The node that has the rings of `command`."""
         slot = _slot_of(command)
         node = self._by_slot.get(slot)
         if node is not None:
@@ -202,11 +176,15 @@ class ClusterTopology:
         return node
 
     def request_refresh(self) -> None:
+        """Read the map of slots again soon, because a node did not serve."""
         self._stale = True
 
     def follow_redirect(
         self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
+        """The node that `node` redirects `command` to. `permanent`: for later commands, too (MOVED,
+        not ASK).
+        """
         host = host or node.name.rpartition(":")[0]
         remap = getattr(self.client.nodes_manager, "remap_host_port", None)
         to = self._node(*remap(host, port)) if remap else self._node(host, port)
@@ -255,6 +233,10 @@ class ClusterTopology:
             return known.connection_class, known.connection_kwargs
         pool = self.client.get_redis_connection(known).connection_pool
         return pool.connection_class, pool.connection_kwargs
+
+
+Topology: TypeAlias = "SingleServer | ClusterTopology"
+"""Finds the node of a command."""
 
 
 def _slot_of(command: Command[Any]) -> int:
