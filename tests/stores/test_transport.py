@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import StoreUnavailable
+from distwindow import StoreTimeout, StoreUnavailable
 from tests.clock_and_stores import ManualClock
 from tests.harness import PLENTY, Harness, admin, count_outcomes, used
 from tests.servers import Cluster, Proxy, Standalone
@@ -171,6 +171,10 @@ def test_in_a_cluster_a_script_is_loaded_on_the_node_of_the_key_only(
 
 STRANGE = {
     "another echo": lambda words: admitting(words, b"9999999999999.999999"),
+    "a refusal with another echo": lambda words: (
+        b"*8\r\n$20\r\n9999999999999.999999\r\n:-1\r\n:%d\r\n:1\r\n:0\r\n:9\r\n:9\r\n:0\r\n"
+        % int(time.time() * 1000)
+    ),
     "no echo": lambda words: b"*3\r\n$5\r\nhello\r\n:9\r\n:1\r\n",
     "an empty list": lambda words: b"*0\r\n",
     "a short list": lambda words: b"*1\r\n$20\r\n%s\r\n" % guard_of(words),
@@ -198,6 +202,18 @@ def test_a_reply_without_the_guard_is_not_used_and_its_connection_is_dropped(
         server.script = admitting
         assert limiter.try_acquire("k")
         assert server.connections == connections + 1
+
+
+def test_a_call_that_came_past_its_deadline_is_no_admission(harness: Harness) -> None:
+    with Responder() as server:
+        limiter = harness.limiter(server.url)
+        limiter.each(["k"] * 2)
+        server.script = lambda words: (
+            b"*3\r\n$20\r\n%s\r\n:-2\r\n:%d\r\n" % (guard_of(words), int(time.time() * 1000))
+        )
+        with pytest.raises(StoreTimeout) as caught:
+            limiter.try_acquire("k")
+        assert caught.value.charged is False
 
 
 def test_after_a_duplicate_reply_no_caller_gets_the_reply_of_another(harness: Harness) -> None:

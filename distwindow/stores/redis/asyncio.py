@@ -455,6 +455,19 @@ class LoopDispatcher:
         server. None starts an execution.
         """
         try:
+            connection = batch.connection
+            if (
+                connection is not None
+                and batch.stamp is not None  # sent by `_send_tick`
+                and type(raw) is list
+                and len(raw) > 3
+                and raw[0] == batch.stamp
+            ):  # what `execute_once` does with such a reply
+                clock = connection.node.clock
+                clock.answered_at = now = self._monotonic()
+                clock.last_reply = raw[2], now
+                batch.resolve(batch.combined().reply(raw))
+                return
             execution = batch.execution or self._start_execution(batch)
             if isinstance(raw, ConfigurationError):
                 request = execution.throw(raw)

@@ -542,8 +542,8 @@ class RedisStore:
             _close_topology_client(self._topology)
 
     def _make_call(self, command: Acquire, began: float, deadline: float) -> CallShare:
-        """Make one script call. On an open connection, with the short reply, this is all that a
-        call costs; `execute_once` takes whatever else comes.
+        """Make one script call. On an open connection, with a reply that decides it, this is all
+        that a call costs; `execute_once` takes whatever else comes.
         """
         connection = self._connections.this_thread.connections.get(self._only_node)
         connection = connection or self._open_connection(command)
@@ -552,12 +552,11 @@ class RedisStore:
         clock = connection.node.clock
         stamp = clock.new_stamp(deadline)
         raw = connection.exchange(command.frame(stamp), began, deadline)
-        if type(raw) is list and len(raw) == 3 and raw[0] == stamp and raw[1] >= 0:
-            _, left, now_ms = raw  # a short reply
+        if type(raw) is list and len(raw) >= 3 and raw[0] == stamp and raw[1] != PAST_DEADLINE:
             clock.answered_at = now = self._monotonic()
-            clock.last_reply = now_ms, now
+            clock.last_reply = now_ms, _ = raw[2], now
             self._call_sharing.round_trip_s = now - began
-            return left, now_ms
+            return (raw[1], now_ms) if len(raw) == 3 else command.reply(raw)
         sent = Request(connection.node, command, deadline, stamp=stamp)
         return self._execute_alone(command, deadline, sent, raw)
 
