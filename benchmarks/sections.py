@@ -27,6 +27,7 @@ SECTIONS = {
     "slots": "slots",
     "breakers": "breakers",
     "guard": "guards",
+    "second": "second_calls",
     "fleet": "fleet_commands",
     "resource": "whole_resource",
     "waiters": "waiters",
