@@ -28,6 +28,7 @@ SECTIONS = {
     "breakers": "breakers",
     "guard": "guards",
     "second": "second_calls",
+    "growth": "growth",
     "fleet": "fleet_commands",
     "resource": "whole_resource",
     "waiters": "waiters",
