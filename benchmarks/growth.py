@@ -1,13 +1,15 @@
 """How the cost of a call grows: with keys in use, threads, limits in a call, and three shards.
 
-All combinations, of calls that are admitted, under `direct`. Client and servers share one core: so
-a call's time is the work of both, and the client's processor time is its own work alone.
+All combinations, of calls that are admitted, under `direct`. Client and servers share one core.
+Calls per second are those of a second of that core's work for client and servers: so many it makes
+when nothing else runs on it, and other load on the machine hardly changes the figure.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from contextlib import ExitStack
 from benchmarks import peers
 from benchmarks.measure import Quartiles, Trial, error_text, log, run_rounds
 from benchmarks.report import Section
+from benchmarks.resp import Socket
 from benchmarks.server import last_core, pinned, running
 from distwindow import Limit, Limiter
 from tests.servers import Cluster
@@ -46,12 +49,21 @@ def limits_of(count: int) -> list[Limit]:
 class Calls:
     """The calls of threads on keys, of a limiter that stays open through all rounds."""
 
-    def __init__(self, limiter: Limiter, keys: list[str], threads: int, seconds: float) -> None:
-        self._acquire = limiter.try_acquire
+    def __init__(
+        self,
+        limiter: Limiter,
+        servers: list[Socket],
+        keys: list[str],
+        threads: int,
+        seconds: float,
+    ) -> None:
+        self._acquire, self._servers = limiter.try_acquire, servers
         self._keys, self._threads, self._seconds = keys, threads, seconds
         self._random = random.Random(len(keys))
         self.rates: list[float] = []
-        """Calls per second of each trial."""
+        """Calls per second of the core, of each trial."""
+        self.scripts: list[float] = []
+        """Script calls per call, of each trial: less than one where threads share them."""
 
     def cpu_us(self) -> float:
         """Return the µs of processor time of one call."""
@@ -88,16 +100,25 @@ class Calls:
         for worker in workers:
             worker.start()
         barrier.wait()
-        began, began_cpu = time.perf_counter(), time.process_time()
-        end[0] = began + self._seconds
+        scripts, servers_s = self._script_calls(), self._servers_s()
+        end[0], began_s = time.perf_counter() + self._seconds, time.process_time()
         barrier.wait()
         for worker in workers:
             worker.join()
-        cpu_s, seconds = time.process_time() - began_cpu, time.perf_counter() - began
+        client_s, servers_s = time.process_time() - began_s, self._servers_s() - servers_s
         if errors:
             raise RuntimeError(errors[0])
-        self.rates.append(sum(made) / seconds)
-        return cpu_s * 1e6 / sum(made)
+        self.rates.append(sum(made) / (client_s + servers_s))
+        self.scripts.append((self._script_calls() - scripts) / sum(made))
+        return client_s * 1e6 / sum(made)
+
+    def _script_calls(self) -> int:
+        return sum(server.script_calls()[0] for server in self._servers)
+
+    def _servers_s(self) -> float:
+        """Return the processor time of the servers until now, seconds."""
+        infos = [server.info("cpu") for server in self._servers]
+        return sum(float(one["used_cpu_user"]) + float(one["used_cpu_sys"]) for one in infos)
 
     def _from(self, at: int) -> Iterator[str]:
         """Return the keys from this number on, again and again."""
@@ -115,9 +136,12 @@ def run(quick: bool) -> Section:
     combinations = list(itertools.product(PLACES, LIMITS, THREADS, KEYS))
     core = last_core()
     with running(core) as server, pinned(core), ExitStack() as stack:
-        urls = dict(zip(PLACES, (server.url, stack.enter_context(Cluster()).url), strict=True))
+        cluster = stack.enter_context(Cluster())
+        ports = [server.port], [node.port for node in cluster.nodes]
         limiters: dict[tuple[str, int], Limiter] = {}
-        for place, url in urls.items():
+        servers: dict[str, list[Socket]] = {}
+        for place, url, its_ports in zip(PLACES, (server.url, cluster.url), ports, strict=True):
+            servers[place] = [stack.enter_context(Socket(port)) for port in its_ports]
             for count in LIMITS:
                 limiter = Limiter(url, limits_of(count), timeout=peers.TIMEOUT_S)
                 limiters[place, count] = stack.enter_context(limiter)
@@ -126,7 +150,7 @@ def run(quick: bool) -> Section:
                 limiters[place, max(LIMITS)].try_acquire(key)
         calls = {
             name_of(place, limits, threads, count): Calls(
-                limiters[place, limits], keys[:count], threads, seconds
+                limiters[place, limits], servers[place], keys[:count], threads, seconds
             )
             for place, limits, threads, count in combinations
         }
@@ -140,7 +164,8 @@ def run(quick: bool) -> Section:
                 name,
                 results.ratio(name, base),
                 detail=f"{us.median:.2f} µs ({us.low:.2f}..{us.high:.2f}) of the client, "
-                f"{rate.median:,.0f} calls/s ({rate.low:,.0f}..{rate.high:,.0f})",
+                f"{rate.median:,.0f} calls/s ({rate.low:,.0f}..{rate.high:,.0f}), "
+                f"{statistics.median(calls[name].scripts):.2f} script calls",
             )
     section.add_failures(results.errors)
     return section
