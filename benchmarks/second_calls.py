@@ -40,6 +40,9 @@ TASKS = 200
 SETTLE_S = 0.3
 """Seconds before a trial in which background threads send what earlier trials have left to them."""
 
+CALLS_OF_ONE_KEY = 50
+"""Calls of a task on a hot key between two looks at the clock."""
+
 NODE_PROGRAM = Path(__file__).parent / "peers" / "rate_limiter_flexible.mjs"
 NODE_PACKAGES = "npm install --no-package-lock --prefix benchmarks/peers"
 
@@ -186,20 +189,21 @@ async def tasks_cpu_us(
 ) -> float:
     """Return the µs of processor time of one call of tasks that share the keys."""
     clock, made = time.perf_counter, 0
-    share = max(1, len(keys) // tasks)
 
     async def work(own: Sequence[str]) -> None:
         nonlocal made
-        while True:
+        while clock() < end:
             for key in own:
-                if clock() >= end:
-                    return
                 if not await acquire(key):
                     raise RuntimeError(f"{key} was refused")
-                made += 1
+            made += len(own)
 
+    if len(keys) < tasks:
+        parts = [list(keys) * CALLS_OF_ONE_KEY] * tasks
+    else:
+        parts = [list(keys[number::tasks]) for number in range(tasks)]
     end, began = clock() + seconds, time.process_time()
-    await asyncio.gather(*(work(keys[n * share % len(keys) :][:share]) for n in range(tasks)))
+    await asyncio.gather(*map(work, parts))
     return (time.process_time() - began) * 1e6 / made
 
 

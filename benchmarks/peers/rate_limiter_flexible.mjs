@@ -10,6 +10,7 @@ const { RateLimiterRedis } = require('rate-limiter-flexible');
 
 const version = (name) => require(`${name}/package.json`).version;
 const port = Number(process.argv[2]);
+const CALLS_OF_ONE_KEY = 50;
 
 function open(pipelining) {
   const client = new Redis({ port, host: '127.0.0.1', enableAutoPipelining: pipelining });
@@ -23,25 +24,25 @@ const limiters = new Map([false, true].map((pipelining) => [pipelining, open(pip
 async function cpuOfCall({ keys, tasks, seconds, pipelining }) {
   const limiter = limiters.get(pipelining);
   const names = Array.from({ length: keys }, (_, number) => `user:${number}`);
-  const share = Math.max(1, Math.floor(keys / tasks));
   let made = 0;
 
   async function work(own) {
-    for (;;) {
+    while (performance.now() < end) {
       for (const key of own) {
-        if (performance.now() >= end) return;
         await limiter.consume(key); // rejects if the call is refused
-        made += 1;
       }
+      made += own.length;
     }
   }
 
-  const first = (number) => (number * share) % keys;
+  const part = (task) =>
+    keys < tasks
+      ? Array(CALLS_OF_ONE_KEY).fill(names).flat()
+      : names.filter((_, number) => number % tasks === task);
+  const parts = Array.from({ length: tasks }, (_, task) => part(task));
   const end = performance.now() + seconds * 1000;
   const before = process.cpuUsage();
-  await Promise.all(
-    Array.from({ length: tasks }, (_, n) => work(names.slice(first(n), first(n) + share))),
-  );
+  await Promise.all(parts.map(work));
   const { user, system } = process.cpuUsage(before);
   return (user + system) / made;
 }
