@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.measure import Results, Trial, log, run_rounds
+from benchmarks.measure import Results, Trial, error_text, log, run_rounds
 from benchmarks.peers import libraries
 from benchmarks.report import Section, Target
 from benchmarks.server import Server, last_core, pinned, running
@@ -388,10 +388,14 @@ def run(quick: bool) -> Section:
     core = last_core()
     cores = os.sched_getaffinity(0) if core is not None else set()
     for group, (_, report) in GROUPS.items():
-        results = measure(group, seconds, rounds, core)
-        apart = None
-        if len(cores) > 1 and group != "breakers":  # whose calls do not wait for a server
-            apart = measure(group, seconds, max(5, rounds // 3), min(cores))
+        try:
+            results = measure(group, seconds, rounds, core)
+            apart = None
+            if len(cores) > 1 and group != "breakers":  # whose calls do not wait for a server
+                apart = measure(group, seconds, max(5, rounds // 3), min(cores))
+        except Exception as error:  # a peer, or a cluster, cannot be started
+            section.add_failures({group: error_text(error)})
+            continue
         report(Adder(section, results, apart))
         section.add_failures(results.errors)
     return section
