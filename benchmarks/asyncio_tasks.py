@@ -34,7 +34,7 @@ class Workload:
 
 WORKLOADS = (
     Workload("one hot key", HOT, peers.HIGH_QUOTA, Target(5, at_least=True)),
-    Workload("10,000 keys", MANY, peers.HIGH_QUOTA, Target(4, at_least=True)),
+    Workload("10,000 keys", MANY, peers.HIGH_QUOTA, Target(5, at_least=True)),
     Workload("one hot key, refused", HOT, peers.LOW_QUOTA, None),
 )
 

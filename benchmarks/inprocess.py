@@ -48,8 +48,8 @@ with each call, and others with none.
 """
 SITUATIONS = (
     Situation("", peers.HIGH_QUOTA, [KEY], True, Target(4)),
-    Situation("refused: ", peers.LOW_QUOTA, [KEY], False, Target(4)),
-    Situation("10,000 keys: ", HOUR_QUOTA, KEYS, True, Target(4.5)),
+    Situation("refused: ", peers.LOW_QUOTA, [KEY], False, Target(3)),
+    Situation("10,000 keys: ", HOUR_QUOTA, KEYS, True, Target(3.5)),
 )
 
 

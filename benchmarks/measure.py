@@ -35,6 +35,9 @@ class Quartiles:
         ordered = sorted(values)
         return cls(statistics.median(ordered), percentile(ordered, 0.25), percentile(ordered, 0.75))
 
+    def over(self, divisor: float) -> Quartiles:
+        return Quartiles(self.median / divisor, self.low / divisor, self.high / divisor)
+
 
 def percentile(ordered: Sequence[float], share: float) -> float:
     """Return the value below which `share` of the sorted values lie."""

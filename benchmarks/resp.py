@@ -72,6 +72,13 @@ class Socket:
         text: str = self.call("INFO", part).decode()
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
+    def script_calls(self) -> tuple[int, int]:
+        """Return how many scripts were called, and their µs with all commands that they call."""
+        stats = self.info("commandstats")
+        lines = [stats[name] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in stats]
+        figures = [dict(pair.split("=") for pair in line.split(",")) for line in lines]
+        return sum(int(one["calls"]) for one in figures), sum(int(one["usec"]) for one in figures)
+
     def _next(self) -> Any:
         while (reply := self._reader.gets()) is False:
             data = self._socket.recv(65536)

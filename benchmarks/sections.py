@@ -27,6 +27,8 @@ SECTIONS = {
     "slots": "slots",
     "breakers": "breakers",
     "guard": "guards",
+    "second": "second_calls",
+    "growth": "growth",
     "fleet": "fleet_commands",
     "resource": "whole_resource",
     "waiters": "waiters",

@@ -21,6 +21,8 @@ class Server:
 
     port: int
     pid: int
+    core: int | None = None
+    """The only core that it runs on."""
 
     @property
     def url(self) -> str:
@@ -66,7 +68,7 @@ def running(core: int | None = None) -> Iterator[Server]:
             )
         try:
             if _ready(process, port):
-                yield Server(port, process.pid)
+                yield Server(port, process.pid, core)
                 return
         finally:
             process.terminate()

@@ -1,4 +1,8 @@
-"""Eight threads on one hot key: correct decisions per second."""
+"""Eight threads on one hot key: correct decisions per second.
+
+The target is about the best honest peer: not a fixed window, which lets up to twice the limit
+through, and without the calls that were refused wrongly.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from benchmarks.measure import error_text, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.server import Server, running
 
-TARGET = Target(4.0, at_least=True)
+TARGET = Target(5, at_least=True)
 THREADS = 8
 KEY = "user:42"
 
@@ -86,7 +90,12 @@ def run(quick: bool) -> Section:
             1,
         )
         section.add_failures(preselected.errors, "preselection: ")
-        contenders = [*peers.limiters(), *preselection.best_settings(candidates, preselected)]
+        honest = [peer for peer in candidates if "fixed" not in peer.name]
+        best = [
+            *preselection.best_settings(candidates, preselected),
+            *preselection.best_settings(honest, preselected),
+        ]
+        contenders = [*peers.limiters(), *dict.fromkeys(best)]
         for label, quota, target in (
             ("admitted", peers.HIGH_QUOTA, TARGET),
             ("refused", peers.LOW_QUOTA, None),
@@ -99,5 +108,13 @@ def run(quick: bool) -> Section:
                 },
                 count,
             )
-            preselection.report(section, label, contenders, results, target)
+            name = results.best([peer.name for peer in honest])
+            if name is not None and peers.DISTWINDOW in results.values:
+                section.add(
+                    f"{label}: over the best honest peer",
+                    results.ratio(peers.DISTWINDOW, name),
+                    target=target,
+                    detail=f"{results.median(name):,.0f}/s {name}",
+                )
+            preselection.report(section, label, contenders, results, None)
     return section

@@ -11,6 +11,7 @@ from pathlib import Path
 from breaker_picture import breakers
 from celery_picture import celery_starts
 from drawing import FAINT, FILL, INK, MUTED, PAPER, WARM, Clock, box, line, path, steps, svg, text
+from growth_picture import growth
 from minute_picture import minute_view
 from one_limit_picture import one_limit
 from shaping_pictures import pacing, warm_up
@@ -454,6 +455,7 @@ def pictures() -> dict[str, str]:
         "borrowing.svg": borrowing(),
         "breakers.svg": breakers(),
         "celery-starts.svg": celery_starts(),
+        "growth.svg": growth(),
         "leap-and-strict.svg": leap_and_strict(),
         "leases.svg": leases(),
         "minute-view.svg": minute_view(),

@@ -4,6 +4,8 @@ python -m benchmarks --only guard --json docs/make/rows/guard.json
 python -m benchmarks --only resource --json docs/make/rows/resource.json
 python -m benchmarks --only fleet --json docs/make/rows/fleet.json
 python -m benchmarks --only web --json docs/make/rows/web.json
+python -m benchmarks --only second --json docs/make/rows/second.json
+python -m benchmarks --only growth --json docs/make/rows/growth.json
 python docs/make/sections.py
 
 `tests/docs/test_sections.py` compares the pages with the rows, so that no page has a figure that
@@ -12,10 +14,11 @@ was not measured.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = Path(__file__).with_name("rows")
@@ -24,6 +27,8 @@ PAGES = {
     "resource": "docs/operations.md",
     "fleet": "docs/operations.md",
     "web": "docs/benchmarks.md",
+    "second": "docs/benchmarks.md",
+    "growth": "docs/benchmarks.md",
 }
 GUARDED = {
     "try_acquire": "`limiter.try_acquire(key)`",
@@ -37,6 +42,17 @@ GUARDED = {
     "a guarded call, one slot for running calls": "1 slot: flow, grade `thread`",
 }
 WHEN = ("under load", "called once a second", "after the last call")
+
+
+class Growth(NamedTuple):
+    """What the calls of one row of `growth` cost."""
+
+    us: float
+    """The client's processor time of one call, µs."""
+    rate: float
+    """Calls per second."""
+    scripts: float
+    """Script calls per call."""
 
 
 def load(section: str) -> dict[str, Any]:
@@ -143,11 +159,73 @@ def web_text(report: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\nOver the bare route, round by round. {_where(report)}\n"
 
 
+def second_text(report: dict[str, Any]) -> str:
+    """Return the table of the calls beside `try_acquire`."""
+    lines = ["| | ratio | target | µs | on a core each |", "|---|---|---|---|---|"]
+    for row in report["rows"]:
+        us, _, apart = row["detail"].partition("; on a core each ")
+        ratio, target = row["measured"], ""
+        if row["target"] is not None:
+            verdict = {"met": "met", "MISSED": "missed"}[row["verdict"]]
+            target = f"{row['target']['bound']:g}x: {verdict}"
+        quartiles = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
+        lines.append(
+            f"| {row['what']} | {_short(ratio['median'])}x ({quartiles}) | {target} | {us} "
+            f"| {apart.replace('..', ' to ')} |"
+        )
+    return "\n".join(lines) + f"\n\n{_where(report)}\n"
+
+
+def growth_figures(report: dict[str, Any]) -> dict[tuple[str, int, int, int], Growth]:
+    """Return the figures of each row, by place and the numbers of limits, threads and keys."""
+    figures = {}
+    for row in report["rows"]:
+        counts = re.fullmatch(r"(.*), (\d+) limits?, (\d+) threads?, ([\d,]+) keys?", row["what"])
+        found = re.match(r"([\d.]+) µs .*, ([\d,]+) calls/s .* ([\d.-]+) script", row["detail"])
+        assert counts is not None
+        assert found is not None
+        place, *numbers = (word.replace(",", "") for word in counts.groups())
+        us, rate, scripts = (float(word.replace(",", "")) for word in found.groups())
+        limits, threads, keys = map(int, numbers)
+        figures[place, limits, threads, keys] = Growth(us, rate, scripts)
+    return figures
+
+
+def growth_text(report: dict[str, Any]) -> str:
+    """Return the table of how the cost of a call grows."""
+    figures = growth_figures(report)
+    places, limits, threads, keys = (
+        list(dict.fromkeys(part)) for part in zip(*figures, strict=True)
+    )
+    lines = [
+        "| | limits | keys | "
+        + " | ".join(f"{n} thread{'s' * (n > 1)}, calls/s | µs" for n in threads)
+        + " | script calls for each |",
+        f"|---|---:|---:|{'---:|---:|' * len(threads)}---:|",
+    ]
+    for place, limit, key in itertools.product(places, limits, keys):
+        of_threads = [figures[place, limit, thread, key] for thread in threads]
+        cells = " | ".join(f"{one.rate:,.0f} | {one.us:.1f}" for one in of_threads)
+        scripts = f"{of_threads[-1].scripts:.2f}"
+        lines.append(f"| {place} | {limit} | {key:,} | {cells} | {scripts} |")
+    return (
+        "\n".join(lines) + "\n\nµs of the client's processor time of one call; script calls of one "
+        f"call of {threads[-1]} threads. Medians. {_where(report)}\n"
+    )
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-TEXTS = {"guard": guard_text, "resource": resource_text, "fleet": fleet_text, "web": web_text}
+TEXTS = {
+    "guard": guard_text,
+    "resource": resource_text,
+    "fleet": fleet_text,
+    "web": web_text,
+    "second": second_text,
+    "growth": growth_text,
+}
 
 
 def between(section: str) -> str:

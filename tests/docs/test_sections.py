@@ -11,7 +11,7 @@ from benchmarks.sections import SECTIONS
 
 from .pages import ROOT
 
-NAMES = ["guard", "resource", "fleet", "web"]
+NAMES = ["guard", "resource", "fleet", "web", "second", "growth"]
 
 
 @pytest.fixture(scope="module")
