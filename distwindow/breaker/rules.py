@@ -70,7 +70,7 @@ class BreakerRule:
     @property
     def window_ms(self) -> int:
         """The window in ms."""
-        return milliseconds("window", self.window)
+        return round(self.window * 1000)  # whole, as `__post_init__` has checked
 
     @property
     def bucket_ms(self) -> int:
@@ -80,12 +80,12 @@ class BreakerRule:
     @property
     def open_ms(self) -> int:
         """`open_for` in ms."""
-        return milliseconds("open_for", self.open_for)
+        return round(self.open_for * 1000)
 
     @property
     def probe_ms(self) -> int:
         """`probe_timeout` in ms."""
-        return milliseconds("probe_timeout", self.probe_timeout)
+        return round(self.probe_timeout * 1000)
 
     def reached_by(self, counts: Sequence[tuple[int, int]]) -> bool:
         """True if the calls of a window, (all, bad) by bucket, the oldest first, open a closed

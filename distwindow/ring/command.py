@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -215,14 +215,18 @@ class Command(Generic[Reply]):
 
     def _pack(self, verb: bytes, script: str, stamp: bytes) -> bytes:
         keys = self.keys
-        words = [verb, script, len(keys), *keys, stamp, *self.arguments()]
-        return b"*%d\r\n%b" % (len(words), bulk_strings(words))
+        words = [*keys, stamp, *self.arguments()]
+        beginning = _beginning(verb, script, len(keys))
+        return b"*%d\r\n%b%b" % (len(words) + 3, beginning, bulk_strings(words))
+
+
+@lru_cache(256)
+def _beginning(verb: bytes, script: str, keys: int) -> bytes:
+    """Return the words of a frame before its keys."""
+    return bulk_strings([verb, script, keys])
 
 
 def bulk_strings(words: Iterable[bytes | int | str]) -> bytes:
     """Return these words as RESP has them."""
-    parts = []
-    for word in words:
-        raw = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n%s\r\n" % (len(raw), raw))
-    return b"".join(parts)
+    raws = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(raw), raw) for raw in raws])
