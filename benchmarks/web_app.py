@@ -101,6 +101,30 @@ def _middleware(consistency: Any) -> Callable[[str], FastAPI]:
     return make
 
 
+class _TwoFields:
+    """A middleware that only adds two constant header fields, as many as ours."""
+
+    FIELDS = ((b"ratelimit-policy", b'"default";q=1000;w=60'), (b"ratelimit", b'"default";r=9;t=9'))
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_fields(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self.FIELDS]
+            await send(message)
+
+        await self.app(scope, receive, send_with_fields)
+
+
+def _two_fields(url: str) -> FastAPI:
+    app = FastAPI()
+    app.add_middleware(_TwoFields)
+    _add_route(app)
+    return app
+
+
 def _fastapi_redis_sdk(url: str) -> FastAPI:
     os.environ["REDIS_URL"] = url  # read once by its settings
     from redis_fastapi import FastAPIRedis
@@ -152,6 +176,7 @@ def _fastapi_limiter(url: str) -> FastAPI:
 APPS: dict[str, Callable[[str], FastAPI]] = {
     "bare": _bare,
     "an empty dependency": _empty_dependency,
+    "a middleware that adds two header fields": _two_fields,
     "a dependency on AsyncLimiter by hand, direct": _by_hand("direct"),
     "a dependency on AsyncLimiter by hand, leased": _by_hand("leased"),
     "contrib.fastapi, direct": _dependency("direct"),
