@@ -5,11 +5,9 @@
 --   permits, cost    of the whole command, and of one of its calls
 --   limit, bucket_ms, shape    the ring's arguments
 --   may_admit        true if the call is in time and has a cost
---   left             what the limit would leave after this call; nil where `used` was not looked at
---   counts           the fields `closed`, `block` and `used`, where they were read; otherwise nil, and then, if
---                    `left` is there, `used` holds the permits of this call, although it may not:
---                    acquire/refuse.lua takes them out. Nothing else has been written.
-local key, head, start, age, permits, cost, limit, bucket_ms, shape, may_admit, left, counts = KEYS[1]
+--   left             what the limit leaves where `used` holds the permits of this call, although it may
+--                    not: acquire/refuse.lua takes them out. Else nil, and nothing has been written.
+local key, head, start, age, permits, cost, limit, bucket_ms, shape, may_admit, left = KEYS[1]
 if not KEYS[2] then
   local calls = ARGV[CALLS]
   permits, limit, bucket_ms, shape = ARGV[2], ARGV[3] - 0, ARGV[4] - 0, ARGV[5]
@@ -22,16 +20,19 @@ if not KEYS[2] then
       -- ('10' is the default, and comparing with it is cheaper than the pattern.)
       if age >= 0 and age < bucket_ms
         and (shape == '10' or string.find(shape, '^[1-9]%d?%d?%+?1?$')) then
+        -- A call of the whole limit is refused wherever anything is used, which in a bucket that is open is
+        -- nearly always. Where the newest bucket holds all of it, there is room when that expires, and to
+        -- read this again costs no more than to repeat a stored refusal.
         if permits == ARGV[3] then
-          -- A call of the whole limit is refused wherever anything is used, which in a bucket that is
-          -- open is nearly always. So it reads, and what its refusal needs with it.
-          counts = call('HMGET', key, 'closed', 'block', 'used')
-          left = limit - counts[3] - permits
-          if left == 0 then call('HINCRBY', key, 'used', permits) end
-        else
-          -- Incrementing and taking back costs one command less than reading before incrementing.
-          left = limit - call('HINCRBY', key, 'used', permits)
+          local values = call('HMGET', key, 'used', 'closed')
+          if values[1] == permits and values[2] == '0' then
+            local empty_in = (tonumber(shape) or string.match(shape, '%d+') + 1) * bucket_ms - age
+            call('HINCRBY', key, 'block', permits)
+            return {stamp, -1, now, 1, 0, empty_in, empty_in, 0}
+          end
         end
+        -- Incrementing and taking back costs one command less than reading before incrementing.
+        left = limit - call('HINCRBY', key, 'used', permits)
         if left >= 0 and left <= 1e13 then return {stamp, left, now} end
       end
     else

@@ -3,10 +3,9 @@
 -- is room. It mirrors acquire/general.lua with fewer commands, which makes it cheaper;
 -- tests/lua/test_short_paths.py compares the two. Where it does not decide, it only takes out of `used`
 -- what acquire/hot.lua has added.
-if left and left < 0 and (not ARGV[CALLS] or cost - permits == 0) and cost <= 1e13 and limit >= 0
-  and bucket_ms % 1 == 0 and not (client_now and string.find(client_now, '%D')) then
+if left and left < 0 and (not ARGV[CALLS] or cost - permits == 0) and cost <= 1e13 then
   local format, span = string.format, tonumber(shape) or string.match(shape, '%d+') + 1
-  local values = counts or call('HMGET', key, 'closed', 'block')
+  local values = call('HMGET', key, 'closed', 'block')
   local closed, block = values[1], values[2]
   local left_now, empty_in = left + cost, span * bucket_ms
   -- The permits in the buckets that expire first, until there is room: without and with the last. Of the
@@ -55,4 +54,4 @@ if left and left < 0 and (not ARGV[CALLS] or cost - permits == 0) and cost <= 1e
     end
   end
 end
-if left and not counts then call('HINCRBY', key, 'used', '-' .. permits) end
+if left then call('HINCRBY', key, 'used', '-' .. permits) end
