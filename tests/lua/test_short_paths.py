@@ -57,7 +57,7 @@ def acquire_with(replaced: dict[str, str]) -> str:
 @pytest.fixture(scope="module")
 def server(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as client:
-        for name in ("acquire", "flush"):
+        for name in ("acquire", "flush", "refund"):
             client.script_load(load_script(name).text)
         yield client
 
