@@ -36,6 +36,8 @@ COPIES = 180
 CALLS_PER_COPY = 8
 PARTS = 5
 """Parts of a trial that are timed one by one."""
+NEW_KEYS = 1_500
+"""Keys that are each refused for the first time."""
 ROTATIONS = 5
 """Bucket changes per key; few, so that prepared buckets leave the window."""
 
@@ -145,6 +147,18 @@ def refused_first(connection: Socket, limit: Limit) -> float:
     return us
 
 
+def refused_key(connection: Socket, limit: Limit) -> float:
+    """Measure the first call of many keys after those that have used up their limits."""
+    connection.call("FLUSHALL")
+    ring = RingState(limit, limit.amount)
+    frames = [ring.frame(copy) for copy in range(NEW_KEYS)]
+    for _ in range(limit.amount):
+        _check_replies(connection.pipeline(frames), admitted=True)
+    us, replies = server_us(connection, frames)
+    _check_replies(replies, admitted=False)
+    return us
+
+
 def bucket_change(connection: Socket, limit: Limit) -> float:
     """Measure calls that each begin a bucket: one bucket ends, and one leaves the window."""
     ring = RingState(limit, limit.amount // 2)
@@ -177,6 +191,13 @@ CASES: dict[str, tuple[Case, Target]] = {
 }
 
 
+KEY_CASE = f"first refusal of a key, {NEW_KEYS:,} keys of "
+KEY_LIMITS: dict[str, tuple[Limit, Target | None]] = {
+    KEY_CASE + "1/hour": (Limit(1, per=3_600), Target(6)),
+    KEY_CASE + "5/hour": (Limit(5, per=3_600), None),
+}
+
+
 def _name(case: str, buckets: int, amount: int) -> str:
     return f"{case}, {buckets} bucket{'s' if buckets > 1 else ''}, limit {amount:,}"
 
@@ -202,6 +223,8 @@ def run(quick: bool) -> Section:
         for case, (trial, _) in CASES.items():
             for (buckets, amount), limit in limits.items():
                 contenders[_name(case, buckets, amount)] = partial(trial, connection, limit)
+        for name, (limit, _) in KEY_LIMITS.items():
+            contenders[name] = partial(refused_key, connection, limit)
         contenders[SAME_ARGUMENTS]()  # the first calls on a fresh server are slow
         results = run_rounds("server", contenders, 5 if quick else 15)
     _report(section, results)
@@ -220,7 +243,8 @@ def _report(section: Section, results: Results) -> None:
         if name not in (SAME_ARGUMENTS, BARE):
             us = results.median(name)
             detail = f"{us:.2f} µs; {us / bare:.1f}x a bare return 1"
-            target = CASES[name.split(",")[0]][1]
+            case = name.split(",")[0]
+            target = CASES[case][1] if case in CASES else KEY_LIMITS[name][1]
             section.add(name, results.ratio(name, SAME_ARGUMENTS), target=target, detail=detail)
     section.rows[1:] = sorted(section.rows[1:], key=lambda row: _order(row.what))
     hot = {
@@ -242,4 +266,4 @@ def _report(section: Section, results: Results) -> None:
 
 def _order(name: str) -> int:
     order = [_name(case, n, amount) for case in CASES for n in SHAPES for amount in AMOUNTS]
-    return order.index(name)
+    return [*order, *KEY_LIMITS].index(name)

@@ -20,6 +20,17 @@ if not KEYS[2] then
       -- ('10' is the default, and comparing with it is cheaper than the pattern.)
       if age >= 0 and age < bucket_ms
         and (shape == '10' or string.find(shape, '^[1-9]%d?%d?%+?1?$')) then
+        -- A call of the whole limit is refused wherever anything is used, which in a bucket that is open is
+        -- nearly always. Where the newest bucket holds all of it, there is room when that expires, and to
+        -- read this again costs no more than to repeat a stored refusal.
+        if permits == ARGV[3] then
+          local values = call('HMGET', key, 'used', 'closed')
+          if values[1] == permits and values[2] == '0' then
+            local empty_in = (tonumber(shape) or string.match(shape, '%d+') + 1) * bucket_ms - age
+            call('HINCRBY', key, 'block', permits)
+            return {stamp, -1, now, 1, 0, empty_in, empty_in, 0}
+          end
+        end
         -- Incrementing and taking back costs one command less than reading before incrementing.
         left = limit - call('HINCRBY', key, 'used', permits)
         if left >= 0 and left <= 1e13 then return {stamp, left, now} end

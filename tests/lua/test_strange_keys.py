@@ -83,6 +83,22 @@ def test_a_hash_that_is_not_a_ring_admits_nothing(server: redis.Redis, state: st
     assert admitted_with_strange_fields(server, "acquire", state, READ[state]) == []
 
 
+@pytest.mark.parametrize("cost", [1, LIMIT.amount])
+@pytest.mark.parametrize("block", [None, "x", "1 x"])
+def test_a_refusal_that_cannot_be_counted_charges_nothing(
+    server: redis.Redis, block: str | None, cost: int
+) -> None:
+    target = Target(server, (LIMIT,), *STATES["at its limit"])
+    ring = target.charges[0].ring
+    server.hdel(ring, "block")
+    if block is not None:
+        server.hset(ring, "block", block)
+    words = target.words(target.command("acquire", full=False))
+    reply = target.run("acquire", [words[0], cost, *words[2:]])
+    assert not admitted(reply)
+    assert server.hget(ring, "used") == b"5"
+
+
 @pytest.mark.parametrize("state", READ)
 def test_a_hash_that_is_not_a_ring_gives_no_lease(server: redis.Redis, state: str) -> None:
     assert admitted_with_strange_fields(server, "lease", state, ("used", "closed")) == []
