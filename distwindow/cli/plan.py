@@ -1,0 +1,368 @@
+"""`distwindow plan`: what a fleet needs of Redis, computed from its size before it is built.
+
+The model is closed: no random numbers, no server, some microseconds. It was fitted to a simulation of
+whole fleets that runs the strategies themselves (`benchmarks/capacity.py`), and agrees with it within
+a fifth. docs/capacity.md says what it leaves out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import typer
+
+from .. import Limit
+from .command import JsonOption, report_errors
+from .render import Column, Table, format_rate, make_console
+
+MODES = ("direct", "leased", "eventual")
+
+# --------------------------------------------------------------------------------------------------
+#
+# What things cost.
+
+
+class Costs(NamedTuple):
+    """Microseconds of a shard's core for one command, its part of the socket included, by kind."""
+
+    acquire: float = 12.4
+    opening: float = 15.0
+    """An acquire that opens a bucket."""
+    refused: float = 10.5
+    lease: float = 20.0
+    refund: float = 21.9
+    flush: float = 26.7
+    """Refusals that were repeated in a process."""
+    sync: float = 31.3
+    """A flush of `eventual`, which returns the counts of the fleet."""
+
+
+# `python -m benchmarks.capacity --costs`: eight connections, one command at a time on each.
+COSTS = Costs()
+CONNECTION_B = 20_000
+KEY_TABLES_B = 65
+"""Bytes that Redis's tables take for each key with a TTL (docs/operations.md)."""
+FLUSH_INTERVAL_S, SYNC_INTERVAL_S = 0.25, 0.1
+"""The defaults of the limiters."""
+TIMEOUT_MS = 250.0
+BUSY = 0.7
+"""The share of its time for which a shard may be busy. At 0.7 a command waits 1.2 times its own time
+on average, and growth by a third is left.
+"""
+MAX_SHARDS = 1000
+
+
+def ring_bytes(limit: Limit, admitted: float) -> float:
+    """Return the bytes of a ring into which so many permits a second are admitted: the formula of
+    docs/operations.md, Redis's tables included.
+    """
+    width_s = limit.bucket_ms / 1000
+    buckets = limit.span * -math.expm1(-admitted * width_s)
+    in_each = admitted * width_s
+    count_b = 0 if in_each <= 127 else 1 if in_each <= 4095 else 2
+    slot_b = 4 * min(buckets, 128) + 5 * max(0.0, buckets - 128)
+    return 210 + slot_b + count_b * buckets
+
+
+def senders_bytes(processes: float) -> float:
+    """Return the bytes of the records of processes that flush to one ring (docs/operations.md)."""
+    if processes < 0.5:
+        return 0.0
+    return KEY_TABLES_B + 104 + processes * (26 if processes <= 64 else 69)
+
+
+def process_bytes(mode: str, keys: float) -> float:
+    """Return the bytes that a process keeps of so many keys (docs/operations.md), by default
+    settings.
+    """
+    per_key = {"direct": 0, "leased": 400, "eventual": 1500}[mode]
+    return 700 * min(keys, 32_768) + per_key * min(keys, 100_000)
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# One process and one key.
+
+
+class Fleet(NamedTuple):
+    """A fleet whose calls are spread evenly over its keys, at random times."""
+
+    processes: int
+    calls: float
+    """Calls of each process per second."""
+    keys: int
+    limit: Limit
+    rtt_ms: float = 0.5
+    """Of a command and its reply, without the time at the server."""
+
+    @property
+    def rate(self) -> float:
+        """Calls per second of one process on one key."""
+        return self.calls / self.keys
+
+    @property
+    def key_rate(self) -> float:
+        """Calls per second of all processes on one key."""
+        return self.processes * self.calls / self.keys
+
+    @property
+    def window_s(self) -> float:
+        """The summed time: a saturated key gets the amount in it."""
+        return self.limit.span * self.limit.bucket_ms / 1000
+
+    @property
+    def refused(self) -> float:
+        """The share of calls that exceed the limit: E(N - amount)+ of the calls N of a window, which
+        are nearly normal.
+        """
+        return lost_share(self.key_rate * self.window_s, self.limit.amount)
+
+
+def lost_share(expected: float, amount: float) -> float:
+    """Return the share of calls that `amount` does not admit, where `expected` come in a window."""
+    if expected <= 0:
+        return 0.0
+    deviation = math.sqrt(expected)
+    above = (amount - expected) / deviation
+    density = math.exp(-above * above / 2) / math.sqrt(2 * math.pi)
+    excess = deviation * (density - above * math.erfc(above / math.sqrt(2)) / 2)
+    return min(1.0, max(0.0, excess / expected))
+
+
+class PairLoad(NamedTuple):
+    """What one process does with one key, per second."""
+
+    acquire: float = 0.0
+    refused: float = 0.0
+    lease: float = 0.0
+    refund: float = 0.0
+    flush: float = 0.0
+    sync: float = 0.0
+    waits: float = 0.0
+    """Calls that wait for a reply of Redis."""
+    held: float = 0.0
+    """Permits that are charged and not spent, on average."""
+
+    @property
+    def commands(self) -> float:
+        return sum(self[:6])
+
+
+def direct_load(fleet: Fleet) -> PairLoad:
+    """Every admission is a command. A refusal is repeated until its bucket ends, and what was
+    repeated is flushed.
+    """
+    rate, refused = fleet.rate, fleet.refused
+    width_s = fleet.limit.bucket_ms / 1000
+    asked = refused * rate / (1 + rate * width_s)
+    repeated = rate * rate * width_s / (1 + rate * width_s)
+    flushes = refused * repeated / (1 + FLUSH_INTERVAL_S * repeated)
+    admitted = rate * (1 - refused)
+    return PairLoad(acquire=admitted, refused=asked, flush=flushes, waits=admitted + asked)
+
+
+_LEASE_S = 0.25
+"""For how long a lease is to last at most (`local/leases.py`)."""
+
+
+def _either(one: float, other: float) -> float:
+    """Return a smooth minimum: what both bound, where chance decides which of them holds."""
+    return (one**-4 + other**-4) ** -0.25
+
+
+class LeasedCalls(NamedTuple):
+    """The commands of one process that calls one key far below its limit, per second."""
+
+    commands: float
+    waits: float
+    leases: float
+    """The share of its buckets in which it leases, 0 to 1."""
+
+
+def leased_calls(rate: float, width_s: float, rtt_ms: float) -> LeasedCalls:
+    """Return what a process sends that makes `rate` calls a second under buckets of `width_s`.
+
+    The constants are fitted to the simulation. Below some three calls in the time of a lease each
+    call is a command. Above, a bucket costs some four commands whatever the rate: the lease at its
+    begin, those that top it up, an acquire that extends it when its time, 10/11 of the bucket, is
+    over, and the refund of what is left. Leases end after a quarter of a second, too. Of a very high
+    rate, each call that is made while the first lease of a bucket is on its way is a command.
+    """
+    if rate <= 0:
+        return LeasedCalls(0.0, 0.0, 0.0)
+    lease_s = min(width_s, _LEASE_S)
+    expected = rate * lease_s
+    leases = 1 / (1 + (2.9 / expected) ** 6)
+    gap_s = min(width_s, 0.0017 + 0.0016 * rtt_ms)
+    topped_up = (1 + 9 / expected**2) / lease_s + 2.4 / width_s
+    few = max(0.2, 1 - 0.004 / width_s) * topped_up
+    many = 1.1 / width_s + 1 / lease_s + rate * gap_s / width_s
+    waits = min(rate, 1.85 / width_s + rate * gap_s / width_s)
+    return LeasedCalls(
+        _either(rate, max(few, many)), rate * (1 - leases) + leases * waits, leases
+    )
+
+
+def leased_load(fleet: Fleet) -> PairLoad:
+    """As `direct`, but for a key with demand permits come in blocks.
+
+    At the limit, short buckets open room a little at a time, and a process leases for what it is
+    admitted; long ones are open for a part of the time, in which it leases for all that it calls.
+    """
+    direct, rate, refused = direct_load(fleet), fleet.rate, fleet.refused
+    width_s = fleet.limit.bucket_ms / 1000
+    short = min(1.0, _LEASE_S / width_s)
+    part = leased_calls(rate * (1 - refused), width_s, fleet.rtt_ms)
+    whole = leased_calls(rate, width_s, fleet.rtt_ms)
+    smaller = 1 + 0.15 * min(1.0, 4 * refused)  # leases, because half of what is left is the most
+    commands = short * smaller * part.commands + (1 - short) * (1 - refused) * whole.commands
+    waits = short * part.waits + (1 - short) * (1 - refused) * whole.waits
+    leases = short * part.leases + (1 - short) * whole.leases
+    commands = min(commands, rate * (1 - refused)) if leases < 0.01 else commands
+    waits = min(waits, commands)
+    refunds = min(commands - waits, 0.8 * leases / width_s)
+    first = min(waits, leases / width_s)
+    held = leases * rate * (1 - refused) * min(width_s, _LEASE_S) / 2
+    return direct._replace(
+        acquire=waits - first,
+        lease=commands - refunds - (waits - first),
+        refund=refunds,
+        waits=waits + direct.refused,
+        held=held,
+    )
+
+
+def eventual_load(fleet: Fleet) -> PairLoad:
+    """Counts are exchanged each sync interval in which there are any. A key that was called at two
+    syncs within its window is polled after that, each time an eighth of its idle time later.
+    """
+    rate, window_s = fleet.rate, fleet.window_s
+    counting = -math.expm1(-rate * SYNC_INTERVAL_S) / SYNC_INTERVAL_S
+    polls, idle_s = 0.0, max(SYNC_INTERVAL_S, 1 / (16 * rate) if rate else math.inf)
+    while idle_s < min(window_s, 60.0):
+        polls += math.exp(-rate * idle_s)
+        idle_s += max(SYNC_INTERVAL_S, idle_s / 8)
+    return PairLoad(sync=counting * (1 - math.expm1(-rate * window_s) * polls))
+
+
+LOADS = {"direct": direct_load, "leased": leased_load, "eventual": eventual_load}
+
+# --------------------------------------------------------------------------------------------------
+#
+# The whole fleet.
+
+
+class Plan(NamedTuple):
+    """What a fleet needs in one mode."""
+
+    mode: str
+    commands: float
+    """Per second, as all other rates."""
+    cores: float
+    shards: int | None
+    """None: one key alone keeps a shard busier than `BUSY`, so that no number is enough."""
+    busy: float
+    """The share of its time for which the fullest shard is busy; 1 and more is beyond it."""
+    memory: float
+    """Bytes of all shards."""
+    process_memory: float
+    """Bytes in each process."""
+    admitted: float
+    local: float
+    """The share of calls that do not wait for Redis."""
+    held: float
+    """Permits that processes hold without having spent them, on average, of all keys."""
+    above: float
+    """Permits of one key that may be admitted above its limit, at the most."""
+    wait_ms: float
+    """The p99 of a call that asks Redis; infinite beyond the capacity."""
+    key_cores: float
+    """Cores that one key takes."""
+
+
+def fullest_share(keys: int, shards: int) -> float:
+    """Return the share of all keys that the fullest of `shards` has, as keys are hashed."""
+    mean = keys / shards
+    fullest = mean + math.sqrt(2 * mean * math.log(shards))
+    return min(1.0, max(1.0, fullest) / keys)
+
+
+def make_plan(fleet: Fleet, mode: str, shards: int | None = None, costs: Costs = COSTS) -> Plan:
+    """Return what `fleet` needs; with `shards`, what so many give it."""
+    load, pairs = LOADS[mode](fleet), fleet.processes * fleet.keys
+    width_s, refused = fleet.limit.bucket_ms / 1000, fleet.refused
+    admitted = fleet.key_rate * (1 - refused)
+    # Of the acquires of a key, those that open its buckets cost more.
+    opened = min(-math.expm1(-admitted * width_s) / width_s, fleet.processes * load.acquire)
+    key_us = opened * (costs.opening - costs.acquire) + fleet.processes * sum(
+        count * getattr(costs, kind) for kind, count in zip(load._fields[:6], load, strict=False)
+    )
+    commands, key_cores = load.commands * pairs, key_us / 1e6
+    cores = key_cores * fleet.keys
+    needed = shards if shards is not None else _shards_for(cores, fleet.keys)
+    busy = cores * fullest_share(fleet.keys, needed or fleet.keys)
+    mean_us = cores * 1e6 / commands if commands else costs.acquire
+    return Plan(
+        mode=mode,
+        commands=commands,
+        cores=cores,
+        shards=needed,
+        busy=busy,
+        memory=_memory(fleet, load, needed or 1),
+        process_memory=process_bytes(mode, min(fleet.keys, fleet.calls * 3600)),
+        admitted=admitted * fleet.keys,
+        local=1 - load.waits / fleet.rate if fleet.rate else 1.0,
+        held=load.held * pairs,
+        above=_above_limit(fleet) if mode == "eventual" else 0.0,
+        wait_ms=_wait_ms(fleet, load, busy, mean_us, fullest_share(fleet.keys, needed or 1)),
+        key_cores=key_cores,
+    )
+
+
+def _shards_for(cores: float, keys: int) -> int | None:
+    """Return the least number of shards of which the fullest is not busier than `BUSY`."""
+    return next(
+        (n for n in range(1, MAX_SHARDS + 1) if cores * fullest_share(keys, n) <= BUSY), None
+    )
+
+
+def _memory(fleet: Fleet, load: PairLoad, shards: int) -> float:
+    limit, admitted = fleet.limit, fleet.key_rate * (1 - fleet.refused)
+    kept_s = (1.25 * limit.span + 1) * limit.bucket_ms / 1000
+    alive = -math.expm1(-fleet.key_rate * kept_s)
+    flushes = (load.flush + load.sync) * fleet.window_s
+    senders = fleet.processes * -math.expm1(-flushes)
+    of_key = alive * ring_bytes(limit, admitted) + senders_bytes(senders)
+    return fleet.keys * of_key + fleet.processes * shards * CONNECTION_B
+
+
+def _above_limit(fleet: Fleet) -> float:
+    """The bound of docs/guarantees.md for `eventual`, of one key; and no more than all calls."""
+    amount, calls = fleet.limit.amount, fleet.key_rate * fleet.window_s
+    stale = fleet.key_rate * (2 * SYNC_INTERVAL_S + fleet.rtt_ms / 1000)
+    most = calls + 3 * math.sqrt(calls) - amount
+    return max(0.0, min((fleet.processes - 1) * amount, stale, most))
+
+
+def _wait_ms(fleet: Fleet, load: PairLoad, busy: float, mean_us: float, share: float) -> float:
+    """Return the p99 of calls that ask Redis: a queue of commands at random times, or, if that is
+    longer, the one at the begin of a bucket, for which all processes ask at once.
+    """
+    if not load.waits:
+        return 0.0
+    if busy >= 1:
+        return math.inf
+    queued_us = mean_us * (1 + 0.5) / 2 / (1 - busy) * max(0.0, math.log(busy / 0.01)) if busy else 0
+    asking = load.lease or load.refused
+    pairs = fleet.processes * fleet.keys * share
+    width_s = fleet.limit.bucket_ms / 1000
+    at_once = pairs * min(1.0, asking * width_s)
+    burst_us = at_once * mean_us - (
+        (1 + math.log(at_once * mean_us * fleet.rate / 1e6)) / fleet.rate * 1e6
+        if at_once * mean_us * fleet.rate > 1e6
+        else math.inf
+    )
+    return fleet.rtt_ms + (mean_us + max(queued_us, burst_us)) / 1000
