@@ -129,20 +129,22 @@ class Shard:
         """Let the processes call, and return what was seen after the warm-up."""
         self._run(warm_up_s)
         self._reset()
-        held = []
-        for _ in range(20):  # at random moments, as leases come and go with the buckets
-            self._run(seconds / 10 * self._rng.random())
+        held, passed_s = [], 0.0
+        moments = sorted(seconds * self._rng.random() for _ in range(20))
+        for moment in moments:  # random ones, as leases come and go with the buckets
+            self._run(moment - passed_s)
+            passed_s = moment
             held.append(sum(one.strategy.unreturned_permits() for one in self._callers.values()))
-        passed_s = self._passed_ms / 1000
+        self._run(seconds - passed_s)
         calls = max(1, sum(self._outcomes.values()))
         waits = sorted(self._waits_ms) or [0.0]
         return Seen(
-            calls / passed_s,
-            self._outcomes["admitted"] / passed_s,
-            sum(self._kinds.values()) / passed_s,
+            calls / seconds,
+            self._outcomes["admitted"] / seconds,
+            sum(self._kinds.values()) / seconds,
             1 - len(self._waits_ms) / calls,
             self._outcomes["failed"] / calls,
-            self._busy_us / 1e6 / passed_s,
+            self._busy_us / 1e6 / seconds,
             statistics.mean(held),
             percentile(waits, 0.5),
             percentile(waits, 0.99),
@@ -150,9 +152,6 @@ class Shard:
         )
 
     def _run(self, seconds: float) -> None:
-        if not self._kinds and not self._outcomes:
-            self._passed_ms = 0.0
-        self._passed_ms += 1000 * seconds
         rate = self._fleet.key_rate * self._sampled / 1000
         end, rng = self.store.ms + 1000 * seconds, self._rng
         at = self.store.ms + rng.expovariate(rate)
@@ -325,3 +324,337 @@ class Shard:
         self._kinds[kind] += 1
         self._busy_us += cost_us
         return reply
+
+
+class Case(NamedTuple):
+    """A fleet that is simulated, and of how many of its keys."""
+
+    fleet: Fleet
+    sampled: int
+    seconds: float
+    warm_up_s: float
+
+
+def case_of(processes: int, calls: float, number_of_keys: int, limit: str, budget: int) -> Case:
+    """Return a case of about `budget` calls; near the limit it lasts for whole windows."""
+    fleet = Fleet(processes, calls, number_of_keys, Limit(limit))
+    window_s = fleet.window_s
+    full = fleet.key_rate * window_s > 0.7 * fleet.limit.amount
+    least_s = window_s if full else min(1.0, window_s)
+    sampled = round(budget / (fleet.key_rate * 3 * least_s))
+    sampled = max(1, min(number_of_keys, sampled, 2000))
+    calls_a_window = fleet.key_rate * sampled * least_s
+    seconds = least_s * max(1, round(2 * budget / 3 / calls_a_window))
+    if not full:
+        seconds = min(seconds, 10.0, max(0.2, 2 * budget / 3 / (fleet.key_rate * sampled)))
+    return Case(fleet, sampled, seconds, 2 * window_s if full else seconds / 2)
+
+
+CASES: tuple[tuple[int, float, int, str], ...] = (
+    (10, 50, 1, "1000/second"),
+    (40, 42, 1, "3000/second"),
+    (40, 75, 1, "3000/second"),
+    (40, 112, 1, "3000/second"),
+    (500, 6, 1, "3000/second"),
+    (500, 12, 1, "3000/second"),
+    (10, 2000, 1, "10000/second"),
+    (100, 1000, 10, "20000/second"),
+    (20, 200, 2, "1000/second strict"),
+    (20, 20, 1, "1000/minute"),
+    (1000, 40, 1, "60000/second"),
+    (1000, 100, 1, "1000/second"),
+    (2000, 50, 100, "1000/second"),
+    (2000, 50, 100_000, "100/second"),
+    (10_000, 2, 1, "30000/second"),
+    (10_000, 10, 1_000_000, "600/minute"),
+)
+"""Processes, calls a second of each, keys, and the limit."""
+
+
+def compare(quick: bool) -> None:
+    """Print what the simulation sees beside what `distwindow plan` computes."""
+    log("capacity: fleets")
+    print(
+        "| fleet | load | mode | commands a second | plan | busy cores | plan | local | plan "
+        "| p99 of asking | plan | held | plan |\n|---|---:|---|" + "---:|" * 10
+    )
+    ratios: list[float] = []
+    for processes, calls, number_of_keys, limit in CASES[::4] if quick else CASES:
+        case = case_of(processes, calls, number_of_keys, limit, 10_000 if quick else 30_000)
+        fleet, share = case.fleet, number_of_keys / case.sampled
+        load = fleet.key_rate * fleet.window_s / fleet.limit.amount
+        for mode in MODES:
+            seen = Shard(mode, fleet, case.sampled).observe(case.seconds, case.warm_up_s)
+            plan = make_plan(fleet, mode)
+            ratios += [plan.commands / (seen.commands * share), plan.cores / (seen.busy * share)]
+            name = f"{processes:,} x {calls:g}/s on {number_of_keys:,}, {limit}"
+            whole = case.sampled == number_of_keys  # the queue of a part of the keys says nothing
+            print(
+                f"| {name} | {load:.2f} | `{mode}` | {seen.commands * share:,.0f} | "
+                f"{plan.commands:,.0f} | {seen.busy * share:.3f} | {plan.cores:.3f} | "
+                f"{100 * seen.local:.1f} % | {100 * plan.local:.1f} % | "
+                f"{f'{seen.p99_ms:.2f} ms' if whole else '-'} | {plan.wait_ms:.2f} ms | "
+                f"{seen.held * share:,.0f} | {plan.held:,.0f} |",
+                flush=True,
+            )
+    least, most = min(ratios), max(ratios)
+    within = sum(1 / 1.2 <= ratio <= 1.2 for ratio in ratios)
+    print(
+        f"\nPlan over simulation, commands and cores: {least:.2f} to {most:.2f}; "
+        f"{within} of {len(ratios)} within 20 %.\n"
+    )
+
+
+def saturate(quick: bool) -> None:
+    """Print the latency of one key in `direct` on one shard, ever busier."""
+    log("capacity: saturation")
+    print("| busy | p50 | p99 | plan | calls without an answer in 250 ms |\n|---:|" + "---:|" * 4)
+    for busy in (0.5, 0.9, 1.5) if quick else (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.5):
+        fleet = Fleet(200, busy / COSTS.acquire * 1e6 / 200, 1, Limit("1000000/second"))
+        # Beyond the capacity the queue takes this long to reach the timeout.
+        warm_up_s = 0.1 if busy < 1 else 0.3 / (busy - 1)
+        seconds = 0.1 if quick else 0.5
+        seen = Shard("direct", fleet, 1).observe(seconds, warm_up_s)
+        plan = make_plan(fleet, "direct", 1)
+        print(
+            f"| {100 * busy:.0f} % | {seen.p50_ms:.2f} ms | {seen.p99_ms:.2f} ms | "
+            f"{plan.wait_ms:.2f} ms | {100 * seen.failed:.0f} % |",
+            flush=True,
+        )
+    print()
+
+
+def split(quick: bool) -> None:
+    """Print what is refused early where a key is split into parts, and calls go to any of them."""
+    log("capacity: a split key")
+    loads = (0.8, 0.9, 1.0)
+    heads = " | ".join(f"load {load:g} | formula" for load in loads)
+    print(f"| parts of 1000/second | {heads} |\n|---:|" + "---:|" * 2 * len(loads))
+    for parts in (1, 10) if quick else (1, 2, 5, 10, 20, 50):
+        cells = []
+        for load in loads:
+            amount = 1000 // parts
+            fleet = Fleet(50, load * 1000 / 50, parts, Limit(f"{amount}/second"))
+            seen = Shard("direct", fleet, parts).observe(3 if quick else 20, 2)
+            formula = lost_share(load * amount, amount)
+            cells.append(f"{100 * (1 - seen.admitted / seen.calls):.1f} % | {100 * formula:.1f} %")
+        print(f"| {parts} | {' | '.join(cells)} |", flush=True)
+    print()
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# What the server spends.
+
+IN_FLIGHT = 8
+"""Connections with a command each, so that the server is neither idle nor full."""
+ROUNDS, CALLS = 9, 1_200
+_HIGH, _LOW = Limit("1000000/second"), Limit("10/hour")
+
+
+def _charges(limit: Limit, number: int | str) -> tuple[Charge, ...]:
+    return charges_of("user", keys.ring_name_prefix("distwindow", f"user:{number}"), [limit], 1)
+
+
+def _frame(kind: str, number: int, serial: int) -> bytes:
+    """Return a command of this kind, as `Costs` names it."""
+    high = _charges(_HIGH, number)
+    if kind == "refused":
+        return Acquire(_charges(_LOW, number)).frame(GUARD)
+    if kind == "opening":
+        return Acquire(_charges(_HIGH, f"new:{serial}")).frame(GUARD)
+    if kind == "lease":
+        return Lease(high, extra=5).frame(GUARD)
+    if kind == "refund":
+        return Refund(high, charged_ms=int(time.time() * 1000)).frame(GUARD)
+    if kind in ("flush", "sync"):
+        counts = ((Bucket(CURRENT_BUCKET, int(kind == "sync"), int(kind == "flush")),),)
+        sender = f"{serial % 40:010x}"
+        return Flush(high, counts=counts, sender=sender, seq=serial, pull=kind == "sync").frame(
+            GUARD
+        )
+    return Acquire(high).frame(GUARD)
+
+
+def _cpu_us(connection: Socket) -> float:
+    found = connection.info("cpu")
+    names = ("used_cpu_user_main_thread", "used_cpu_sys_main_thread")
+    if names[0] not in found:  # before Redis 6.2.8 and in Valkey's forks
+        names = ("used_cpu_user", "used_cpu_sys")
+    return 1e6 * sum(float(found[name]) for name in names)
+
+
+def measure_costs(in_flight: int, rounds: int) -> dict[str, list[float]]:
+    """Return microseconds of the server's main thread for one command of each kind, by round."""
+    costs: dict[str, list[float]] = {kind: [] for kind in Costs._fields}
+    serials = itertools.count(1)
+    with running(last_core()) as server, Socket(server.port) as control:
+        for name in ("acquire", "lease", "refund", "flush"):
+            control.call("SCRIPT", "LOAD", load_script(name).text)
+        for number in range(200):
+            control.pipeline([_frame("refused", number, 0)] * 11)
+        clients = [Socket(server.port) for _ in range(in_flight)]
+        for _ in range(rounds):
+            for kind in random.sample(list(costs), len(costs)):
+                frames = [_frame(kind, n % 200, next(serials)) for n in range(CALLS)]
+                before = _cpu_us(control)
+                for at in range(0, CALLS, in_flight):
+                    for client, frame in zip(clients, frames[at : at + in_flight], strict=False):
+                        client.send(frame)
+                    for client, _frame_sent in zip(clients, frames[at : at + in_flight], strict=False):
+                        client.receive()
+                costs[kind].append((_cpu_us(control) - before) / CALLS)
+        for client in clients:
+            client.__exit__(None, None, None)
+    return costs
+
+
+def measure_connection(connections: int) -> float:
+    """Return the bytes of the server for one connection that calls once a second."""
+    with running() as server, Socket(server.port) as control:
+        before = int(control.info("memory")["used_memory"])
+        clients = [Socket(server.port) for _ in range(connections)]
+        for _ in range(6):
+            for client in clients:
+                client.call("PING", "x" * 200)
+            time.sleep(1)
+        after = int(control.info("memory")["used_memory"])
+        for client in clients:
+            client.__exit__(None, None, None)
+    return (after - before) / connections
+
+
+def print_costs(quick: bool) -> None:
+    print("| command | one in flight | 8 in flight | 50 in flight | the plan's |\n|---|" + "---:|" * 4)
+    found = [measure_costs(n, 2 if quick else ROUNDS) for n in (1, IN_FLIGHT, 50)]
+    for kind in Costs._fields:
+        cells = " | ".join(f"{statistics.median(one[kind]):.1f} µs" for one in found)
+        print(f"| {kind} | {cells} | {getattr(COSTS, kind):g} µs |")
+    print(f"\nA connection: {measure_connection(200):,.0f} B.\n")
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# Real fleets.
+
+KEY = "hot"
+
+
+class Worker(NamedTuple):
+    """What one operating-system process does: it is several processes of the fleet."""
+
+    url: str
+    mode: str
+    limit: str
+    limiters: int
+    rate: float
+    """Calls of each limiter per second, at random times."""
+    begin: float
+    first: float
+    """What is admitted from this time on counts."""
+    end: float
+
+
+def _work(worker: Worker) -> tuple[int, int, int]:
+    """Run in a process of its own. Return calls, admissions, and calls that were decided here."""
+    return asyncio.run(_work_async(worker))
+
+
+async def _work_async(worker: Worker) -> tuple[int, int, int]:
+    counts: Counter[str] = Counter()
+
+    async def call(limiter: AsyncLimiter) -> None:
+        decision = await limiter.try_acquire(KEY)
+        if worker.first <= time.time() < worker.end:
+            counts["calls"] += 1
+            counts["admitted"] += decision.allowed
+            counts["local"] += decision.source != "store"
+
+    async def run(seed: int) -> None:
+        chance, calls = random.Random(seed), set()
+        async with AsyncLimiter(
+            worker.url, worker.limit, consistency=worker.mode, timeout=5  # type: ignore[arg-type]  # one of MODES
+        ) as limiter:
+            await limiter.try_acquire("not hot")  # connects
+            at = worker.begin + chance.expovariate(worker.rate)
+            while at < worker.end:
+                await asyncio.sleep(max(0.0, at - time.time()))
+                task = asyncio.create_task(call(limiter))
+                calls.add(task)
+                task.add_done_callback(calls.discard)
+                at += chance.expovariate(worker.rate)
+            await asyncio.gather(*calls)
+
+    await asyncio.gather(*(run(random.randrange(10**9)) for _ in range(worker.limiters)))
+    return counts["calls"], counts["admitted"], counts["local"]
+
+
+REAL: tuple[tuple[str, int, float, str], ...] = (
+    ("leased", 500, 5.4, "3000/second"),
+    ("leased", 500, 5.8, "2700/second"),
+    ("leased", 40, 42.0, "3000/second"),
+    ("leased", 40, 75.0, "3000/second"),
+    ("direct", 40, 75.0, "2000/second"),
+    ("eventual", 40, 75.0, "3000/second"),
+)
+"""Mode, limiters, calls of each a second, and the limit of the one key."""
+
+
+def compare_real(quick: bool) -> None:
+    """Print what a real server is sent, beside the simulation and the plan of the same load."""
+    seconds, workers = (3.0 if quick else 8.0), 10
+    print(
+        "| limiters | mode | calls a second | commands a second: real | simulated | plan | for 1,000 "
+        "admissions: real | simulated | local: real | simulated | server's core: real | plan |\n"
+        "|---:|---|" + "---:|" * 10
+    )
+    context = multiprocessing.get_context("spawn")
+    with running() as server, ProcessPoolExecutor(workers, mp_context=context) as pool:
+        for future in [pool.submit(time.sleep, 1.0) for _ in range(workers)]:
+            future.result()  # a process that is busy lets the pool start the next one
+        for mode, limiters, rate, limit in REAL:
+            server.flush()
+            begin = time.time() + 3.0
+            first, end = begin + 2.0, begin + 2.0 + seconds
+            work = Worker(server.url, mode, limit, limiters // workers, rate, begin, first, end)
+            futures = [pool.submit(_work, work) for _ in range(workers)]
+            with Socket(server.port) as connection:
+                time.sleep(first - time.time())
+                scripts, cpu_us = script_calls(server), _cpu_us(connection)
+                time.sleep(end - time.time())
+                scripts, cpu_us = script_calls(server) - scripts, _cpu_us(connection) - cpu_us
+            calls, admitted, local = (
+                sum(found) for found in zip(*(future.result() for future in futures), strict=True)
+            )
+            fleet = Fleet(limiters, calls / seconds / limiters, 1, Limit(limit))
+            seen = Shard(mode, fleet, 1).observe(5.0, 2.0)
+            plan = make_plan(fleet, mode)
+            print(
+                f"| {limiters} | `{mode}`, {limit} | {calls / seconds:,.0f} | "
+                f"{scripts / seconds:,.0f} | {seen.commands:,.0f} | {plan.commands:,.0f} | "
+                f"{1000 * scripts / admitted:,.0f} | {1000 * seen.commands / seen.admitted:,.0f} | "
+                f"{100 * local / calls:.1f} % | {100 * seen.local:.1f} % | "
+                f"{cpu_us / 1e6 / seconds:.3f} | {plan.cores:.3f} |",
+                flush=True,
+            )
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.capacity", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer fleets, for a shorter time")
+    parser.add_argument("--costs", action="store_true", help="measure the constants of the plan")
+    parser.add_argument("--real", action="store_true", help="a real server beside the simulation")
+    options = parser.parse_args()
+    if options.costs:
+        print_costs(options.quick)
+    if options.real:
+        compare_real(options.quick)
+    if not options.costs and not options.real:
+        compare(options.quick)
+        saturate(options.quick)
+        split(options.quick)
+
+
+if __name__ == "__main__":
+    main()

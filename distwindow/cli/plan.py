@@ -145,6 +145,8 @@ class PairLoad(NamedTuple):
     """Calls that wait for a reply of Redis."""
     held: float = 0.0
     """Permits that are charged and not spent, on average."""
+    leases: float = 0.0
+    """The share of its buckets in which the process leases."""
 
     @property
     def commands(self) -> float:
@@ -176,10 +178,11 @@ def _either(one: float, other: float) -> float:
 class LeasedCalls(NamedTuple):
     """The commands of one process that calls one key far below its limit, per second."""
 
-    commands: float
-    waits: float
+    acquire: float
+    lease: float
+    refund: float
     leases: float
-    """The share of its buckets in which it leases, 0 to 1."""
+    """The share of its buckets in which it leases."""
 
 
 def leased_calls(rate: float, width_s: float, rtt_ms: float) -> LeasedCalls:
@@ -188,22 +191,23 @@ def leased_calls(rate: float, width_s: float, rtt_ms: float) -> LeasedCalls:
     The constants are fitted to the simulation. Below some three calls in the time of a lease each
     call is a command. Above, a bucket costs some four commands whatever the rate: the lease at its
     begin, those that top it up, an acquire that extends it when its time, 10/11 of the bucket, is
-    over, and the refund of what is left. Leases end after a quarter of a second, too. Of a very high
+    over, and the refund of what is left. Leases end after a quarter of a second, too. At a very high
     rate, each call that is made while the first lease of a bucket is on its way is a command.
     """
     if rate <= 0:
-        return LeasedCalls(0.0, 0.0, 0.0)
+        return LeasedCalls(0.0, 0.0, 0.0, 0.0)
     lease_s = min(width_s, _LEASE_S)
-    expected = rate * lease_s
-    leases = 1 / (1 + (2.9 / expected) ** 6)
-    gap_s = min(width_s, 0.0017 + 0.0016 * rtt_ms)
-    topped_up = (1 + 9 / expected**2) / lease_s + 2.4 / width_s
+    leases = 1 / (1 + (2.9 / (rate * min(0.85 * width_s, _LEASE_S))) ** 6)
+    on_its_way = rate * min(width_s, 0.0017 + 0.0016 * rtt_ms) / width_s
+    topped_up = (1 + 9 / (rate * lease_s) ** 2) / lease_s + 2.4 / width_s
     few = max(0.2, 1 - 0.004 / width_s) * topped_up
-    many = 1.1 / width_s + 1 / lease_s + rate * gap_s / width_s
-    waits = min(rate, 1.85 / width_s + rate * gap_s / width_s)
-    return LeasedCalls(
-        _either(rate, max(few, many)), rate * (1 - leases) + leases * waits, leases
-    )
+    many = 1.1 / width_s + 1 / lease_s + on_its_way
+    commands = _either(rate, max(few, many))
+    waits = min(commands, rate * (1 - leases) + leases * min(rate, 1.85 / width_s + on_its_way))
+    first = min(waits, leases / width_s)
+    unspent = rate * lease_s / (rate * lease_s + 9)
+    refunds = min(commands - waits, leases * unspent / width_s)
+    return LeasedCalls(waits - first, commands - refunds - (waits - first), refunds, leases)
 
 
 def leased_load(fleet: Fleet) -> PairLoad:
@@ -211,27 +215,28 @@ def leased_load(fleet: Fleet) -> PairLoad:
 
     At the limit, short buckets open room a little at a time, and a process leases for what it is
     admitted; long ones are open for a part of the time, in which it leases for all that it calls.
+    Half of what is left is the most, so that leases near the limit are ever smaller.
     """
     direct, rate, refused = direct_load(fleet), fleet.rate, fleet.refused
     width_s = fleet.limit.bucket_ms / 1000
-    short = min(1.0, _LEASE_S / width_s)
-    part = leased_calls(rate * (1 - refused), width_s, fleet.rtt_ms)
+    short, open_share = min(1.0, _LEASE_S / width_s), 1 - refused
+    part = leased_calls(rate * open_share, width_s, fleet.rtt_ms)
     whole = leased_calls(rate, width_s, fleet.rtt_ms)
-    smaller = 1 + 0.15 * min(1.0, 4 * refused)  # leases, because half of what is left is the most
-    commands = short * smaller * part.commands + (1 - short) * (1 - refused) * whole.commands
-    waits = short * part.waits + (1 - short) * (1 - refused) * whole.waits
-    leases = short * part.leases + (1 - short) * whole.leases
-    commands = min(commands, rate * (1 - refused)) if leases < 0.01 else commands
-    waits = min(waits, commands)
-    refunds = min(commands - waits, 0.8 * leases / width_s)
-    first = min(waits, leases / width_s)
-    held = leases * rate * (1 - refused) * min(width_s, _LEASE_S) / 2
+    acquire, lease, refund, leases = (
+        short * at_limit + (1 - short) * open_share * far_below
+        for at_limit, far_below in zip(part, whole, strict=True)
+    )
+    load = fleet.key_rate * fleet.window_s / fleet.limit.amount
+    near_limit = min(1.0, max(0.0, 2.5 * load - 2))
+    halved = max(0.0, math.log(max(1.0, rate * open_share * width_s / 7.5)))
+    waits = acquire + min(lease, leases / width_s) + direct.refused
     return direct._replace(
-        acquire=waits - first,
-        lease=commands - refunds - (waits - first),
-        refund=refunds,
-        waits=waits + direct.refused,
-        held=held,
+        acquire=acquire,
+        lease=lease + short * near_limit * leases * halved / width_s,
+        refund=refund,
+        waits=min(rate, waits),
+        held=leases * rate * open_share**2 * min(width_s, _LEASE_S) / 3,
+        leases=leases,
     )
 
 
@@ -347,22 +352,30 @@ def _above_limit(fleet: Fleet) -> float:
     return max(0.0, min((fleet.processes - 1) * amount, stale, most))
 
 
+_SLEEP_MS = 5.0
+"""A call that needs a lease sleeps where its bucket ends sooner than that (`local/leased.py`)."""
+
+
 def _wait_ms(fleet: Fleet, load: PairLoad, busy: float, mean_us: float, share: float) -> float:
     """Return the p99 of calls that ask Redis: a queue of commands at random times, or, if that is
-    longer, the one at the begin of a bucket, for which all processes ask at once.
+    longer, the one at the begin of a bucket, for which many processes ask at once.
     """
     if not load.waits:
         return 0.0
     if busy >= 1:
         return math.inf
-    queued_us = mean_us * (1 + 0.5) / 2 / (1 - busy) * max(0.0, math.log(busy / 0.01)) if busy else 0
-    asking = load.lease or load.refused
-    pairs = fleet.processes * fleet.keys * share
+    wait_ms = 0.0
+    if busy > 0.01:  # the tail of M/G/1, with a coefficient of variation of a half
+        wait_ms = 1.25 * mean_us / 2000 / (1 - busy) * math.log(busy / 0.01)
+    pairs, rate_ms = fleet.processes * fleet.keys * share, fleet.rate / 1000
     width_s = fleet.limit.bucket_ms / 1000
-    at_once = pairs * min(1.0, asking * width_s)
-    burst_us = at_once * mean_us - (
-        (1 + math.log(at_once * mean_us * fleet.rate / 1e6)) / fleet.rate * 1e6
-        if at_once * mean_us * fleet.rate > 1e6
-        else math.inf
-    )
-    return fleet.rtt_ms + (mean_us + max(queued_us, burst_us)) / 1000
+    slept = load.leases * fleet.rate * min(1.0, _SLEEP_MS / 1000 / width_s)
+    if slept > 0.01 * load.waits:
+        sleepers = pairs * load.leases * -math.expm1(-_SLEEP_MS * rate_ms)
+        wait_ms = max(wait_ms, _SLEEP_MS + sleepers * mean_us / 1000)
+    elif fleet.refused > 0.01:
+        # Room opens for all processes at one moment. Their calls come spread over 1 / rate.
+        queue_ms = pairs * mean_us / 1000
+        if queue_ms * rate_ms > 1:
+            wait_ms = max(wait_ms, queue_ms - (1 + math.log(queue_ms * rate_ms)) / rate_ms)
+    return fleet.rtt_ms + mean_us / 1000 + wait_ms
