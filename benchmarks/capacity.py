@@ -7,8 +7,8 @@
 
 The strategies are those of the library, over the store in memory, on a clock that the simulation
 sets. A shard executes one command at a time, in the order in which they arrive, and each takes the
-time that `--costs` has measured. Keys are alike, so of many keys a few are simulated, each called by
-every process, and the figures are multiplied.
+time that `--costs` has measured. Keys are alike, so of many keys a few are simulated, each called
+by every process, and the figures are multiplied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from heapq import heappop, heappush
@@ -33,7 +33,7 @@ from benchmarks.resp import Socket
 from benchmarks.server import last_core, running
 from benchmarks.server_cost import GUARD
 from distwindow import AsyncLimiter, Limit
-from distwindow.cli.plan import COSTS, MODES, Costs, Fleet, Plan, lost_share, make_plan
+from distwindow.cli.plan import COSTS, MODES, Costs, Fleet, lost_share, make_plan
 from distwindow.errors import StoreTimeout
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
@@ -54,7 +54,11 @@ TIMEOUT_MS = 250.0
 """The deadline of a call, which is the default of the limiters."""
 LATE_US = 6.0
 """Of the server's core for a command that is executed after its deadline, and does nothing."""
-_STRATEGIES = {"direct": Direct, "leased": Leased, "eventual": Eventual}
+_STRATEGIES: dict[str, Callable[[CommandCache, LocalClock, Options], Strategy]] = {
+    "direct": Direct,
+    "leased": Leased,
+    "eventual": Eventual,
+}
 
 # --------------------------------------------------------------------------------------------------
 #
@@ -213,8 +217,10 @@ class Shard:
     ) -> None:
         """Give `reply` to the operation, and do its next step."""
         try:
-            failed = isinstance(reply, StoreTimeout)
-            step = operation.throw(reply) if failed else operation.send(reply)  # type: ignore[arg-type]  # it is one
+            if isinstance(reply, StoreTimeout):
+                step = operation.throw(reply)
+            else:
+                step = operation.send(reply)
         except StopIteration as done:
             end(done.value)
             return
@@ -312,9 +318,11 @@ class Shard:
 
     def _execute(self, command: Command[Any]) -> object:
         reply = self.store.execute(command)
+        if isinstance(command, Flush) and not command.sender:
+            return reply  # a process asks once for the time, before its first sync
         cost_us, kind = self._cost_us(command), type(command).__name__.lower()
         if isinstance(reply, Decision):
-            ring = command.charges[0].ring  # type: ignore[attr-defined]  # an Acquire
+            ring = command.charges[0].ring
             bucket = int(self.store.ms) // self._fleet.limit.bucket_ms
             if not reply.allowed:
                 cost_us, kind = self._costs.refused, "refused"
@@ -371,12 +379,16 @@ CASES: tuple[tuple[int, float, int, str], ...] = (
 """Processes, calls a second of each, keys, and the limit."""
 
 
+def _ms(value: float) -> str:
+    return f"{value:.2f} ms" if 0 < value < TIMEOUT_MS else "-"
+
+
 def compare(quick: bool) -> None:
     """Print what the simulation sees beside what `distwindow plan` computes."""
     log("capacity: fleets")
     print(
         "| fleet | load | mode | commands a second | plan | busy cores | plan | local | plan "
-        "| p99 of asking | plan | held | plan |\n|---|---:|---|" + "---:|" * 10
+        "| p99 of asking | plan | held | plan | |\n|---|---:|---|" + "---:|" * 11
     )
     ratios: list[float] = []
     for processes, calls, number_of_keys, limit in CASES[::4] if quick else CASES:
@@ -386,15 +398,18 @@ def compare(quick: bool) -> None:
         for mode in MODES:
             seen = Shard(mode, fleet, case.sampled).observe(case.seconds, case.warm_up_s)
             plan = make_plan(fleet, mode)
-            ratios += [plan.commands / (seen.commands * share), plan.cores / (seen.busy * share)]
-            name = f"{processes:,} x {calls:g}/s on {number_of_keys:,}, {limit}"
             whole = case.sampled == number_of_keys  # the queue of a part of the keys says nothing
+            full = whole and plan.cores > 1
+            if not full:
+                cores = plan.cores / (seen.busy * share)
+                ratios += [plan.commands / (seen.commands * share), cores]
+            name = f"{processes:,} x {calls:g}/s on {number_of_keys:,}, {limit}"
             print(
                 f"| {name} | {load:.2f} | `{mode}` | {seen.commands * share:,.0f} | "
                 f"{plan.commands:,.0f} | {seen.busy * share:.3f} | {plan.cores:.3f} | "
                 f"{100 * seen.local:.1f} % | {100 * plan.local:.1f} % | "
-                f"{f'{seen.p99_ms:.2f} ms' if whole else '-'} | {plan.wait_ms:.2f} ms | "
-                f"{seen.held * share:,.0f} | {plan.held:,.0f} |",
+                f"{_ms(seen.p99_ms if whole else 0)} | {_ms(plan.wait_ms)} | "
+                f"{seen.held * share:,.0f} | {plan.held:,.0f} | {'full' if full else ''} |",
                 flush=True,
             )
     least, most = min(ratios), max(ratios)
@@ -418,7 +433,7 @@ def saturate(quick: bool) -> None:
         plan = make_plan(fleet, "direct", 1)
         print(
             f"| {100 * busy:.0f} % | {seen.p50_ms:.2f} ms | {seen.p99_ms:.2f} ms | "
-            f"{plan.wait_ms:.2f} ms | {100 * seen.failed:.0f} % |",
+            f"{f'{plan.wait_ms:.2f} ms' if busy < 1 else '-'} | {100 * seen.failed:.0f} % |",
             flush=True,
         )
     print()
@@ -436,7 +451,7 @@ def split(quick: bool) -> None:
             amount = 1000 // parts
             fleet = Fleet(50, load * 1000 / 50, parts, Limit(f"{amount}/second"))
             seen = Shard("direct", fleet, parts).observe(3 if quick else 20, 2)
-            formula = lost_share(load * amount, amount)
+            formula = lost_share(load * amount, amount, fleet.limit.span)
             cells.append(f"{100 * (1 - seen.admitted / seen.calls):.1f} % | {100 * formula:.1f} %")
         print(f"| {parts} | {' | '.join(cells)} |", flush=True)
     print()
@@ -499,9 +514,9 @@ def measure_costs(in_flight: int, rounds: int) -> dict[str, list[float]]:
                 frames = [_frame(kind, n % 200, next(serials)) for n in range(CALLS)]
                 before = _cpu_us(control)
                 for at in range(0, CALLS, in_flight):
-                    for client, frame in zip(clients, frames[at : at + in_flight], strict=False):
+                    for client, frame in zip(clients, frames[at:], strict=False):
                         client.send(frame)
-                    for client, _frame_sent in zip(clients, frames[at : at + in_flight], strict=False):
+                    for client in clients[: CALLS - at]:
                         client.receive()
                 costs[kind].append((_cpu_us(control) - before) / CALLS)
         for client in clients:
@@ -525,7 +540,9 @@ def measure_connection(connections: int) -> float:
 
 
 def print_costs(quick: bool) -> None:
-    print("| command | one in flight | 8 in flight | 50 in flight | the plan's |\n|---|" + "---:|" * 4)
+    print(
+        "| command | one in flight | 8 in flight | 50 in flight | the plan's |\n|---|" + "---:|" * 4
+    )
     found = [measure_costs(n, 2 if quick else ROUNDS) for n in (1, IN_FLIGHT, 50)]
     for kind in Costs._fields:
         cells = " | ".join(f"{statistics.median(one[kind]):.1f} µs" for one in found)
@@ -571,9 +588,13 @@ async def _work_async(worker: Worker) -> tuple[int, int, int]:
             counts["local"] += decision.source != "store"
 
     async def run(seed: int) -> None:
-        chance, calls = random.Random(seed), set()
+        chance = random.Random(seed)
+        calls: set[asyncio.Task[None]] = set()
         async with AsyncLimiter(
-            worker.url, worker.limit, consistency=worker.mode, timeout=5  # type: ignore[arg-type]  # one of MODES
+            worker.url,
+            worker.limit,
+            consistency=worker.mode,  # type: ignore[arg-type]  # a str, but one of MODES
+            timeout=5,
         ) as limiter:
             await limiter.try_acquire("not hot")  # connects
             at = worker.begin + chance.expovariate(worker.rate)
@@ -604,8 +625,9 @@ def compare_real(quick: bool) -> None:
     """Print what a real server is sent, beside the simulation and the plan of the same load."""
     seconds, workers = (3.0 if quick else 8.0), 10
     print(
-        "| limiters | mode | calls a second | commands a second: real | simulated | plan | for 1,000 "
-        "admissions: real | simulated | local: real | simulated | server's core: real | plan |\n"
+        "| limiters | mode | calls a second | commands a second: real | simulated | plan "
+        "| for 1,000 admissions: real | simulated | local: real | simulated "
+        "| server's core: real | plan |\n"
         "|---:|---|" + "---:|" * 10
     )
     context = multiprocessing.get_context("spawn")

@@ -1,15 +1,14 @@
 """`distwindow plan`: what a fleet needs of Redis, computed from its size before it is built.
 
-The model is closed: no random numbers, no server, some microseconds. It was fitted to a simulation of
-whole fleets that runs the strategies themselves (`benchmarks/capacity.py`), and agrees with it within
-a fifth. docs/capacity.md says what it leaves out.
+The model is a handful of formulas, and needs no server. Its constants are measured, or fitted to a
+simulation of whole fleets that runs the strategies themselves (`python -m benchmarks.capacity`).
+They agree within a fifth. docs/capacity.md says what the model leaves out.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import typer
@@ -28,29 +27,29 @@ MODES = ("direct", "leased", "eventual")
 class Costs(NamedTuple):
     """Microseconds of a shard's core for one command, its part of the socket included, by kind."""
 
-    acquire: float = 12.4
-    opening: float = 15.0
+    acquire: float = 7.3
+    opening: float = 9.7
     """An acquire that opens a bucket."""
-    refused: float = 10.5
-    lease: float = 20.0
-    refund: float = 21.9
-    flush: float = 26.7
+    refused: float = 7.6
+    lease: float = 12.7
+    refund: float = 12.9
+    flush: float = 18.3
     """Refusals that were repeated in a process."""
-    sync: float = 31.3
+    sync: float = 27.9
     """A flush of `eventual`, which returns the counts of the fleet."""
 
 
 # `python -m benchmarks.capacity --costs`: eight connections, one command at a time on each.
 COSTS = Costs()
-CONNECTION_B = 20_000
+CONNECTION_B = 23_000
 KEY_TABLES_B = 65
 """Bytes that Redis's tables take for each key with a TTL (docs/operations.md)."""
 FLUSH_INTERVAL_S, SYNC_INTERVAL_S = 0.25, 0.1
 """The defaults of the limiters."""
 TIMEOUT_MS = 250.0
 BUSY = 0.7
-"""The share of its time for which a shard may be busy. At 0.7 a command waits 1.2 times its own time
-on average, and growth by a third is left.
+"""The share of its time for which a shard may be busy. At 0.7 a command waits one and a half times
+its own time on average, and growth by two fifths is left.
 """
 MAX_SHARDS = 1000
 
@@ -115,21 +114,37 @@ class Fleet(NamedTuple):
 
     @property
     def refused(self) -> float:
-        """The share of calls that exceed the limit: E(N - amount)+ of the calls N of a window, which
-        are nearly normal.
-        """
-        return lost_share(self.key_rate * self.window_s, self.limit.amount)
+        """The share of calls that the limit refuses."""
+        limit = self.limit
+        return lost_share(self.key_rate * self.window_s, limit.amount, limit.span)
 
 
-def lost_share(expected: float, amount: float) -> float:
-    """Return the share of calls that `amount` does not admit, where `expected` come in a window."""
+def lost_share(expected: float, amount: int, span: int) -> float:
+    """Return the share of calls that `amount` does not admit, where `expected` come in a window of
+    `span` buckets, at random times.
+
+    Their number is nearly normal, so that of a window E(N - amount)+ are lost. Besides, a permit is
+    taken until its bucket leaves, which is Erlang's loss: half a bucket less than the window, on
+    average. The first is more for large amounts and beyond the limit, the second for small ones.
+    """
     if expected <= 0:
         return 0.0
     deviation = math.sqrt(expected)
     above = (amount - expected) / deviation
-    density = math.exp(-above * above / 2) / math.sqrt(2 * math.pi)
-    excess = deviation * (density - above * math.erfc(above / math.sqrt(2)) / 2)
-    return min(1.0, max(0.0, excess / expected))
+    lost = deviation * (_density(above) - above * _normal(-above)) / expected
+    taken = expected * (span - 0.5) / span
+    above = (amount - taken + 0.5) / math.sqrt(taken)
+    if above > -30:  # beyond that, 1 - amount / expected is lost
+        lost = max(lost, _density(above) / _normal(above) / math.sqrt(taken))
+    return min(1.0, max(0.0, lost))
+
+
+def _density(x: float) -> float:
+    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def _normal(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
 
 
 class PairLoad(NamedTuple):
@@ -172,7 +187,7 @@ _LEASE_S = 0.25
 
 def _either(one: float, other: float) -> float:
     """Return a smooth minimum: what both bound, where chance decides which of them holds."""
-    return (one**-4 + other**-4) ** -0.25
+    return float((one**-4 + other**-4) ** -0.25)
 
 
 class LeasedCalls(NamedTuple):
@@ -191,8 +206,8 @@ def leased_calls(rate: float, width_s: float, rtt_ms: float) -> LeasedCalls:
     The constants are fitted to the simulation. Below some three calls in the time of a lease each
     call is a command. Above, a bucket costs some four commands whatever the rate: the lease at its
     begin, those that top it up, an acquire that extends it when its time, 10/11 of the bucket, is
-    over, and the refund of what is left. Leases end after a quarter of a second, too. At a very high
-    rate, each call that is made while the first lease of a bucket is on its way is a command.
+    over, and the refund of what is left. Leases end after a quarter of a second, too. At very high
+    rates, each call that is made while the first lease of a bucket is on its way is a command.
     """
     if rate <= 0:
         return LeasedCalls(0.0, 0.0, 0.0, 0.0)
@@ -379,3 +394,213 @@ def _wait_ms(fleet: Fleet, load: PairLoad, busy: float, mean_us: float, share: f
         if queue_ms * rate_ms > 1:
             wait_ms = max(wait_ms, queue_ms - (1 + math.log(queue_ms * rate_ms)) / rate_ms)
     return fleet.rtt_ms + mean_us / 1000 + wait_ms
+
+
+def split(fleet: Fleet, parts: int) -> Fleet:
+    """Return the fleet whose calls go to any of `parts` keys, each with a part of the limit."""
+    limit = fleet.limit
+    part = Limit(max(1, limit.amount // parts), limit.per, buckets=limit.buckets, bound=limit.bound)
+    return fleet._replace(keys=fleet.keys * parts, limit=part)
+
+
+def parts_needed(fleet: Fleet, mode: str, costs: Costs = COSTS) -> int | None:
+    """Return into how many parts a key has to be split so that a shard can take each of them."""
+    for parts in range(1, min(MAX_SHARDS, fleet.limit.amount) + 1):
+        if make_plan(split(fleet, parts), mode, costs=costs).key_cores <= BUSY:
+            return parts
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+#
+# The command.
+
+
+@report_errors
+def plan(
+    processes: Annotated[
+        str, typer.Option(metavar="N", help="Processes of the fleet.", show_default=False)
+    ],
+    calls: Annotated[
+        str, typer.Option(metavar="RATE", help="Calls of each per second.", show_default=False)
+    ],
+    keys: Annotated[
+        str, typer.Option(metavar="N", help="Keys that are called, evenly.", show_default=False)
+    ],
+    limit: Annotated[
+        str,
+        typer.Option(
+            "--limit",
+            "-l",
+            metavar="LIMIT",
+            help="100/second, 5000/day strict.",
+            show_default=False,
+        ),
+    ],
+    mode: Annotated[
+        str, typer.Option(metavar="MODE", help="direct, leased or eventual.", show_default="all")
+    ] = "",
+    shards: Annotated[
+        str, typer.Option(metavar="N", help="Redis shards.", show_default="as many as it takes")
+    ] = "",
+    rtt: Annotated[str, typer.Option(metavar="MS", help="A round trip to Redis.")] = "0.5",
+    acquire_us: Annotated[
+        str,
+        typer.Option(
+            metavar="US", help="Time of a Redis core for one acquire. It scales all commands."
+        ),
+    ] = f"{COSTS.acquire:g}",
+    as_json: JsonOption = False,
+) -> None:
+    """Compute what a fleet needs of Redis in each mode. Asks no server.
+
+    Prints commands, cores, shards, memory, the share of calls that do not wait for Redis, the
+    permits that leases hold, the p99 of calls that wait, and where a mode ends.
+    """
+    fleet = Fleet(
+        _whole("processes", processes, 10**6),
+        _number("calls", calls, 10**6),
+        _whole("keys", keys, 10**9),
+        Limit(limit),
+        _number("rtt", rtt, 10_000),
+    )
+    if fleet.limit.is_shaped:
+        raise ValueError(
+            f"limit {limit!r} is paced or warms up; plan computes plain limits: leave the term out"
+        )
+    if mode and mode not in MODES:
+        raise ValueError(f"mode={mode!r} is none of {', '.join(MODES)}")
+    scale = _number("acquire-us", acquire_us, 10**6) / COSTS.acquire
+    costs = Costs(*(scale * cost for cost in COSTS))
+    given = _whole("shards", shards, MAX_SHARDS) if shards else None
+    plans = [make_plan(fleet, one, given, costs) for one in ([mode] if mode else MODES)]
+    if as_json:
+        print(json.dumps([_as_object(fleet, one) for one in plans], indent=1))
+        return
+    print(_heading(fleet))
+    print()
+    console = make_console()
+    width = console.width if console.is_terminal else None
+    Table(_COLUMNS, [_row(one) for one in plans], width).print_to(console)
+    print()
+    for one in plans:
+        print(f"{one.mode}: {_verdict(fleet, one, costs)}")
+
+
+def _whole(name: str, text: str, most: int) -> int:
+    # Not options of type int: typer prints their errors in a box of several lines.
+    try:
+        number = int(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        number = 0
+    if not 1 <= number <= most:
+        raise ValueError(f"{name}={text!r} is not a whole number from 1 to {most:,}")
+    return number
+
+
+def _number(name: str, text: str, most: int) -> float:
+    try:
+        number = float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= most:  # NaN is neither
+        raise ValueError(f"{name}={text!r} is not a number above 0 and up to {most:,}")
+    return number
+
+
+_COLUMNS = (
+    Column("MODE"),
+    Column("COMMANDS/S", align_right=True),
+    Column("CORES", align_right=True),
+    Column("SHARDS", align_right=True),
+    Column("BUSY", align_right=True, omit_order=1),
+    Column("MEMORY", align_right=True),
+    Column("LOCAL", align_right=True),
+    Column("HELD", align_right=True, omit_order=2),
+    Column("P99 MS", align_right=True),
+    Column("PROCESS", align_right=True, omit_order=3),
+)
+
+
+def _row(plan: Plan) -> list[tuple[str, str]]:
+    p99 = "-" if not plan.wait_ms else f"{plan.wait_ms:.1f}"
+    cells = (
+        plan.mode,
+        f"{plan.commands:,.0f}",
+        f"{plan.cores:,.2f}",
+        "-" if plan.shards is None else f"{plan.shards}",
+        f"{100 * plan.busy:,.0f} %",
+        _bytes(plan.memory),
+        f"{100 * plan.local:.1f} %",
+        f"{plan.held:,.0f}",
+        p99 if plan.wait_ms < TIMEOUT_MS else f">{TIMEOUT_MS:.0f}",
+        _bytes(plan.process_memory),
+    )
+    return [(cell, "") for cell in cells]
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 1e3:,.0f} kB"
+
+
+def _heading(fleet: Fleet) -> str:
+    load = fleet.key_rate * fleet.window_s / fleet.limit.amount
+    share = f"{100 * load:.1f} % of" if load < 2 else f"{load:,.1f} times"
+    return (
+        f"{fleet.processes:,} process{'es make' if fleet.processes > 1 else ' makes'} "
+        f"{format_rate(fleet.processes * fleet.calls)} calls/s on {fleet.keys:,} "
+        f"key{'s' if fleet.keys > 1 else ''}, {format_rate(fleet.key_rate)}/s on each: "
+        f"{share} {fleet.limit}, {100 * fleet.refused:.1f} % refused"
+    )
+
+
+def _verdict(fleet: Fleet, plan: Plan, costs: Costs) -> str:
+    """Return whether a mode can do it, and if it can not, what can."""
+    if plan.key_cores > BUSY:
+        return f"ends here. {_beyond_one_shard(fleet, plan, costs)}"
+    if plan.shards is None:
+        return f"ends here. It takes more than {MAX_SHARDS:,} shards"
+    if plan.busy >= 1:
+        return "ends here. The fullest shard cannot take its commands: calls end by their timeout"
+    if plan.mode == "eventual":
+        if plan.above:
+            return f"no call waits; up to {plan.above:,.0f} permits of a key above its limit"
+        return "no call waits; the limit is too far away to be passed"
+    if plan.mode == "leased" and leased_load(fleet).leases < 0.05:
+        return (
+            f"as direct: a process calls a key {format_rate(fleet.rate)} times a second, "
+            "too seldom for leases"
+        )
+    return "the limit holds"
+
+
+def _beyond_one_shard(fleet: Fleet, plan: Plan, costs: Costs) -> str:
+    """Return what to do with a key that one shard cannot decide."""
+    one_key = (
+        f"One key keeps a shard busy for {100 * plan.key_cores:,.0f} % of its time, and more "
+        "shards do not help"
+    )
+    if plan.mode == "eventual":
+        interval_s = math.ceil(10 * SYNC_INTERVAL_S * plan.key_cores / BUSY) / 10
+        return f"{one_key}: set sync_interval to {interval_s:g} or more"
+    fitting = [mode for mode in MODES if make_plan(fleet, mode, costs=costs).shards is not None]
+    use = f"use {' or '.join(fitting)}" if fitting else ""
+    parts = parts_needed(fleet, plan.mode, costs)
+    if parts is None:
+        return f"{one_key}" + (f": {use}" if use else "")
+    whole, parted = fleet.refused, split(fleet, parts).refused
+    halves = (
+        f"split the key into {parts} parts, which refuse "
+        f"{100 * max(0.0, parted - whole):.1f} % of the calls early"
+    )
+    return f"{one_key}: {f'{use}, or ' if use else ''}{halves}"
+
+
+def _as_object(fleet: Fleet, plan: Plan) -> dict[str, object]:
+    fields = plan._asdict()
+    if math.isinf(plan.wait_ms):
+        fields["wait_ms"] = None
+    return {"limit": str(fleet.limit), "refused": fleet.refused, **fields}
