@@ -1,7 +1,8 @@
 """Fleets past one machine, simulated: `python -m benchmarks.capacity`. Prints tables in Markdown.
 
 - by default: a discrete-event simulation of up to 10,000 processes and a million keys, beside what
-  `distwindow plan` computes for the same fleet; one shard on its way to saturation; a split key.
+  `distwindow plan` computes for the same fleet; one shard on its way to saturation; a split key;
+  keys on up to 100 shards; and where one key ends.
 - `--costs`: what the server's core spends on each kind of command: the constants of the plan.
 - `--real`: 40 and 500 limiters over a real server, beside the simulation of the same load.
 
@@ -27,13 +28,24 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+from redis.crc import key_slot
+
 from benchmarks.consistency.setup import script_calls
 from benchmarks.measure import log, percentile
 from benchmarks.resp import Socket
 from benchmarks.server import last_core, running
 from benchmarks.server_cost import GUARD
 from distwindow import AsyncLimiter, Limit
-from distwindow.cli.plan import COSTS, MODES, Costs, Fleet, lost_share, make_plan
+from distwindow.cli.plan import (
+    BUSY,
+    COSTS,
+    MODES,
+    Costs,
+    Fleet,
+    fullest_share,
+    lost_share,
+    make_plan,
+)
 from distwindow.errors import StoreTimeout
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
@@ -457,6 +469,51 @@ def split(quick: bool) -> None:
     print()
 
 
+def spread() -> None:
+    """Print the load of the fullest shard over the mean, of keys by their hash slots."""
+    log("capacity: keys on shards")
+    shards = (3, 10, 30, 100)
+    print(f"| keys | {' | '.join(f'{n} shards | plan' for n in shards)} |")
+    print("|---:|" + "---:|" * 2 * len(shards))
+    chance = random.Random(1)
+    for number_of_keys in (10, 100, 1000, 10_000, 1_000_000):
+        slots = [key_slot(b"user:%d" % chance.getrandbits(40)) for _ in range(number_of_keys)]
+        cells = []
+        for n in shards:
+            fullest = max(Counter(slot * n // 16384 for slot in slots).values())
+            planned = n * fullest_share(number_of_keys, n)
+            cells.append(f"{n * fullest / number_of_keys:.2f} | {planned:.2f}")
+        print(f"| {number_of_keys:,} | {' | '.join(cells)} |", flush=True)
+    print()
+
+
+MOST_CALLS = 2000.0
+"""Calls a second of one process up to which `ends` looks."""
+
+
+def ends() -> None:
+    """Print how many calls a second of one key, at half of its limit, a shard decides when it is as
+    busy as `BUSY`.
+    """
+    print("| processes on one key | " + " | ".join(f"`{mode}`" for mode in MODES) + " |")
+    print("|---:|" + "---:|" * len(MODES))
+    for processes in (10, 100, 500, 1000, 2000, 5000, 10_000):
+        cells = []
+        for mode in MODES:
+            calls = 0.1
+            while calls < MOST_CALLS and _key_cores(processes, calls, mode) <= BUSY:
+                calls *= 1.01
+            whole = calls >= MOST_CALLS
+            cells.append("no end" if whole else f"{processes * calls:,.0f}")
+        print(f"| {processes:,} | {' | '.join(cells)} |")
+    print()
+
+
+def _key_cores(processes: int, calls: float, mode: str) -> float:
+    limit = Limit(max(1, round(2 * processes * calls)), per=1)
+    return make_plan(Fleet(processes, calls, 1, limit), mode).key_cores
+
+
 # --------------------------------------------------------------------------------------------------
 #
 # What the server spends.
@@ -676,6 +733,8 @@ def main() -> None:
         compare(options.quick)
         saturate(options.quick)
         split(options.quick)
+        spread()
+        ends()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 from breaker_picture import breakers
+from capacity_picture import capacity
 from celery_picture import celery_starts
 from drawing import FAINT, FILL, INK, MUTED, PAPER, WARM, Clock, box, line, path, steps, svg, text
 from minute_picture import minute_view
@@ -453,6 +454,7 @@ def pictures() -> dict[str, str]:
     return {
         "borrowing.svg": borrowing(),
         "breakers.svg": breakers(),
+        "capacity.svg": capacity(),
         "celery-starts.svg": celery_starts(),
         "leap-and-strict.svg": leap_and_strict(),
         "leases.svg": leases(),

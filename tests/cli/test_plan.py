@@ -8,6 +8,7 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -160,7 +161,7 @@ def test_the_bytes_of_a_ring_are_those_of_the_documented_table() -> None:
     rows = re.findall(r"^\| (\d+) buckets(, strict)? \| ([\d,]+) \| ([\d,]+) \|$", page, re.M)
     assert len(rows) == 3
     for buckets, strict, few, many in rows:
-        bound = "strict" if strict else "leap"
+        bound: Literal["leap", "strict"] = "strict" if strict else "leap"
         limit = Limit(10**6, per=int(buckets), buckets=int(buckets), bound=bound)
         for in_each, shown in ((10, few), (1000, many)):
             documented = int(shown.replace(",", "")) + 65
