@@ -19,7 +19,9 @@ import asyncio
 import itertools
 import multiprocessing
 import random
+import shutil
 import statistics
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -33,7 +35,7 @@ from redis.crc import key_slot
 from benchmarks.consistency.setup import script_calls
 from benchmarks.measure import log, percentile
 from benchmarks.resp import Socket
-from benchmarks.server import last_core, running
+from benchmarks.server import last_core, pinned, running
 from benchmarks.server_cost import GUARD
 from distwindow import AsyncLimiter, Limit
 from distwindow.cli.plan import (
@@ -298,26 +300,21 @@ class Shard:
         late = start > deadline_ms
         took_us = LATE_US if late else sum(self._cost_us(command) for command in commands)
         self._free_at = start + took_us / 1000
+        replied_ms = self._free_at + self._fleet.rtt_ms / 2
+        if replied_ms > deadline_ms:  # the caller gives up, and the commands stay in the queue
+            self._at(deadline_ms, partial(resume, StoreTimeout("too late", charged=None)))
 
         def execute() -> None:
             if late:
                 self._kinds["late"] += 1
                 self._busy_us += LATE_US
-                reply: object = None
-            else:
-                replies = [self._execute(command) for command in commands]
+                return
+            replies = [self._execute(command) for command in commands]
+            if replied_ms <= deadline_ms:
                 reply = replies if isinstance(step, Pipeline) else replies[0]
-            replied_ms = self._free_when(start, took_us)
-            if replied_ms > deadline_ms:
-                lost = StoreTimeout("too late", charged=None)
-                self._at(max(self.store.ms, deadline_ms), partial(resume, lost))
-            else:
                 self._at(replied_ms, partial(resume, reply))
 
         self._at(start, execute)
-
-    def _free_when(self, start: float, took_us: float) -> float:
-        return start + took_us / 1000 + self._fleet.rtt_ms / 2
 
     def _cost_us(self, command: Command[Any]) -> float:
         if isinstance(command, Lease):
@@ -596,6 +593,27 @@ def measure_connection(connections: int) -> float:
     return (after - before) / connections
 
 
+def measure_full() -> float | None:
+    """Return microseconds of the main thread for one acquire of a server that redis-benchmark keeps
+    as busy as it can, with 50 connections; None where that is not installed.
+    """
+    program, calls = shutil.which("redis-benchmark"), 200_000
+    if program is None:
+        return None
+    command, script = Acquire(_charges(_HIGH, 1)), load_script("acquire")
+    arguments = [*command.keys, GUARD, *command.arguments()]
+    words = [one.decode() if isinstance(one, bytes) else str(one) for one in arguments]
+    with running(last_core()) as server, Socket(server.port) as control:
+        control.call("SCRIPT", "LOAD", script.text)
+        before = _cpu_us(control)
+        options = [program, "-p", str(server.port), "-c", "50", "-n", str(calls), "-q"]
+        with pinned(0):
+            subprocess.run(
+                [*options, "EVALSHA", script.sha, "1", *words], capture_output=True, check=True
+            )
+        return (_cpu_us(control) - before) / calls
+
+
 def print_costs(quick: bool) -> None:
     print(
         "| command | one in flight | 8 in flight | 50 in flight | the plan's |\n|---|" + "---:|" * 4
@@ -604,7 +622,14 @@ def print_costs(quick: bool) -> None:
     for kind in Costs._fields:
         cells = " | ".join(f"{statistics.median(one[kind]):.1f} µs" for one in found)
         print(f"| {kind} | {cells} | {getattr(COSTS, kind):g} µs |")
-    print(f"\nA connection: {measure_connection(200):,.0f} B.\n")
+    print(f"\nA connection: {measure_connection(200):,.0f} B.")
+    full = [us for _ in range(2 if quick else 5) if (us := measure_full()) is not None]
+    if full:
+        print(
+            "An acquire of a server that redis-benchmark keeps full: "
+            f"{statistics.median(full):.1f} µs."
+        )
+    print()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -27,15 +27,15 @@ MODES = ("direct", "leased", "eventual")
 class Costs(NamedTuple):
     """Microseconds of a shard's core for one command, its part of the socket included, by kind."""
 
-    acquire: float = 7.3
-    opening: float = 9.7
+    acquire: float = 7.8
+    opening: float = 9.8
     """An acquire that opens a bucket."""
-    refused: float = 7.6
-    lease: float = 12.7
+    refused: float = 8.4
+    lease: float = 13.9
     refund: float = 12.9
-    flush: float = 18.3
+    flush: float = 20.5
     """Refusals that were repeated in a process."""
-    sync: float = 27.9
+    sync: float = 29.2
     """A flush of `eventual`, which returns the counts of the fleet."""
 
 

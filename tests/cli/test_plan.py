@@ -261,7 +261,7 @@ def test_json_has_the_figures_of_each_mode(capsys: pytest.CaptureFixture[str]) -
     assert found[0]["commands"] == pytest.approx(100_000)
     full = json.loads(run(capsys, *arguments, "--mode", "direct", "--shards", "1").out)
     assert full[0]["shards"] == 1
-    slower = json.loads(run(capsys, *arguments, "--acquire-us", "14.6").out)
+    slower = json.loads(run(capsys, *arguments, "--acquire-us", f"{2 * COSTS.acquire}").out)
     assert slower[0]["cores"] == pytest.approx(2 * found[0]["cores"])
     (beyond,) = json.loads(
         run(capsys, *sized("9000", "90", "1", "1000000/second"), "--json", "--mode", "direct").out
