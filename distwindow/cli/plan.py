@@ -564,17 +564,18 @@ def _verdict(fleet: Fleet, plan: Plan, costs: Costs) -> str:
     if plan.shards is None:
         return f"ends here. It takes more than {MAX_SHARDS:,} shards"
     if plan.busy >= 1:
-        return "ends here. The fullest shard cannot take its commands: calls end by their timeout"
+        then = "counts are ever older" if plan.mode == "eventual" else "calls end by their timeout"
+        return f"ends here. The fullest shard cannot take its commands: {then}"
+    full = ""
+    if plan.busy > BUSY + 1e-9:
+        full = f"; the fullest shard is busy for {100 * plan.busy:.0f} % of its time"
     if plan.mode == "eventual":
-        if plan.above:
-            return f"no call waits; up to {plan.above:,.0f} permits of a key above its limit"
-        return "no call waits; the limit is too far away to be passed"
+        above = f"up to {plan.above:,.0f} permits" if plan.above else "none"
+        return f"no call waits; above the limit of a key: {above}{full}"
     if plan.mode == "leased" and leased_load(fleet).leases < 0.05:
-        return (
-            f"as direct: a process calls a key {format_rate(fleet.rate)} times a second, "
-            "too seldom for leases"
-        )
-    return "the limit holds"
+        admitted = format_rate(fleet.rate * (1 - fleet.refused))
+        return f"as direct: {admitted}/s of a process on a key are too few for leases{full}"
+    return f"the limit holds{full}"
 
 
 def _beyond_one_shard(fleet: Fleet, plan: Plan, costs: Costs) -> str:
