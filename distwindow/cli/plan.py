@@ -187,7 +187,7 @@ _LEASE_S = 0.25
 
 def _either(one: float, other: float) -> float:
     """Return a smooth minimum: what both bound, where chance decides which of them holds."""
-    return float((one**-4 + other**-4) ** -0.25)
+    return float((one**-3 + other**-3) ** (-1 / 3))
 
 
 class LeasedCalls(NamedTuple):
@@ -283,7 +283,7 @@ class Plan(NamedTuple):
     """Per second, as all other rates."""
     cores: float
     shards: int | None
-    """None: one key alone keeps a shard busier than `BUSY`, so that no number is enough."""
+    """None: no number up to `MAX_SHARDS` keeps the fullest at `BUSY`, as one key alone does not."""
     busy: float
     """The share of its time for which the fullest shard is busy; 1 and more is beyond it."""
     memory: float
@@ -332,7 +332,7 @@ def make_plan(fleet: Fleet, mode: str, shards: int | None = None, costs: Costs =
         shards=needed,
         busy=busy,
         memory=_memory(fleet, load, needed or 1),
-        process_memory=process_bytes(mode, min(fleet.keys, fleet.calls * 3600)),
+        process_memory=process_bytes(mode, fleet.keys),
         admitted=admitted * fleet.keys,
         local=1 - load.waits / fleet.rate if fleet.rate else 1.0,
         held=load.held * pairs,

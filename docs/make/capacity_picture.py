@@ -57,7 +57,9 @@ def capacity() -> str:
     for mode, colour in COLOURS.items():
         points = [(_x(n), _y(_cores(mode, n))) for n in numbers]
         parts.append(path(points, colour))
-        parts.append(text(LEFT + WIDTH + 8, points[-1][1] + LABELS[mode], mode, size=14, fill=colour))
+        parts.append(
+            text(LEFT + WIDTH + 8, points[-1][1] + LABELS[mode], mode, size=14, fill=colour)
+        )
     y = _y(BUSY)
     parts.append(line(LEFT, y, LEFT + WIDTH, y, MUTED, 2))
     parts.append(text(LEFT + 6, y + 16, f"a shard that is busy for {100 * BUSY:.0f} % of its time"))
