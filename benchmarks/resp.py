@@ -63,6 +63,14 @@ class Socket:
             replies += [self._next() for _ in part]
         return replies
 
+    def send(self, command: bytes) -> None:
+        """Send a packed command; `receive` returns its reply."""
+        self._socket.sendall(command)
+
+    def receive(self) -> Any:
+        """Return the next reply."""
+        return self._next()
+
     def exchange(self, command: bytes) -> bytes:
         """Send one short command and return its unparsed reply, as fast as a round trip can be."""
         self._socket.sendall(command)

@@ -11,6 +11,7 @@ from .bench import bench
 from .command import check_output
 from .demo import demo
 from .doctor import doctor
+from .plan import plan
 from .render import prepare_output
 from .reset import reset
 from .stats import stats
@@ -57,6 +58,7 @@ app.command("try")(try_command)
 app.command()(reset)
 app.command()(doctor)
 app.command()(bench)
+app.command()(plan)
 
 
 def run() -> None:

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 from breaker_picture import breakers
+from capacity_picture import capacity
 from celery_picture import celery_starts
 from drawing import FAINT, FILL, INK, MUTED, PAPER, WARM, Clock, box, line, path, steps, svg, text
 from growth_picture import growth
@@ -454,6 +455,7 @@ def pictures() -> dict[str, str]:
     return {
         "borrowing.svg": borrowing(),
         "breakers.svg": breakers(),
+        "capacity.svg": capacity(),
         "celery-starts.svg": celery_starts(),
         "growth.svg": growth(),
         "leap-and-strict.svg": leap_and_strict(),
