@@ -23,7 +23,7 @@ if not KEYS[2] then
         and (shape == '10' or string.find(shape, '^[1-9]%d?%d?%+?1?$')) then
         -- A call of the whole limit is refused wherever anything is used, which in a bucket that is open is
         -- nearly always. Where the newest bucket holds all of it, there is room when that expires, and to
-        -- read this again costs no more than to repeat a stored refusal.
+        -- read this again costs as much as to repeat a stored refusal.
         if permits == ARGV[3] then
           counts = call('HMGET', key, 'closed', 'block', 'used')
           if counts[3] == permits and counts[1] == '0' then
