@@ -7,7 +7,8 @@
 --   may_admit        true if the call is in time and has a cost
 --   left             what the limit leaves where `used` holds the permits of this call, although it may
 --                    not: acquire/refuse.lua takes them out. Else nil, and nothing has been written.
-local key, head, start, age, permits, cost, limit, bucket_ms, shape, may_admit, left = KEYS[1]
+--   counts           the fields `closed` and `block`, where they were read
+local key, head, start, age, permits, cost, limit, bucket_ms, shape, may_admit, left, counts = KEYS[1]
 if not KEYS[2] then
   local calls = ARGV[CALLS]
   permits, limit, bucket_ms, shape = ARGV[2], ARGV[3] - 0, ARGV[4] - 0, ARGV[5]
@@ -22,10 +23,10 @@ if not KEYS[2] then
         and (shape == '10' or string.find(shape, '^[1-9]%d?%d?%+?1?$')) then
         -- A call of the whole limit is refused wherever anything is used, which in a bucket that is open is
         -- nearly always. Where the newest bucket holds all of it, there is room when that expires, and to
-        -- read this again costs no more than to repeat a stored refusal.
+        -- read this again costs as much as to repeat a stored refusal.
         if permits == ARGV[3] then
-          local values = call('HMGET', key, 'used', 'closed')
-          if values[1] == permits and values[2] == '0' then
+          counts = call('HMGET', key, 'closed', 'block', 'used')
+          if counts[3] == permits and counts[1] == '0' then
             local empty_in = (tonumber(shape) or string.match(shape, '%d+') + 1) * bucket_ms - age
             call('HINCRBY', key, 'block', permits)
             return {stamp, -1, now, 1, 0, empty_in, empty_in, 0}

@@ -5,7 +5,7 @@
 -- what acquire/hot.lua has added.
 if left and left < 0 and (not ARGV[CALLS] or cost - permits == 0) and cost <= 1e13 then
   local format, span = string.format, tonumber(shape) or string.match(shape, '%d+') + 1
-  local values = call('HMGET', key, 'closed', 'block')
+  local values = counts or call('HMGET', key, 'closed', 'block')
   local closed, block = values[1], values[2]
   local left_now, empty_in = left + cost, span * bucket_ms
   -- The permits in the buckets that expire first, until there is room: without and with the last. Of the
