@@ -47,7 +47,9 @@ EXITED_IN_OTHER_THREAD = (
 
 
 class EntrySettings(NamedTuple):
-    """What all entries of a limiter have in common. Tasks await what its functions return."""
+    """The functions, the views and the name of a limiter, for its entries. Tasks await what `admit`
+    and `record` return.
+    """
 
     admit: Callable[[AnyKey, int], Any]
     """Returns the decision once the caller may proceed."""
@@ -116,13 +118,13 @@ class _BaseEntry(EnteredBlock):
     def _start(self, decision: Decision) -> None:
         if not decision[0]:
             self._has_ended = True
-            self._view(decision, 0, 0, decision.cost, 0, 0)
+            self._count_in_views(decision, 0, 0, decision.cost, 0, 0)
             raise RateLimitExceeded(decision)
         self._decision = decision
-        self._view(decision, 0, decision.cost, 0, 0, 0)
+        self._count_in_views(decision, 0, decision.cost, 0, 0, 0)
         self._began_at = self._settings.monotonic()
 
-    def _view(
+    def _count_in_views(
         self, decision: Decision, rt_ms: int, passed: int, blocked: int, success: int, error: int
     ) -> None:
         """Count this in the minute views, `rt_ms` after the call was decided."""
@@ -191,7 +193,7 @@ class Entry(_BaseEntry):
             return
         try:
             self._settings.record(decision, failed, rt_ms)
-            self._view(decision, rt_ms, 0, 0, not failed, failed)
+            self._count_in_views(decision, rt_ms, 0, 0, not failed, failed)
         except DistwindowError as failure:
             self._log_unrecorded(failed, rt_ms, failure)
 
@@ -221,6 +223,6 @@ class AsyncEntry(_BaseEntry):
             return
         try:
             await self._settings.record(decision, failed, rt_ms)
-            self._view(decision, rt_ms, 0, 0, not failed, failed)
+            self._count_in_views(decision, rt_ms, 0, 0, not failed, failed)
         except DistwindowError as failure:
             self._log_unrecorded(failed, rt_ms, failure)

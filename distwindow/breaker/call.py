@@ -127,6 +127,7 @@ class BreakerCall(_BaseBreakerCall[A]):
 class AsyncBreakerCall(_BaseBreakerCall[A]):
     """`async with breaker.call(key) as call:`, the same for tasks."""
 
+    __slots__ = ()
     _written = "`async with breaker.call(key):`, which raises `BreakerOpen` if refused"
 
     async def __aenter__(self) -> Self:

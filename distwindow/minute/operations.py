@@ -238,7 +238,9 @@ class EntryViews:
         """Add all queued events to the counters of their keys. The caller holds the lock."""
         take = self._events.popleft
         names: dict[AnyKey, bytes] = {}
-        counters, counted_key, counted_origin, counted_second = _Counters(), object(), "", 0
+        counters: _Counters | None = None
+        counted_key: AnyKey | None = None
+        counted_origin, counted_second = "", 0
         while True:
             try:
                 key, at_ms, origin, passed, blocked, success, error, rt_ms = take()
@@ -246,7 +248,12 @@ class EntryViews:
                 return
             second = at_ms // 1000
             # Mostly the same as in the event before, as an entry has two.
-            if key is not counted_key or origin is not counted_origin or second != counted_second:
+            if (
+                counters is None
+                or key is not counted_key
+                or origin is not counted_origin
+                or second != counted_second
+            ):
                 name = names.get(key)
                 if name is None:
                     name = names[key] = views_name(self._prefix, key)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, StoreTimeout
 from distwindow.minute import operations as entry_views
@@ -250,3 +253,26 @@ def test_a_reply_has_what_was_counted_meanwhile_flushed_soon() -> None:
     flush.on_reply(TAKEN, 0.0)
     assert it.where() == "added up"
     assert it.schedule.next_due_at < NEVER
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ab"), st.sampled_from(["", "x"]), st.integers(0, 2), st.integers(1, 3)
+        )
+    )
+)
+def test_each_event_is_counted_for_its_key_origin_and_second(
+    events: list[tuple[str, str, int, int]],
+) -> None:
+    """Also where the one before it has another."""
+    it, expected = Counting(), Counter[tuple[bytes, str, int]]()
+    for key, origin, second, cost in events:
+        it.views.count((key, T + 1000 * second, origin, cost, 0, 0, 0, 0))
+        expected[f"unit:{{{key}}}:minute".encode(), origin, T + 1000 * second] += cost
+    assert expected == {
+        (sent(flush).name, origin, bucket.start): bucket.passed
+        for flush in it.flushes()
+        for origin, buckets in sent(flush).counts
+        for bucket in buckets
+    }

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis.asyncio.cluster
 import redis.cluster
 
+from distwindow.ring.clock import SYSTEM
+from distwindow.runtime.command_cache import CommandCache
 from distwindow.stores.redis import topology
+from distwindow.stores.redis.topology import CallSettings, ClusterTopology
+from tests.clock_and_stores import ManualClock
 from tests.harness import Harness, LimiterAdapter
 from tests.stores.responder import Responder
 
@@ -63,3 +69,75 @@ def test_the_slot_of_a_key_is_computed_and_looked_up_once(
         monkeypatch.delattr(redis.cluster.NodesManager, "get_node_from_slot")
         monkeypatch.delattr(redis.asyncio.cluster.NodesManager, "get_node_from_slot")
         assert all(nodes.limiter.each(["k"] * 3))
+
+
+def test_with_the_clients_clock_each_call_carries_its_time(harness: Harness) -> None:
+    with Responder() as old, Responder() as new:
+        url = f"redis+cluster://127.0.0.1:{old.port}?protocol=2"
+        harness.limiter(url, timeout=5, clock="client").each(["k"] * 4)
+        assert [words[-1].isdigit() and len(words[-1]) == 13 for words in old.calls[1:]] == [
+            True
+        ] * 3
+        assert not new.calls
+
+
+class OneNode:
+    """The map of a client of redis-py: all slots are on the node at this port."""
+
+    def __init__(self, port: int = 1) -> None:
+        self.port = port
+        self.nodes_manager: Any = self
+
+    @property
+    def nodes_cache(self) -> dict[str, Any]:
+        return {"one": self.get_node_from_slot(0)}
+
+    def get_node_from_slot(self, slot: int) -> Any:
+        return SimpleNamespace(
+            host="10.0.0.7", port=self.port, connection_class=redis.asyncio.Connection,
+            connection_kwargs={},
+        )  # fmt: skip
+
+
+COMMAND = CommandCache("unit", "1/second").acquire_command("k")
+
+
+def test_threads_that_meet_a_node_at_once_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would be probed for ever once the node was replaced."""
+    found = ClusterTopology(OneNode(), CallSettings(SYSTEM, 1.0))
+    of_another_thread: list[Any] = []
+
+    def meanwhile(*_: Any) -> dict[str, Any]:
+        if not of_another_thread:
+            of_another_thread.append(None)
+            of_another_thread.append(found.node_of(COMMAND))
+        return {}
+
+    monkeypatch.setattr(topology, "_connection_kwargs", meanwhile)
+    assert found.node_of(COMMAND) is of_another_thread[1]
+
+
+def test_where_a_node_did_not_serve_its_slot_is_looked_up_again() -> None:
+    """The client of a caller may have read the map again by itself."""
+    client = OneNode(port=1)
+    found = ClusterTopology(client, CallSettings(SYSTEM, 1.0))
+    assert found.node_of(COMMAND).name == "10.0.0.7:1"
+    client.port = 2
+    assert found.known_node_of(COMMAND) is found.node_of(COMMAND), "it was looked up again"
+    found.request_refresh(COMMAND)
+    assert found.node_of(COMMAND).name == "10.0.0.7:2"
+
+
+def test_the_map_is_read_again_as_long_as_a_node_is_away() -> None:
+    """Another node may take its place, and nobody may call it any more."""
+    clock = ManualClock(auto_advance=False)
+    settings = CallSettings(clock, 1.0)
+    found = ClusterTopology(OneNode(), settings)
+    settings.outages.begin("10.0.0.7:1", "refused", clock.monotonic())
+    found.on_refreshed()
+    clock.move(1000)
+    assert found.claim_refresh()
+    settings.outages.end("10.0.0.7:1")
+    found.on_refreshed()
+    clock.move(1000)
+    assert not found.claim_refresh()

@@ -100,7 +100,7 @@ class Batch:
         self.stamp: bytes | None = None
         """The stamp of a frame that was sent without an execution."""
         self.execution: Generator[Request, RawReply, Any] | None = None
-        """`execute_once`, from the first reply on that is not the short one."""
+        """`execute_once`, from the first reply on that does not decide the call."""
         self.connection: PipelinedConnection | None = None
         self.request: Request | None = None
         """The last request of the execution."""
@@ -135,8 +135,9 @@ class Batch:
         _, left, now_ms = raw
         futures = self.futures
         if len(futures) == 1 and not futures[0].done():  # most keys are called once in a tick
-            self.done = True
-            futures[0].set_result(admitted_decision(self.command, 0, left, None, now_ms, "store"))
+            decision = admitted_decision(self.command, 0, left, None, now_ms, "store")
+            self.done = True  # not before: a reply of other types raises there
+            futures[0].set_result(decision)
         else:
             self._distribute((left, now_ms))
 
@@ -451,8 +452,9 @@ class LoopDispatcher:
             connection.end(why)
 
     def on_reply(self, batch: Batch, raw: RawReply) -> None:
-        """Send the raw reply into the execution of `batch`, and the request that it yields to the
-        server. None starts an execution.
+        """Decide the calls of `batch` by a reply of more words than the short one. Send any other
+        raw reply into its execution, and the request that this yields to the server. None starts an
+        execution.
         """
         try:
             connection = batch.connection
@@ -530,13 +532,13 @@ class LoopDispatcher:
         self._in_flight.add(tick)
         topology = self.topology
         has_one_server = isinstance(topology, SingleServer)
-        connection = self._open_connection(tick.batches[0].command)
+        connection = self._connection_if_known(tick.batches[0].command) if has_one_server else None
         for batch in tick.batches:
             if not batch.drop_cancelled():
                 batch.done = True
                 continue
             if not has_one_server:
-                connection = self._open_connection(batch.command)
+                connection = self._connection_if_known(batch.command)
             if connection is not None and batch.wants_decision:
                 batch.connection = connection
                 batch.stamp = stamp = connection.node.clock.new_stamp(tick.deadline)
@@ -551,7 +553,7 @@ class LoopDispatcher:
         if isinstance(topology, ClusterTopology) and topology.claim_refresh():
             self._refreshing = asyncio.ensure_future(self._refresh(topology))
 
-    def _open_connection(self, command: Command[Any]) -> PipelinedConnection | None:
+    def _connection_if_known(self, command: Command[Any]) -> PipelinedConnection | None:
         """The open connection for a call that needs no `execute_once` as long as nothing goes
         wrong; None for one that does.
         """
@@ -589,7 +591,7 @@ class LoopDispatcher:
         connection, topology = batch.connection, self.topology
         assert connection is not None
         assert topology is not None
-        topology.request_refresh()
+        topology.request_refresh(batch.command)
         sent = not connection.opening
         batch.fail(timed_out(connection.node.name, self._settings.timeout, sent=sent))
         if sent and self.connections.get(connection.node) is connection:

@@ -413,7 +413,7 @@ class CallSharing:
 #
 # A call goes through `decide`, `_make_call` and one exchange on the thread's connection; where
 # there are many threads, or the thread has no connection yet, `CallSharing.call` is between the
-# first two. Whatever is not the short reply on an open connection goes through `execute_once`.
+# first two. What is no reply that decides the call goes through `execute_once`.
 
 Reply = TypeVar("Reply")
 T = TypeVar("T")
@@ -448,9 +448,9 @@ class RedisStore:
         # Re-entrant, because a signal handler may call the limiter that it has interrupted.
         self._lock = threading.RLock()
         self._topology: Topology | None = None
-        self._only_node: Any = None
-        """The node of the only server, once it is known, and unless each command has to be given
-        the client's time.
+        self._only_node: Any = None  # so that it is looked up in a dictionary of nodes
+        """The node of the only server, once it is known; None on a cluster, and where each command
+        has to be given the client's time.
         """
         self._map = Reachability("the cluster", self.clock, self.outages)
         """Whether the map of a cluster can be read. (Other topologies need no connection.)"""
@@ -497,7 +497,7 @@ class RedisStore:
             if deadline is None:
                 deadline = began + self._timeout
             connection = this_thread.connections.get(self._only_node)
-            connection = connection or self._open_connection(command)
+            connection = connection or self._connection_if_known(command)
             if connection is None or began >= deadline:
                 return self._execute_alone(command, deadline)
             # What `execute_once` does, as long as nothing goes wrong.
@@ -546,13 +546,19 @@ class RedisStore:
         that a call costs; `execute_once` takes whatever else comes.
         """
         connection = self._connections.this_thread.connections.get(self._only_node)
-        connection = connection or self._open_connection(command)
+        connection = connection or self._connection_if_known(command)
         if connection is None:
             return self._execute_alone(command, deadline)
         clock = connection.node.clock
         stamp = clock.new_stamp(deadline)
         raw = connection.exchange(command.frame(stamp), began, deadline)
-        if type(raw) is list and len(raw) >= 3 and raw[0] == stamp and raw[1] != PAST_DEADLINE:
+        # A short reply is an admission, unless the call came past its deadline.
+        if (
+            type(raw) is list
+            and len(raw) >= 3
+            and raw[0] == stamp
+            and (raw[1] >= 0 or len(raw) > 3)
+        ):
             clock.answered_at = now = self._monotonic()
             clock.last_reply = now_ms, _ = raw[2], now
             self._call_sharing.round_trip_s = now - began
@@ -560,9 +566,10 @@ class RedisStore:
         sent = Request(connection.node, command, deadline, stamp=stamp)
         return self._execute_alone(command, deadline, sent, raw)
 
-    def _open_connection(self, command: Command[Any]) -> BlockingConnection | None:
+    def _connection_if_known(self, command: Command[Any]) -> BlockingConnection | None:
         """Return this thread's connection for a call that needs no `execute_once` as long as
-        nothing goes wrong; None for one that does. It may have been closed since its last call.
+        nothing goes wrong; None for one that does. It may not be open. (Callers look for that
+        to the only server themselves, which spares most calls this one.)
         """
         node, topology = self._only_node, self._topology
         if isinstance(topology, ClusterTopology) and not self._settings.client_clock:

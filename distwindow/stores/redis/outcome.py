@@ -377,7 +377,7 @@ def execute_once(
                 return command.reply(raw)
             failure: StoreError = timed_out(node.name, settings.timeout, sent=False)
         elif isinstance(raw, NoReply):
-            topology.request_refresh()
+            topology.request_refresh(command)
             if raw.late:
                 raise timed_out(node.name, settings.timeout, sent=raw.sent)
             failure = no_reply_failure(node.name, raw.why, sent=raw.sent)
@@ -413,6 +413,6 @@ def _next_node(
         return topology.follow_redirect(node, *address, command, permanent=not asking), asking
     if error.code in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
         node.on_refused(refused.generation)
-        topology.request_refresh()
+        topology.request_refresh(command)
         return topology.node_of(command), False
     return node, False

@@ -122,9 +122,10 @@ class SingleServer:
             manager.sentinels = [*manager.sentinels[1:], manager.sentinels[0]]
 
     def node_of(self, command: Command[Any]) -> Node:
+        """The node, whatever the command."""
         return self.node
 
-    def request_refresh(self) -> None:
+    def request_refresh(self, command: Command[Any]) -> None:
         """Do nothing: every new connection asks a sentinel."""
 
     def follow_redirect(
@@ -175,8 +176,11 @@ class ClusterTopology:
         node = self._by_slot[slot] = self._node(known.host, int(known.port))
         return node
 
-    def request_refresh(self) -> None:
-        """Read the map of slots again soon, because a node did not serve."""
+    def request_refresh(self, command: Command[Any]) -> None:
+        """Read the map of slots again soon, and look up the slot of `command` again at once, as its
+        node did not serve: a client of the caller's may know another one by now.
+        """
+        self._by_slot.pop(_slot_of(command), None)
         self._stale = True
 
     def follow_redirect(
@@ -209,10 +213,11 @@ class ClusterTopology:
         replaced, and nobody waits for it to come back.
         """
         self._by_slot.clear()
-        self._stale = False
         known = {(n.host, int(n.port)) for n in self.client.nodes_manager.nodes_cache.values()}
         for address in self._nodes.keys() - known:
             self._nodes.pop(address).on_replaced()
+        # While a node is away, another may take its place, also of one that nobody calls any more.
+        self._stale = bool(self._settings.outages.away)
 
     def _node(self, host: str, port: int) -> Node:
         node = self._nodes.get((host, port))
@@ -223,7 +228,9 @@ class ClusterTopology:
                 "port": port,
             }
             node = Node(f"{host}:{port}", _connector(connection_class, kwargs), self._settings)
-            self._nodes[host, port] = node
+            # Of two threads that come here at once, one has its node kept: `on_refreshed` would
+            # never end the probes of another one.
+            node = self._nodes.setdefault((host, port), node)
         return node
 
     def _template(self) -> tuple[Any, dict[str, Any]]:
