@@ -531,14 +531,19 @@ class LoopDispatcher:
             return
         self._in_flight.add(tick)
         topology = self.topology
-        has_one_server = isinstance(topology, SingleServer)
-        connection = self._connection_if_known(tick.batches[0].command) if has_one_server else None
+        # A call over one of these needs no `execute_once`, as long as nothing goes wrong.
+        usable: dict[Node | None, PipelinedConnection] = {
+            node: connection
+            for node, connection in self.connections.items()
+            if connection.is_usable and not self._settings.client_clock
+        }
+        connection = usable.get(topology.node) if isinstance(topology, SingleServer) else None
         for batch in tick.batches:
             if not batch.drop_cancelled():
                 batch.done = True
                 continue
-            if not has_one_server:
-                connection = self._connection_if_known(batch.command)
+            if isinstance(topology, ClusterTopology):
+                connection = usable.get(topology.known_node_of(batch.command))
             if connection is not None and batch.wants_decision:
                 batch.connection = connection
                 batch.stamp = stamp = connection.node.clock.new_stamp(tick.deadline)
@@ -552,19 +557,6 @@ class LoopDispatcher:
         self._in_flight.ensure_timer(tick.deadline)
         if isinstance(topology, ClusterTopology) and topology.claim_refresh():
             self._refreshing = asyncio.ensure_future(self._refresh(topology))
-
-    def _connection_if_known(self, command: Command[Any]) -> PipelinedConnection | None:
-        """The open connection for a call that needs no `execute_once` as long as nothing goes
-        wrong; None for one that does.
-        """
-        topology = self.topology
-        if self._settings.client_clock or topology is None:
-            return None
-        node = (
-            topology.node if isinstance(topology, SingleServer) else topology.known_node_of(command)
-        )
-        connection = None if node is None else self.connections.get(node)
-        return connection if connection is not None and connection.is_usable else None
 
     def _send_request(self, batch: Batch, request: Request) -> None:
         if self._closed:
