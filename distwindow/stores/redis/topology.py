@@ -158,9 +158,12 @@ class ClusterTopology:
         """The node of `command`, for a call that is sent at once; None if something has to be found
         out before.
         """
-        slot = command.hash_slot
-        # A stale map is read again by calls that look for their node.
-        return None if slot is None or self._stale else self._by_slot.get(slot)
+        if self._stale:  # it is read again by calls that look for their node
+            return None
+        try:
+            return self._by_slot.get(_slot_of(command))
+        except ConfigurationError:  # `node_of` raises it for this call alone
+            return None
 
     def node_of(self, command: Command[Any]) -> Node:
         """The node that has the rings of `command`."""
