@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from ..async_use import Unawaited, UnawaitedCoroutine
 from ..errors import ConfigurationError, short_repr
@@ -101,9 +101,10 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
 
     install_hint = "RateLimitMiddleware(app, rate_limits)"
 
-    def request_of(self, scope: Scope) -> Any:
-        """Return what `key`, `cost`, `exempt` and `limits` of the middleware are called with."""
-        return scope
+    request_type: ClassVar[type[Any] | None] = None
+    """Makes what `key`, `cost`, `exempt` and `limits` of the middleware are called with; None for
+    the scope itself.
+    """
 
     def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:
         """See `BaseRateLimits`; `client_address` is the default, too."""
@@ -133,7 +134,7 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
     ) -> Decision | None:
         limited = scope_of(connection).get(SCOPE_KEY)
         if limited is None or not limited.is_watched or limited.status_code:
-            limited = WatchedRequest()
+            limited = http.LimitedRequest()
         decision = None
         for limit in limits:
             if limit.settles and not limited.is_watched:
@@ -190,6 +191,8 @@ class RateLimitMiddleware:
         self._exempt_paths = {path for path in exempt_paths if not path.endswith("/*")}
         self._exempt_trees = tuple(path[:-1] for path in exempt_paths if path.endswith("/*"))
         self._exempt_methods = frozenset(method.upper() for method in exempt_methods)
+        self._request_type = rate_limits.request_type
+        self._has_exempt_paths = bool(exempt_paths)
         self._limit: http.RequestLimit | None = None
         if limits is not None:
             self._limit = rate_limits.limit(limits, name=name, **options)
@@ -199,16 +202,19 @@ class RateLimitMiddleware:
             await self.app(scope, receive, send)
             return
         limit = self._limit
-        if limit is not None and self._is_exempt(scope):
+        if limit is not None and (
+            scope.get("method") in self._exempt_methods
+            or (self._has_exempt_paths and self._is_exempt_path(scope["path"]))
+        ):
             limit = None
-        rate_limits = self.rate_limits
+        request = scope if self._request_type is None else self._request_type(scope)
         limited: WatchedRequest | None = scope.get(SCOPE_KEY)
         if limited is not None:  # inside another one, which writes the fields of both
             if limit is not None:
-                await limit.decide(rate_limits.request_of(scope), limited)
+                await limit.decide(request, limited)
             await self.app(scope, receive, send)
             return
-        limited = scope[SCOPE_KEY] = WatchedRequest(is_watched=True)
+        limited = scope[SCOPE_KEY] = WatchedRequest()
 
         def send_with_fields(message: Message) -> Awaitable[None]:
             if not limited.status_code and message["type"] in STARTS:
@@ -221,7 +227,9 @@ class RateLimitMiddleware:
 
         try:
             if limit is not None:
-                await limit.decide(rate_limits.request_of(scope), limited)
+                decision = limit.decide_at_once(request, limited)
+                if not isinstance(decision, Decision):
+                    await decision
             await self.app(scope, receive, send_with_fields)
         except RateLimited as refused:
             if limited.status_code:
@@ -237,13 +245,8 @@ class RateLimitMiddleware:
         await send(message)
         await limited.settle(limited.response())
 
-    def _is_exempt(self, scope: Scope) -> bool:
-        path = scope["path"]
-        return (
-            scope.get("method") in self._exempt_methods
-            or path in self._exempt_paths
-            or path.startswith(self._exempt_trees)
-        )
+    def _is_exempt_path(self, path: str) -> bool:
+        return path in self._exempt_paths or path.startswith(self._exempt_trees)
 
 
 async def _refuse(scope: Scope, send: Send, refused: RateLimited) -> None:

@@ -26,7 +26,6 @@ from ..errors import ConfigurationError
 from ..ring.decision import Decision
 from . import asgi, http
 from .asgi import EXPOSED_HEADERS, ClientAddress, RateLimitMiddleware, client_address
-from .http.messages import WatchedRequest
 
 _LOG = logging.getLogger("distwindow")
 _PROBLEM_SCHEMA = {
@@ -81,10 +80,11 @@ class RequestLimit(asgi.RequestLimit):
         """Ask this limit for a request; for FastAPI."""
         limited = connection.scope.get(asgi.SCOPE_KEY)
         if limited is None:
-            limited = connection.scope[asgi.SCOPE_KEY] = WatchedRequest()
+            limited = connection.scope[asgi.SCOPE_KEY] = http.LimitedRequest()
         if self.settles and not limited.is_watched:
             self.raise_without_middleware()
-        decision = await self.decide(connection, limited, None, key)
+        answer = self.decide_at_once(connection, limited, key)
+        decision = answer if isinstance(answer, Decision) else await answer
         if not limited.is_watched and limited:
             self.rate_limits.log_missing_install()
             response.headers.update(limited.fields_to_set(200, lambda name: None))
@@ -130,11 +130,8 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
     address_type = ClientAddress
     error_type = RateLimited
     install_hint = "rate_limits.install(app)"
+    request_type = HTTPConnection
     _has_logged = False
-
-    def request_of(self, scope: asgi.Scope) -> HTTPConnection:
-        """Return what `key`, `cost`, `exempt` and `limits` of the middleware are called with."""
-        return HTTPConnection(scope)
 
     def install(self, app: fastapi.FastAPI, *, openapi: bool = True) -> None:
         """Add to `app`, once: the middleware that writes header fields, a handler that answers

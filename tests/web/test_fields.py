@@ -8,6 +8,7 @@ import pytest
 
 from distwindow import Decision, Limit
 from distwindow.contrib.http.fields import LimitAnswer, Policies, fields_to_set, problem
+from distwindow.contrib.http.messages import WatchedRequest
 
 NOW_MS = 1_795_371_126_400
 
@@ -44,6 +45,47 @@ def test_several_limits_have_name_and_interval() -> None:
         "RateLimit": '"search-1m";r=0;t=23',
         "Retry-After": "23",
     }
+
+
+class _Fields(dict[str, str]):
+    """Header fields by name in lower case."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name.lower(), default)
+
+
+PRESENT: tuple[list[tuple[bytes, bytes]], ...] = (
+    [],
+    [(b"content-type", b"text/plain")],
+    [(b"RateLimit", b'"theirs";r=1;t=1'), (b"RateLimit-Policy", b'"theirs";q=2;w=2')],
+    [(b"Retry-After", b"9"), (b"x-ratelimit-limit", b"7")],
+)
+
+
+@pytest.mark.parametrize("headers", ["ietf", "x-ratelimit", "both", "none"])
+@pytest.mark.parametrize("status", [200, 303, 429])
+def test_asgi_messages_have_the_same_fields(headers: Any, status: int) -> None:
+    """A response of one limit with permits left is written by itself."""
+    one = ("10/minute",)
+    answers = [
+        asked("a", *limits, headers=headers, allowed=allowed, remaining=left, source=source)
+        for limits in (one, (*one, "50/hour"))
+        for allowed, left, source in (
+            (True, 3, "lease"), (True, 0, "store"), (True, 0, "policy"), (False, 2, "store"),
+        )
+    ]  # fmt: skip
+    for several in [*([each] for each in answers), answers[:2], []]:
+        for present in PRESENT:
+            request = WatchedRequest()
+            request += several
+            sent = {"type": "http.response.start", "status": status, "headers": tuple(present)}
+            message = request.begin(sent)
+            fields = {raw.lower().decode(): value.decode() for raw, value in present}
+            wanted = fields_to_set(several, status, _Fields(fields).get)
+            fields |= {name.lower(): value for name, value in wanted.items()}
+            found = [(raw.decode().lower(), value.decode()) for raw, value in message["headers"]]
+            assert sorted(found) == sorted(fields.items())
+            assert sent["headers"] == tuple(present)
 
 
 def test_the_limit_that_binds_is_the_refusal_or_has_the_fewest_left() -> None:

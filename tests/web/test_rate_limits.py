@@ -71,19 +71,29 @@ class Application:
         asked = http.LimitedRequest()
         try:
             for limit in limits:
-                self.done(limit.rate_limits.run(limit.decide(request, asked)))
+                self.done(self.decide(limit, request, asked))
         except http.RateLimited:
             pass
         if then is not None and asked.needs_response:
             self.done(self.of.run(asked.settle(then)))
         return asked
 
+    def decide(self, limit: Any, request: Any, asked: http.LimitedRequest) -> Any:
+        return limit.rate_limits.run(limit.decide(request, asked))
+
     def admits(self, limit: Any, times: int = 1, **request: Any) -> int:
         asked = [self.ask(limit, **request) for _ in range(times)]
         return sum(not each or each[0].decision.allowed for each in asked)
 
 
-@pytest.fixture(params=["blocking", "awaiting"])
+class ApplicationAtOnce(Application):
+    """Asks without a coroutine where that is possible."""
+
+    def decide(self, limit: Any, request: Any, asked: http.LimitedRequest) -> Any:
+        return http.result_of(limit.decide_at_once(request, asked))
+
+
+@pytest.fixture(params=["blocking", "awaiting", "at once"])
 def app(request: pytest.FixtureRequest):
     if request.param == "blocking":
         made = Application(Blocking, None)
@@ -91,7 +101,7 @@ def app(request: pytest.FixtureRequest):
         made.close()
     else:
         loop = asyncio.new_event_loop()
-        made = Application(Awaiting, loop)
+        made = (ApplicationAtOnce if request.param == "at once" else Application)(Awaiting, loop)
         yield made
         made.close()
         tasks = asyncio.all_tasks(loop)
@@ -362,8 +372,22 @@ def test_what_was_reserved_is_given_back_at_a_later_refusal(app: Application) ->
     tokens = rate_limits.limit("9/minute", name="a", cost=5, cost_after=lambda r, response: 5)
     route = rate_limits.limit("1/hour", name="b")
     app.ask(route)
-    assert app.ask(tokens, route, then=429)[0].settled
+    assert app.ask(tokens, route, then=429)[0].is_settled
     assert app.ask(tokens)[0].decision.remaining == 4
+
+
+def test_what_was_given_back_stays_so_at_a_second_refusal(app: Application) -> None:
+    rate_limits = app.rate_limits()
+    first, *full = (rate_limits.limit("9/minute", name=name) for name in "abc")
+    for limit in full:
+        app.admits(limit, 9)
+    app.ask(first)
+    asked = http.LimitedRequest()
+    app.done(app.decide(first, {}, asked))
+    for limit in full:  # of a handler that goes on after a refusal
+        with pytest.raises(http.RateLimited):
+            app.done(app.decide(limit, {}, asked))
+    assert app.ask(first)[0].decision.remaining == 7
 
 
 def test_cost_after_and_count_when_together(app: Application) -> None:
@@ -375,11 +399,16 @@ def test_cost_after_and_count_when_together(app: Application) -> None:
     assert [app.ask(limit, then=used)[0].decision.remaining for used in (3, 0, 1)] == [9, 6, 6]
 
 
-def test_nothing_is_settled_of_what_the_store_has_not_decided(app: Application) -> None:
+def test_nothing_is_settled_of_what_the_store_has_not_decided(
+    app: Application, caplog: pytest.LogCaptureFixture
+) -> None:
     limit = app.rate_limits(AWAY, on_store_error="allow").limit(
         "1/minute", cost_after=lambda request, response: 1 / 0
     )
-    assert app.ask(limit, then=200)[0].settled
+    asked = app.ask(limit, then=200)
+    app.done(app.of.run(asked.settle(200)))
+    assert not asked.needs_response
+    assert "could not be settled" not in caplog.text
 
 
 def test_count_when_that_raises_is_logged_and_the_cost_stays(

@@ -61,6 +61,7 @@ class ClientAddress:
             )
         self._ipv6_prefix = ipv6_prefix
         self._read = functools.lru_cache(_MAX_KNOWN)(self._read_uncached)
+        self._read_peer = functools.lru_cache(_MAX_KNOWN)(self._read_peer_uncached)
 
     # Each framework has requests of its own.
 
@@ -76,18 +77,20 @@ class ClientAddress:
         """Return the address of the client of `request`. Raises `ConfigurationError` where the
         server names no peer, and "unix" is not trusted.
         """
-        peer = self.peer(request)
-        if peer in _NO_ADDRESSES:
-            if not self._trusts_unix:
-                raise ConfigurationError(
-                    "the server names no address for the client, as on a Unix socket; write "
-                    'trusted_proxies=["unix"] if a proxy in front of it sets '
-                    f"{self._header}, or limit by a key of your own: key=..."
-                )
-            peer, is_trusted = _UNIX, True
-        else:
-            peer, is_trusted = self._read(peer) or (peer, False)
+        peer, is_trusted = self._read_peer(self.peer(request))
         return self._walk(peer, self.header_values(request, self._header)) if is_trusted else peer
+
+    def _read_peer_uncached(self, peer: str | None) -> tuple[str, bool]:
+        """Return the peer as a key has it, and whether it is a trusted proxy."""
+        if peer not in _NO_ADDRESSES:
+            return self._read(peer) or (peer, False)
+        if not self._trusts_unix:
+            raise ConfigurationError(
+                "the server names no address for the client, as on a Unix socket; write "
+                f'trusted_proxies=["unix"] if a proxy in front of it sets {self._header}, or limit '
+                "by a key of your own: key=..."
+            )
+        return _UNIX, True
 
     def _walk(self, peer: str, values: Sequence[str]) -> str:
         """Return the client's address, which the trusted `peer` names in the values of the header

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ...ring.decision import Decision
 from ...ring.limit import UNITS_MS, Limit
@@ -38,7 +38,7 @@ Unit = Literal["requests", "content-bytes"]
 class Policies:
     """The limits of one name, as the fields name them."""
 
-    __slots__ = ("_ends", "_only_end", "has_ietf", "has_x", "names", "text")
+    __slots__ = ("_only_string", "_strings", "has_ietf", "has_x", "names", "raw_policy", "text")
 
     def __init__(self, name: str, limits: tuple[Limit, ...], unit: Unit, headers: Headers) -> None:
         self.has_ietf = headers in ("ietf", "both")
@@ -53,24 +53,42 @@ class Policies:
             for limit in limits
         )
         """The items of `RateLimit-Policy`."""
-        self._ends = {limit: _string(shown) for limit, shown in self.names.items()}
-        self._only_end = "" if several else self._ends[limits[0]]
+        self.raw_policy = (b"ratelimit-policy", self.text.encode()) if headers == "ietf" else None
+        """The field, as ASGI has it; None if others are written, too."""
+        self._strings = {limit: _string(shown).encode() for limit, shown in self.names.items()}
+        self._only_string = b"" if several else self._strings[limits[0]]
 
-    def item(self, decision: Decision) -> str:
-        """Return the item of `RateLimit` for a decision by these limits."""
-        # A hash of a limit takes longer than all the rest.
-        name = self._only_end or self._ends[decision.limit]
-        return f"{name};r={decision.remaining};t={seconds_until(decision)}"
+    def raw_item(self, decision: Decision) -> bytes:
+        """Return the item of `RateLimit` for a decision by these limits. `t` is after how many
+        whole seconds the same call is admitted, or of an admitted one, when all permits are free
+        again, which promises less than there is.
+        """
+        # A hash of a limit takes longer than all the rest, and a name three times as long as an
+        # index: 0 is `allowed`, 4 `remaining`, 6 `reset_after`.
+        name = self._only_string or self._strings[decision.limit]
+        after_s = decision[6] if decision[0] else decision.retry_after
+        return b"%b;r=%d;t=%d" % (name, decision[4], math.ceil(after_s))
 
 
-class LimitAnswer:
-    """What one limit has decided for one request, as the fields need it."""
+class LimitAnswer(NamedTuple):
+    """What one limit has decided for one request. A tuple, as `Decision` is one: each limited
+    request makes one.
+    """
 
-    __slots__ = ("decision", "policies")
-
-    def __init__(self, decision: Decision, policies: Policies) -> None:
-        self.decision = decision
-        self.policies = policies
+    decision: Decision
+    policies: Policies
+    limit: Any = None
+    """The `RequestLimit` that was asked, and the limiter that it has asked."""
+    limiter: Any = None
+    reservation: Any = None
+    """What `count_when` and `cost_after` settle; None without them, and where nothing was charged.
+    """
+    arguments: tuple[Any, ...] = ()
+    """Of `cost_after`. With those of a framework the request is kept, which keeps this: without a
+    need for it, each request would be left to the garbage collector.
+    """
+    is_settled: bool = False
+    """True once its charge was given back or committed."""
 
     @property
     def is_shown(self) -> bool:
@@ -78,16 +96,9 @@ class LimitAnswer:
         return self.decision.source != "policy"
 
 
-def seconds_until(decision: Decision) -> int:
-    """Return after how many whole seconds the same call is admitted, or of an admitted one, when
-    all permits are free again, which promises less than there is.
-    """
-    return math.ceil(decision.reset_after if decision.allowed else decision.retry_after)
-
-
 def retry_after(decision: Decision) -> int:
     """Return the value of `Retry-After` for a refusal: whole seconds, at least 1."""
-    return max(1, seconds_until(decision))
+    return max(1, math.ceil(decision.retry_after))
 
 
 def fields_to_set(
@@ -120,7 +131,7 @@ def fields_to_set(
             binding = min(by_ietf, key=_binding_order)
             policies = ", ".join(dict.fromkeys(each.policies.text for each in by_ietf))
         if not (300 <= status < 400 and binding.decision.remaining == 0):
-            item = binding.policies.item(binding.decision)
+            item = binding.policies.raw_item(binding.decision).decode()
             for name, value in (("RateLimit-Policy", policies), ("RateLimit", item)):
                 present = get(name)
                 if present is None:

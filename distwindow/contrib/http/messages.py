@@ -37,12 +37,11 @@ class Response(NamedTuple):
 class WatchedRequest(LimitedRequest):
     """What was decided for one request, and what was sent for it, as far as it is known."""
 
-    __slots__ = ("body_bytes", "headers", "is_complete", "is_watched", "status_code")
+    __slots__ = ("body_bytes", "headers", "is_complete", "status_code")
+    is_watched = True
 
-    def __init__(self, *, is_watched: bool = False) -> None:
+    def __init__(self) -> None:
         self.needs_response = False
-        self.is_watched = is_watched
-        """True if a middleware sees the response."""
         self.status_code = 0
         """0 until the response begins."""
         self.headers: _RawHeaders = ()
@@ -54,7 +53,20 @@ class WatchedRequest(LimitedRequest):
         self.status_code = message.get(STARTS[message["type"]], 101)
         if not self:
             return message
-        headers = list(message.get("headers", ()))
+        headers = [*message.get("headers", ())]
+        answer = self[0]
+        decision, policies = answer[0], answer[1]
+        # Most responses are of one limit that has permits left, and have none of our fields: then
+        # these are what `fields_to_set` returns, in half the time. By index: 0 is `allowed`, 4 is
+        # `remaining`.
+        if len(self) == 1 and policies.raw_policy and decision[0] and decision[4]:
+            for raw, _ in headers:
+                if raw.lower() in _OURS:
+                    break
+            else:
+                headers += policies.raw_policy, (b"ratelimit", policies.raw_item(decision))
+                self.headers = headers
+                return {**message, "headers": headers}
         present: dict[str, str] = {}
         for raw, value in headers:
             name = _OURS.get(raw.lower())

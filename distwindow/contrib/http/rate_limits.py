@@ -35,6 +35,7 @@ NOT_GIVEN: Any = object()
 """In the place of a key that is not replaced: None is one that is not limited."""
 MAX_DYNAMIC_LIMITS = 1000
 """How many distinct limits a function of the request may return, in one process."""
+_new_tuple = tuple.__new__
 
 
 async def result_of(answer: Any) -> Any:
@@ -62,12 +63,14 @@ class RateLimited(RateLimitExceeded):
         return detail  # without the key, as users of the application read it
 
 
-class LimitedRequest(list["AskedLimit"]):
+class LimitedRequest(list[LimitAnswer]):
     """What was decided for one request, in the order of the framework: a list that an integration
     keeps with the request from its first limit on.
     """
 
     __slots__ = ("needs_response",)
+    is_watched = False
+    """True if a middleware sees the response."""
 
     def __init__(self) -> None:
         self.needs_response = False
@@ -86,43 +89,14 @@ class LimitedRequest(list["AskedLimit"]):
         functions raise is logged, and the charge stays.
         """
         self.needs_response = False
-        for each in self:
-            if each.settled or each.reservation is None:
+        for index, each in enumerate(self):
+            if each.is_settled or each.reservation is None:
                 continue
-            each.settled = True
+            self[index] = each._replace(arguments=(), is_settled=True)
             try:
                 await each.limit.settle(each, response)
             except Exception:
                 _LOG.exception("the cost of a request could not be settled; it stays charged")
-            each.arguments = ()
-
-
-class AskedLimit(LimitAnswer):
-    """One limit that was asked for one request."""
-
-    __slots__ = ("arguments", "limit", "limiter", "reservation", "settled")
-
-    def __init__(
-        self,
-        decision: Decision,
-        policies: Policies,
-        limit: RequestLimit,
-        limiter: Any,
-        reservation: Any,
-        arguments: tuple[Any, ...],
-    ) -> None:
-        self.decision = decision
-        self.policies = policies
-        self.limit = limit
-        self.limiter = limiter
-        self.reservation = reservation
-        """What `count_when` and `cost_after` settle; None without them."""
-        self.arguments = arguments
-        """Of `cost_after`. With those of a framework the request is kept, which keeps this: without
-        a need for it, each request would be left to the garbage collector.
-        """
-        self.settled = decision.charged is None
-        """True once nothing of its charge can change, or nothing was charged."""
 
 
 class RequestLimit:
@@ -212,6 +186,9 @@ class RequestLimit:
             self._check_function("cost", cost, arguments)
         else:
             self._check_fixed_cost(cost)
+        calls_functions = exempt is not None or callable(cost) or not self.takes_request
+        self._plain_limits = None if calls_functions or priority or self.settles else self._limits
+        """The limits that `decide_at_once` decides by; None where it does not."""
 
     @property
     def text(self) -> str:
@@ -249,8 +226,8 @@ class RequestLimit:
             return None
         if key is NOT_GIVEN:
             key = self._key(*arguments)
-            if type(key) is not str:
-                key = await self._awaited("key", self._key, key)
+        if type(key) is not str:
+            key = await self._awaited("key", self._key, key)
         if key is None:
             return None
         limits = self._limits
@@ -263,34 +240,81 @@ class RequestLimit:
         name = self.name or self.name_of(request)
         known_as = name if self._limits is not None else (name, limits)
         beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
-        if type(key) is str:
-            full_key: AnyKey = f"{beginning}:{key}"
-        else:
-            full_key = self._full_key(beginning, key)
+        full_key = self._full_key(beginning, key)
         limiter = self._limiter
         if self._limits is None or rate_limits.openings != self._opening:
-            limiter = self._limiter = rate_limits.limiter(limits, self.on_store_error)
-            self._opening = rate_limits.openings
-        reservation = None
-        if self.settles:
-            clamp = self.cost_after is not None  # so that no guess refuses every request
-            reservation = await result_of(limiter.try_reserve(full_key, cost, clamp=clamp))
-            decision: Decision = reservation.decision
-            earlier.needs_response |= decision.charged is not None
-        else:
+            limiter = self._open_limiter(limits)
+        if not self.settles:
             decision = limiter.try_acquire(full_key, cost, self.priority)
-            if type(decision) is not Decision:  # `result_of`, without a call of Python
-                decision = await decision  # type: ignore[misc]  # of an `AsyncLimiter`
-        kept = arguments if reservation is not None else ()
-        earlier.append(AskedLimit(decision, policies, self, limiter, reservation, kept))
-        if not decision.allowed:
-            await _give_back(earlier, rate_limits)
-            raise rate_limits.error_type(decision, earlier, self._counted)
-        if decision.wait > 0:  # borrowed, or paced: it begins later
-            await result_of(rate_limits.sleep(decision.wait))
-        return decision
+            return await self._conclude(earlier, decision, policies, limiter)
+        clamp = self.cost_after is not None  # so that no guess refuses every request
+        reservation = await result_of(limiter.try_reserve(full_key, cost, clamp=clamp))
+        decision = reservation.decision
+        if decision.charged is None:
+            reservation, arguments = None, ()
+        else:
+            earlier.needs_response = True
+        return await self._conclude(earlier, decision, policies, limiter, reservation, arguments)
+
+    def decide_at_once(
+        self, request: Any, earlier: LimitedRequest, key: Any = NOT_GIVEN
+    ) -> Decision | Coroutine[Any, Any, Decision | None]:
+        """Do `decide` for a limit of which no function is called but `key`, and return the decision
+        where this process makes it by itself, which takes 40 % less time. In all other cases,
+        return a coroutine that does it.
+        """
+        rate_limits, limits = self.rate_limits, self._plain_limits
+        if limits is None or not rate_limits.enabled:
+            return self.decide(request, earlier, None, key)
+        if key is NOT_GIVEN:
+            key = self._key(request)
+        if type(key) is not str:
+            return self.decide(request, earlier, None, key)
+        name = self.name or self.name_of(request)
+        beginning, policies = self._named.get(name) or self._remember(name, name, limits)
+        limiter = self._limiter
+        if rate_limits.openings != self._opening:
+            limiter = self._open_limiter(limits)
+        full_key = beginning + key
+        decision: Any = limiter._decide_locally(full_key, self._cost)  # as `try_acquire` begins
+        # `.allowed` and `.wait`: a name takes three times as long as an index.
+        if decision is not None and decision[0] and not decision[7]:
+            answer = (decision, policies, self, limiter, None, (), False)
+            earlier.append(_new_tuple(LimitAnswer, answer))
+            return decision  # type: ignore[no-any-return]
+        if decision is None:
+            decision = limiter.try_acquire(full_key, self._cost)
+        return self._conclude(earlier, decision, policies, limiter)
 
     # -- internal ------------------------------------------------------------------------------
+
+    async def _conclude(
+        self,
+        earlier: LimitedRequest,
+        decision: Any,
+        policies: Policies,
+        limiter: Any,
+        reservation: Any = None,
+        arguments: tuple[Any, ...] = (),
+    ) -> Decision:
+        """Add an answer to `earlier`, and raise or wait as it says. The `decision` of an
+        `AsyncLimiter` is awaited.
+        """
+        if type(decision) is not Decision:  # `result_of`, without a call of Python
+            decision = await decision
+        earlier.append(LimitAnswer(decision, policies, self, limiter, reservation, arguments))
+        if not decision.allowed:
+            await _give_back(earlier, self.rate_limits)
+            raise self.rate_limits.error_type(decision, earlier, self._counted)
+        if decision.wait > 0:  # borrowed, or paced: it begins later
+            await result_of(self.rate_limits.sleep(decision.wait))
+        return decision  # type: ignore[no-any-return]  # a `Decision` by now
+
+    def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
+        """Return the limiter for `limits`, of the present opening of `rate_limits`."""
+        self._limiter = self.rate_limits.limiter(limits, self.on_store_error)
+        self._opening = self.rate_limits.openings
+        return self._limiter
 
     @property
     def _counted(self) -> str:
@@ -299,16 +323,16 @@ class RequestLimit:
             return "bytes"
         return "requests" if self._cost == 1 and self.cost_after is None else "units"
 
-    async def settle(self, asked: AskedLimit, response: Any) -> None:
+    async def settle(self, answer: LimitAnswer, response: Any) -> None:
         """Commit what a request has cost; see `LimitedRequest.settle`."""
-        actual = asked.decision.cost
+        actual = answer.decision.cost
         counts = True
         if self.count_when is not None:
             counts = await self._call("count_when", self.count_when, (response,))
         if counts and self.cost_after is not None:
-            arguments = (*asked.arguments, response)
+            arguments = (*answer.arguments, response)
             actual = await self._call("cost_after", self.cost_after, arguments)
-        await result_of(asked.reservation.commit(actual if counts else 0))
+        await result_of(answer.reservation.commit(actual if counts else 0))
 
     async def _call(self, option: str, function: Any, arguments: tuple[Any, ...]) -> Any:
         return await self._awaited(option, function, function(*arguments))
@@ -346,7 +370,7 @@ class RequestLimit:
         if len(self._named) >= MAX_DYNAMIC_LIMITS:
             self._named.clear()  # the path of a mount may have parameters
         # So that no key of one limit is one of another.
-        beginning = name.replace("%", "%25").replace(":", "%3A")
+        beginning = name.replace("%", "%25").replace(":", "%3A") + ":"
         named = self._named[known_as] = (
             beginning,
             Policies(name, limits, self._unit, self.rate_limits.headers),
@@ -356,9 +380,9 @@ class RequestLimit:
     def _full_key(self, beginning: str, key: Any) -> AnyKey:
         """Return the key of the ring: the name of the limit, then the key of the request."""
         if isinstance(key, str):
-            return f"{beginning}:{key}"
+            return beginning + key
         if isinstance(key, bytes):
-            return b"%s:%s" % (beginning.encode(), key)
+            return beginning.encode() + key
         if isinstance(key, Key):
             resource = self._full_key(beginning, key.resource)
             return Key(resource, key.tag)  # type: ignore[arg-type]  # of str or bytes, no Key
@@ -390,13 +414,13 @@ async def _give_back(earlier: LimitedRequest, rate_limits: BaseRateLimits[Any]) 
     """Give back what was charged before the last limit refused; best effort."""
     if not earlier[-1].is_shown:
         return  # the store that would take it back does not answer
-    for each in earlier[:-1]:
+    for index, each in enumerate(earlier[:-1]):
         # Where threads and tasks serve one application, each gives back what it has charged.
-        if each.settled or each.limit.rate_limits.awaits != rate_limits.awaits:
+        if each.is_settled or each.limit.rate_limits.awaits != rate_limits.awaits:
             continue
-        if each.limit.count_when is not None:
-            continue  # which will see the refusal
-        each.settled = True
+        if each.limit.count_when is not None or each.decision.charged is None:
+            continue  # the one will see the refusal, the other has charged nothing
+        earlier[index] = each._replace(arguments=(), is_settled=True)
         with suppress(StoreError):  # then it leaves with its bucket
             if each.reservation is None:
                 await result_of(each.limiter.refund(each.decision))
