@@ -60,6 +60,14 @@ class Results:
     values: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
+    def extend(self, other: Results) -> None:
+        """Add the rounds of `other`. What failed in one of both has failed."""
+        self.errors |= other.errors
+        for name, values in other.values.items():
+            self.values.setdefault(name, []).extend(values)
+        for name in self.errors:
+            self.values.pop(name, None)
+
     def stat(self, name: str) -> Quartiles:
         return Quartiles.of(self.values[name])
 

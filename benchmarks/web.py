@@ -1,10 +1,11 @@
 """What a limit costs a route: FastAPI under one uvicorn worker, loaded by `wrk -c16`, beside the
 same route without a limit, and beside other limiters.
 
-Each application runs in a process of its own, with a server of its own, through all rounds. The
-worker has one core; the server and `wrk` share the other. The limit is never reached. Needs `wrk`.
-The ratio is of the time that passes for a request; where the worker has its core for itself, that
-is its processor time, of which the detail has the ratio, too.
+Each application runs in a process of its own, with a server of its own, and is started again for
+every three rounds: two processes of the same application differ by up to 4 % for as long as they
+live. The worker has one core; the server and `wrk` share the other. The limit is never reached.
+Needs `wrk`. The ratio is of the time that passes for a request; where the worker has its core for
+itself, that is its processor time, of which the detail has the ratio, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from benchmarks.measure import Quartiles, error_text, log, run_rounds
+from benchmarks.measure import Quartiles, Results, error_text, log, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.server import last_core, pinned, running
 from benchmarks.web_app import APPS
@@ -42,22 +43,23 @@ _US = {"us": 1.0, "ms": 1_000.0, "s": 1_000_000.0}
 
 @dataclass
 class App:
-    """An application that answers on a port, and what each trial has found besides."""
+    """An application, its present process, and what each trial has found besides."""
 
-    worker: psutil.Process
-    port: int
-    seconds: int
+    name: str
+    worker: psutil.Process | None = None
+    port: int = 0
     cpu_us: list[float] = field(default_factory=list)
     p50_us: list[float] = field(default_factory=list)
     p99_us: list[float] = field(default_factory=list)
 
     def us_per_request(self) -> float:
-        """Load it for some seconds; return the microseconds that pass for each request."""
+        """Load it for a second; return the microseconds that pass for each request."""
+        assert self.worker is not None
         before = self.worker.cpu_times()
         with pinned(last_core()):
             output = subprocess.run(
                 [
-                    *("wrk", "-t1", f"-c{CONNECTIONS}", f"-d{self.seconds}s", "--latency"),
+                    *("wrk", "-t1", f"-c{CONNECTIONS}", "-d1s", "--latency"),
                     f"http://127.0.0.1:{self.port}/",
                 ],
                 capture_output=True, text=True, check=True,
@@ -72,33 +74,35 @@ class App:
             values.append(float(number) * _US[unit])
         return 1e6 / float(_found(r"Requests/sec:\s+([\d.]+)", output)[0])
 
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """Run it in a process."""
+        with running(core=last_core()) as server, socket.socket() as reserved:
+            reserved.bind(("127.0.0.1", 0))
+            self.port = reserved.getsockname()[1]
+            reserved.close()
+            names = {"BENCHMARK_APP": self.name, "BENCHMARK_REDIS_URL": server.url}
+            with pinned(min(os.sched_getaffinity(0))):
+                process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "uvicorn", "benchmarks.web_app:make", "--factory"),
+                        *("--port", str(self.port), "--log-level", "error", "--no-access-log"),
+                    ],
+                    env=os.environ | names,
+                )  # fmt: skip
+            try:
+                _until_it_answers(process, self.port)
+                self.worker = psutil.Process(process.pid)
+                yield
+            finally:
+                process.terminate()
+                process.wait(timeout=20)
+
 
 def _found(pattern: str, output: str) -> tuple[str, ...]:
     found = re.search(pattern, output)
     assert found is not None, output
     return found.groups()
-
-
-@contextmanager
-def _served(name: str, seconds: int) -> Iterator[App]:
-    with running(core=last_core()) as server, socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-        reserved.close()
-        with pinned(min(os.sched_getaffinity(0))):
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "uvicorn", "benchmarks.web_app:make", "--factory"),
-                    *("--port", str(port), "--log-level", "error", "--no-access-log"),
-                ],
-                env=os.environ | {"BENCHMARK_APP": name, "BENCHMARK_REDIS_URL": server.url},
-            )  # fmt: skip
-        try:
-            _until_it_answers(process, port)
-            yield App(psutil.Process(process.pid), port, seconds)
-        finally:
-            process.terminate()
-            process.wait(timeout=20)
 
 
 def _until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
@@ -125,16 +129,19 @@ def run(quick: bool) -> Section:
     if shutil.which("wrk") is None:
         section.add_failures({"all rows": "wrk is not installed: apt-get install wrk"})
         return section
-    with ExitStack() as stack:
-        apps: dict[str, App] = {}
-        for name in APPS:
-            try:
-                apps[name] = stack.enter_context(_served(name, 1))
-            except Exception as error:
-                section.add_failures({name: error_text(error)})
-        log("web: all applications answer")
-        trials = {name: app.us_per_request for name, app in apps.items()}
-        results = run_rounds("web", trials, 5 if quick else 27)
+    apps = {name: App(name) for name in APPS}
+    results = Results()
+    for start in range(1, (3 if quick else 10)):
+        with ExitStack() as stack:
+            trials = {}
+            for name, app in apps.items():
+                try:
+                    stack.enter_context(app.served())
+                    trials[name] = app.us_per_request
+                except Exception as error:
+                    results.errors[name] = error_text(error)
+            log(f"web: start {start}, all applications answer")
+            results.extend(run_rounds("web", trials, 3))
     section.add_failures(results.errors)
     for name, app in apps.items():
         if name in results.values and BARE in results.values:

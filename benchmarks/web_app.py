@@ -6,6 +6,7 @@ with a small JSON object, without a limit and under one that is never reached.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -86,6 +87,18 @@ def _dependency(consistency: Any) -> Callable[[str], FastAPI]:
         return app
 
     return make
+
+
+def _frozen(make: Callable[[str], FastAPI]) -> Callable[[str], FastAPI]:
+    """Return the same application, whose modules the garbage collector does not visit again."""
+
+    def make_frozen(url: str) -> FastAPI:
+        app = make(url)
+        gc.collect()
+        gc.freeze()
+        return app
+
+    return make_frozen
 
 
 def _middleware(consistency: Any) -> Callable[[str], FastAPI]:
@@ -180,6 +193,7 @@ APPS: dict[str, Callable[[str], FastAPI]] = {
     "a dependency on AsyncLimiter by hand, direct": _by_hand("direct"),
     "a dependency on AsyncLimiter by hand, leased": _by_hand("leased"),
     "contrib.fastapi, direct": _dependency("direct"),
+    "contrib.fastapi, direct, after gc.freeze()": _frozen(_dependency("direct")),
     "contrib.fastapi, leased": _dependency("leased"),
     "RateLimitMiddleware, direct": _middleware("direct"),
     "RateLimitMiddleware, leased": _middleware("leased"),
