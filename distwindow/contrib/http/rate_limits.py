@@ -312,9 +312,9 @@ class RequestLimit:
 
     def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
-        self._limiter = self.rate_limits.limiter(limits, self.on_store_error)
+        limiter = self._limiter = self.rate_limits.limiter(limits, self.on_store_error)
         self._opening = self.rate_limits.openings
-        return self._limiter
+        return limiter  # and not what another thread has set since
 
     @property
     def _counted(self) -> str:
