@@ -495,6 +495,26 @@ def test_one_connection_for_all_limits_and_it_opens_again(
     assert [app.admits(limit, 5) for limit in limits] == [0, 0, 0]  # opened, and counted on
 
 
+def test_it_is_closed_by_another_thread_while_a_limit_opens_it() -> None:
+    app = Application(Blocking, None)
+    rate_limits = app.rate_limits()
+    limit = rate_limits.limit("9/minute")
+    app.close()
+    limiter_of = rate_limits.limiter
+
+    def limiter_and_close(*args: Any) -> Any:
+        limiter = limiter_of(*args)
+        app.close()
+        return limiter
+
+    rate_limits.limiter = limiter_and_close
+    with pytest.raises(ConfigurationError, match="closed"):
+        app.ask(limit)
+    rate_limits.limiter = limiter_of
+    assert app.admits(limit) == 1
+    app.close()
+
+
 def test_leases_are_given_back_when_it_is_closed(
     app: Application, redis_url: str, prefix: str
 ) -> None:

@@ -312,9 +312,11 @@ class RequestLimit:
 
     def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
+        # Another thread may close `rate_limits` meanwhile, or come here with other limits.
+        opening = self.rate_limits.openings
         limiter = self._limiter = self.rate_limits.limiter(limits, self.on_store_error)
-        self._opening = self.rate_limits.openings
-        return limiter  # and not what another thread has set since
+        self._opening = opening
+        return limiter
 
     @property
     def _counted(self) -> str:
