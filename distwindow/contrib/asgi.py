@@ -100,10 +100,9 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
     """`RateLimits` for requests that are a scope, or have one."""
 
     install_hint = "RateLimitMiddleware(app, rate_limits)"
-
     request_type: ClassVar[type[Any] | None] = None
-    """Makes what `key`, `cost`, `exempt` and `limits` of the middleware are called with; None for
-    the scope itself.
+    """Makes what `key`, `cost`, `exempt` and `limits` of the middleware are called with out of a
+    scope. Without it they are called with the scope.
     """
 
     def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -207,7 +206,9 @@ class RateLimitMiddleware:
             or (self._has_exempt_paths and self._is_exempt_path(scope["path"]))
         ):
             limit = None
-        request = scope if self._request_type is None else self._request_type(scope)
+        request: Any = scope
+        if limit is not None and self._request_type is not None:
+            request = self._request_type(scope)
         limited: WatchedRequest | None = scope.get(SCOPE_KEY)
         if limited is not None:  # inside another one, which writes the fields of both
             if limit is not None:
@@ -227,9 +228,9 @@ class RateLimitMiddleware:
 
         try:
             if limit is not None:
-                decision = limit.decide_at_once(request, limited)
-                if not isinstance(decision, Decision):
-                    await decision
+                known = limit.decide_at_once(request, limited)
+                if not isinstance(known, Decision):
+                    await known
             await self.app(scope, receive, send_with_fields)
         except RateLimited as refused:
             if limited.status_code:

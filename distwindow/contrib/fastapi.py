@@ -83,8 +83,8 @@ class RequestLimit(asgi.RequestLimit):
             limited = connection.scope[asgi.SCOPE_KEY] = http.LimitedRequest()
         if self.settles and not limited.is_watched:
             self.raise_without_middleware()
-        answer = self.decide_at_once(connection, limited, key)
-        decision = answer if isinstance(answer, Decision) else await answer
+        known = self.decide_at_once(connection, limited, key)
+        decision = known if isinstance(known, Decision) else await known
         if not limited.is_watched and limited:
             self.rate_limits.log_missing_install()
             response.headers.update(limited.fields_to_set(200, lambda name: None))

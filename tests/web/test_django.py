@@ -196,6 +196,23 @@ def test_count_when_counts_failed_logins_only(kind: Site) -> None:
         assert [kind.get().status_code for _ in range(5)] == [401, 200, 200, 401, 429]
 
 
+def test_what_a_later_refusal_gives_back_is_not_settled_by_its_own_limit(
+    kind: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    statuses = []
+
+    def tokens(request: Any, response: Any) -> int:
+        statuses.append(response.status_code)
+        return 3
+
+    refused = rate_limit("1/minute", name="requests")(kind.view())
+    with routes(view=rate_limit("9/minute", name="tokens", cost=5, cost_after=tokens)(refused)):
+        answers = [kind.get() for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
+    assert statuses == [200]
+    assert "could not be settled" not in caplog.text
+
+
 def test_a_request_that_is_sent_again_is_a_request() -> None:
     view = rate_limit("2/minute")(lambda request: HttpResponse())
     request = RequestFactory().get("/")

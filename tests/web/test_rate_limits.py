@@ -40,6 +40,13 @@ class Blocking(http.BlockingRateLimits[RouteLimit]):
     address_type = Address
 
 
+class Escaping(str):
+    """As `markupsafe.Markup`, it escapes what it is added to."""
+
+    def __radd__(self, other: str) -> Escaping:
+        return Escaping(f"escaped {other}{self}")
+
+
 class Awaiting(http.AsyncRateLimits[RouteLimit]):
     limit_type = RouteLimit
     address_type = Address
@@ -142,6 +149,7 @@ def test_the_address_is_by_the_trusted_proxies_of_the_object(app: Application) -
     ("key", "name"),
     [
         ("u", "n:u"),
+        (Escaping("u"), "n:u"),
         (b"\xff", b"n:\xff"),
         (Key("u", tag="t"), Key("n:u", tag="t")),
     ],
@@ -372,7 +380,7 @@ def test_what_was_reserved_is_given_back_at_a_later_refusal(app: Application) ->
     tokens = rate_limits.limit("9/minute", name="a", cost=5, cost_after=lambda r, response: 5)
     route = rate_limits.limit("1/hour", name="b")
     app.ask(route)
-    assert app.ask(tokens, route, then=429)[0].is_settled
+    assert app.ask(tokens, route, then=429)[0].settled
     assert app.ask(tokens)[0].decision.remaining == 4
 
 
@@ -388,6 +396,28 @@ def test_what_was_given_back_stays_so_at_a_second_refusal(app: Application) -> N
         with pytest.raises(http.RateLimited):
             app.done(app.decide(limit, {}, asked))
     assert app.ask(first)[0].decision.remaining == 7
+
+
+def test_two_refusals_at_once_give_back_once(redis_url: str, prefix: str) -> None:
+    async def left() -> list[int]:
+        async with Awaiting(redis_url, on_store_error="raise", prefix=prefix) as rate_limits:
+
+            async def ask(limit: Any, asked: Any) -> Any:
+                return await http.result_of(limit.decide_at_once({}, asked))
+
+            charged = [rate_limits.limit("9/hour", name=name) for name in "abc"]
+            full = [rate_limits.limit("1/hour", name=name) for name in "de"]
+            for limit in [*full, *charged]:
+                await ask(limit, http.LimitedRequest())
+            asked = http.LimitedRequest()
+            for limit in charged:
+                await ask(limit, asked)
+            refusals = [ask(limit, asked) for limit in full]
+            found = await asyncio.gather(*refusals, return_exceptions=True)
+            assert [type(each) for each in found] == [http.RateLimited] * 2
+            return [(await ask(limit, http.LimitedRequest())).remaining for limit in charged]
+
+    assert asyncio.run(left()) == [7, 7, 7]
 
 
 def test_cost_after_and_count_when_together(app: Application) -> None:

@@ -61,6 +61,7 @@ class ClientAddress:
             )
         self._ipv6_prefix = ipv6_prefix
         self._read = functools.lru_cache(_MAX_KNOWN)(self._read_uncached)
+        # Of peers besides: each request asks for one, and most have nothing else to read.
         self._read_peer = functools.lru_cache(_MAX_KNOWN)(self._read_peer_uncached)
 
     # Each framework has requests of its own.

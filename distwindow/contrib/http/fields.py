@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ...ring.decision import Decision
 from ...ring.limit import UNITS_MS, Limit
@@ -70,25 +70,14 @@ class Policies:
         return b"%b;r=%d;t=%d" % (name, decision[4], math.ceil(after_s))
 
 
-class LimitAnswer(NamedTuple):
-    """What one limit has decided for one request. A tuple, as `Decision` is one: each limited
-    request makes one.
-    """
+class LimitAnswer:
+    """What one limit has decided for one request, as the fields need it."""
 
-    decision: Decision
-    policies: Policies
-    limit: Any = None
-    """The `RequestLimit` that was asked, and the limiter that it has asked."""
-    limiter: Any = None
-    reservation: Any = None
-    """What `count_when` and `cost_after` settle; None without them, and where nothing was charged.
-    """
-    arguments: tuple[Any, ...] = ()
-    """Of `cost_after`. With those of a framework the request is kept, which keeps this: without a
-    need for it, each request would be left to the garbage collector.
-    """
-    is_settled: bool = False
-    """True once its charge was given back or committed."""
+    __slots__ = ("decision", "policies")
+
+    def __init__(self, decision: Decision, policies: Policies) -> None:
+        self.decision = decision
+        self.policies = policies
 
     @property
     def is_shown(self) -> bool:

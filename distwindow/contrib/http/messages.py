@@ -54,8 +54,7 @@ class WatchedRequest(LimitedRequest):
         if not self:
             return message
         headers = [*message.get("headers", ())]
-        answer = self[0]
-        decision, policies = answer[0], answer[1]
+        decision, policies = self[0].decision, self[0].policies
         # Most responses are of one limit that has permits left, and have none of our fields: then
         # these are what `fields_to_set` returns, in half the time. By index: 0 is `allowed`, 4 is
         # `remaining`.

@@ -1,8 +1,9 @@
 """`RateLimits` and its limits, as all integrations with web frameworks have them.
 
-What one limit does with one request is written once, as a coroutine, which raises what the
-framework is to handle. In threads its limiter has answered already, so it awaits nothing, and
-`BlockingRateLimits.run` takes it to its end in one step.
+What one limit does with one request is a coroutine, which raises what the framework is to handle.
+In threads its limiter has answered already, so it awaits nothing, and `BlockingRateLimits.run`
+takes it to its end in one step. `RequestLimit.decide_at_once` is a shorter way for the most
+frequent request of tasks.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ NOT_GIVEN: Any = object()
 """In the place of a key that is not replaced: None is one that is not limited."""
 MAX_DYNAMIC_LIMITS = 1000
 """How many distinct limits a function of the request may return, in one process."""
-_new_tuple = tuple.__new__
 
 
 async def result_of(answer: Any) -> Any:
@@ -63,7 +63,7 @@ class RateLimited(RateLimitExceeded):
         return detail  # without the key, as users of the application read it
 
 
-class LimitedRequest(list[LimitAnswer]):
+class LimitedRequest(list["AskedLimit"]):
     """What was decided for one request, in the order of the framework: a list that an integration
     keeps with the request from its first limit on.
     """
@@ -89,14 +89,43 @@ class LimitedRequest(list[LimitAnswer]):
         functions raise is logged, and the charge stays.
         """
         self.needs_response = False
-        for index, each in enumerate(self):
-            if each.is_settled or each.reservation is None:
+        for each in self:
+            if each.settled or each.reservation is None:
                 continue
-            self[index] = each._replace(arguments=(), is_settled=True)
+            each.settled = True
             try:
                 await each.limit.settle(each, response)
             except Exception:
                 _LOG.exception("the cost of a request could not be settled; it stays charged")
+            each.arguments = ()
+
+
+class AskedLimit(LimitAnswer):
+    """One limit that was asked for one request."""
+
+    __slots__ = ("arguments", "limit", "limiter", "reservation", "settled")
+
+    def __init__(
+        self,
+        decision: Decision,
+        policies: Policies,
+        limit: RequestLimit,
+        limiter: Any,
+        reservation: Any = None,
+        arguments: tuple[Any, ...] = (),
+    ) -> None:
+        self.decision = decision
+        self.policies = policies
+        self.limit = limit
+        self.limiter = limiter
+        self.reservation = reservation
+        """What `count_when` and `cost_after` settle; None without them."""
+        self.arguments = arguments
+        """Of `cost_after`. With those of a framework the request is kept, which keeps this: without
+        a need for it, each request would be left to the garbage collector.
+        """
+        self.settled = decision.charged is None
+        """True from when its charge is given back or committed on, or if nothing was charged."""
 
 
 class RequestLimit:
@@ -186,9 +215,9 @@ class RequestLimit:
             self._check_function("cost", cost, arguments)
         else:
             self._check_fixed_cost(cost)
-        calls_functions = exempt is not None or callable(cost) or not self.takes_request
-        self._plain_limits = None if calls_functions or priority or self.settles else self._limits
-        """The limits that `decide_at_once` decides by; None where it does not."""
+        only_asks = exempt is None and not (callable(cost) or priority or self.settles)
+        self._limits_at_once = self._limits if only_asks and self.takes_request else None
+        """The limits that `decide_at_once` decides by; None where `decide` has to."""
 
     @property
     def text(self) -> str:
@@ -250,8 +279,8 @@ class RequestLimit:
         clamp = self.cost_after is not None  # so that no guess refuses every request
         reservation = await result_of(limiter.try_reserve(full_key, cost, clamp=clamp))
         decision = reservation.decision
-        if decision.charged is None:
-            reservation, arguments = None, ()
+        if decision.charged is None:  # there is nothing to settle
+            arguments = ()
         else:
             earlier.needs_response = True
         return await self._conclude(earlier, decision, policies, limiter, reservation, arguments)
@@ -259,11 +288,14 @@ class RequestLimit:
     def decide_at_once(
         self, request: Any, earlier: LimitedRequest, key: Any = NOT_GIVEN
     ) -> Decision | Coroutine[Any, Any, Decision | None]:
-        """Do `decide` for a limit of which no function is called but `key`, and return the decision
-        where this process makes it by itself, which takes 40 % less time. In all other cases,
-        return a coroutine that does it.
+        """Do `decide`, and return the decision where this process admits the request at once, which
+        takes 40 % less time. In all other cases return a coroutine that does it: a limit with
+        `priority`, or with a function besides `key`; a refusal, a wait, a question to the store.
+
+        Unlike `AsyncLimiter`, it does not let other tasks run after some calls in a row: it is for
+        requests that have a task each.
         """
-        rate_limits, limits = self.rate_limits, self._plain_limits
+        rate_limits, limits = self.rate_limits, self._limits_at_once
         if limits is None or not rate_limits.enabled:
             return self.decide(request, earlier, None, key)
         if key is NOT_GIVEN:
@@ -279,8 +311,7 @@ class RequestLimit:
         decision: Any = limiter._decide_locally(full_key, self._cost)  # as `try_acquire` begins
         # `.allowed` and `.wait`: a name takes three times as long as an index.
         if decision is not None and decision[0] and not decision[7]:
-            answer = (decision, policies, self, limiter, None, (), False)
-            earlier.append(_new_tuple(LimitAnswer, answer))
+            earlier.append(AskedLimit(decision, policies, self, limiter))
             return decision  # type: ignore[no-any-return]
         if decision is None:
             decision = limiter.try_acquire(full_key, self._cost)
@@ -302,7 +333,7 @@ class RequestLimit:
         """
         if type(decision) is not Decision:  # `result_of`, without a call of Python
             decision = await decision
-        earlier.append(LimitAnswer(decision, policies, self, limiter, reservation, arguments))
+        earlier.append(AskedLimit(decision, policies, self, limiter, reservation, arguments))
         if not decision.allowed:
             await _give_back(earlier, self.rate_limits)
             raise self.rate_limits.error_type(decision, earlier, self._counted)
@@ -325,16 +356,16 @@ class RequestLimit:
             return "bytes"
         return "requests" if self._cost == 1 and self.cost_after is None else "units"
 
-    async def settle(self, answer: LimitAnswer, response: Any) -> None:
+    async def settle(self, asked: AskedLimit, response: Any) -> None:
         """Commit what a request has cost; see `LimitedRequest.settle`."""
-        actual = answer.decision.cost
+        actual = asked.decision.cost
         counts = True
         if self.count_when is not None:
             counts = await self._call("count_when", self.count_when, (response,))
         if counts and self.cost_after is not None:
-            arguments = (*answer.arguments, response)
+            arguments = (*asked.arguments, response)
             actual = await self._call("cost_after", self.cost_after, arguments)
-        await result_of(answer.reservation.commit(actual if counts else 0))
+        await result_of(asked.reservation.commit(actual if counts else 0))
 
     async def _call(self, option: str, function: Any, arguments: tuple[Any, ...]) -> Any:
         return await self._awaited(option, function, function(*arguments))
@@ -372,7 +403,7 @@ class RequestLimit:
         if len(self._named) >= MAX_DYNAMIC_LIMITS:
             self._named.clear()  # the path of a mount may have parameters
         # So that no key of one limit is one of another.
-        beginning = name.replace("%", "%25").replace(":", "%3A") + ":"
+        beginning = f"{name.replace('%', '%25').replace(':', '%3A')}:"
         named = self._named[known_as] = (
             beginning,
             Policies(name, limits, self._unit, self.rate_limits.headers),
@@ -382,7 +413,7 @@ class RequestLimit:
     def _full_key(self, beginning: str, key: Any) -> AnyKey:
         """Return the key of the ring: the name of the limit, then the key of the request."""
         if isinstance(key, str):
-            return beginning + key
+            return f"{beginning}{key}"  # of a subclass, `+` may be something else
         if isinstance(key, bytes):
             return beginning.encode() + key
         if isinstance(key, Key):
@@ -416,13 +447,13 @@ async def _give_back(earlier: LimitedRequest, rate_limits: BaseRateLimits[Any]) 
     """Give back what was charged before the last limit refused; best effort."""
     if not earlier[-1].is_shown:
         return  # the store that would take it back does not answer
-    for index, each in enumerate(earlier[:-1]):
+    for each in earlier[:-1]:
         # Where threads and tasks serve one application, each gives back what it has charged.
-        if each.is_settled or each.limit.rate_limits.awaits != rate_limits.awaits:
+        if each.settled or each.limit.rate_limits.awaits != rate_limits.awaits:
             continue
-        if each.limit.count_when is not None or each.decision.charged is None:
-            continue  # the one will see the refusal, the other has charged nothing
-        earlier[index] = each._replace(arguments=(), is_settled=True)
+        if each.limit.count_when is not None:
+            continue  # which will see the refusal
+        each.settled, each.arguments = True, ()
         with suppress(StoreError):  # then it leaves with its bucket
             if each.reservation is None:
                 await result_of(each.limiter.refund(each.decision))
