@@ -31,6 +31,9 @@ from benchmarks.server import last_core, pinned, running
 from benchmarks.web_app import APPS
 
 CONNECTIONS = 16
+STARTS, QUICK_STARTS = 9, 2
+ROUNDS = 3
+"""Rounds of each start."""
 BARE = "bare"
 TARGETS = {
     "contrib.fastapi, direct": Target(1.45),
@@ -81,14 +84,14 @@ class App:
             reserved.bind(("127.0.0.1", 0))
             self.port = reserved.getsockname()[1]
             reserved.close()
-            names = {"BENCHMARK_APP": self.name, "BENCHMARK_REDIS_URL": server.url}
+            variables = {"BENCHMARK_APP": self.name, "BENCHMARK_REDIS_URL": server.url}
             with pinned(min(os.sched_getaffinity(0))):
                 process = subprocess.Popen(
                     [
                         *(sys.executable, "-m", "uvicorn", "benchmarks.web_app:make", "--factory"),
                         *("--port", str(self.port), "--log-level", "error", "--no-access-log"),
                     ],
-                    env=os.environ | names,
+                    env=os.environ | variables,
                 )  # fmt: skip
             try:
                 _until_it_answers(process, self.port)
@@ -131,17 +134,19 @@ def run(quick: bool) -> Section:
         return section
     apps = {name: App(name) for name in APPS}
     results = Results()
-    for start in range(1, (3 if quick else 10)):
+    for start in range(QUICK_STARTS if quick else STARTS):
         with ExitStack() as stack:
             trials = {}
             for name, app in apps.items():
+                if name in results.errors:
+                    continue
                 try:
                     stack.enter_context(app.served())
                     trials[name] = app.us_per_request
                 except Exception as error:
                     results.errors[name] = error_text(error)
-            log(f"web: start {start}, all applications answer")
-            results.extend(run_rounds("web", trials, 3))
+            log(f"web: start {start + 1}, {len(trials)} applications answer")
+            results.extend(run_rounds("web", trials, ROUNDS))
     section.add_failures(results.errors)
     for name, app in apps.items():
         if name in results.values and BARE in results.values:

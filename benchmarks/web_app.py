@@ -90,7 +90,7 @@ def _dependency(consistency: Any) -> Callable[[str], FastAPI]:
 
 
 def _frozen(make: Callable[[str], FastAPI]) -> Callable[[str], FastAPI]:
-    """Return the same application, whose modules the garbage collector does not visit again."""
+    """Return the same application, with modules that the garbage collector leaves alone."""
 
     def make_frozen(url: str) -> FastAPI:
         app = make(url)

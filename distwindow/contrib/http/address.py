@@ -61,7 +61,7 @@ class ClientAddress:
             )
         self._ipv6_prefix = ipv6_prefix
         self._read = functools.lru_cache(_MAX_KNOWN)(self._read_uncached)
-        # Of peers besides: each request asks for one, and most have nothing else to read.
+        # Kept for peers once more, with what is not an address, so that a request is one look-up.
         self._read_peer = functools.lru_cache(_MAX_KNOWN)(self._read_peer_uncached)
 
     # Each framework has requests of its own.
