@@ -84,7 +84,7 @@ def open_store(store: Any, options: Options) -> Store:
     A client stays the caller's: its settings are used, its connections and retries are not. Nothing
     is connected to yet. Raises `ConfigurationError` for anything else.
     """
-    settings = _call_settings(options)
+    settings = _call_settings(store, options)
     if isinstance(store, str):
         if _is_memory_url(store):
             return register_after_fork(MemoryStore(options.time))
@@ -102,7 +102,7 @@ def open_store(store: Any, options: Options) -> Store:
 
 def open_async_store(store: Any, options: Options) -> AsyncStore:
     """Return the asyncio store of a URL, a client or a store object. See `open_store`."""
-    settings = _call_settings(options)
+    settings = _call_settings(store, options)
     if isinstance(store, str):
         if _is_memory_url(store):
             return AsyncMemoryStore(register_after_fork(MemoryStore(options.time)))
@@ -217,14 +217,14 @@ def _client(url: urls.StoreUrl, timeout: float) -> Any:
     try:
         return urls.make_client(url, timeout)
     except Exception as exc:  # a cluster's errors are not redis.RedisError
-        raise connect_failure(exc, urls.masked_url(url.url)) from exc
+        raise connect_failure(exc, urls.masked_url(url.url), urls.secrets_of(url.url)) from exc
 
 
 def _async_client(url: urls.StoreUrl, timeout: float) -> Any:
     try:
         return urls.make_async_client(url, timeout)
     except Exception as exc:
-        raise connect_failure(exc, urls.masked_url(url.url)) from exc
+        raise connect_failure(exc, urls.masked_url(url.url), urls.secrets_of(url.url)) from exc
 
 
 def _unchanged(client: T) -> T:
@@ -247,7 +247,11 @@ def _is_memory_url(url: str) -> bool:
     return False
 
 
-def _call_settings(options: Options) -> CallSettings:
+def _call_settings(store: Any, options: Options) -> CallSettings:
     return CallSettings(
-        options.time, float(options.timeout), options.clock == "client", options.name
+        options.time,
+        float(options.timeout),
+        options.clock == "client",
+        options.name,
+        secrets=urls.secrets_of(store),
     )

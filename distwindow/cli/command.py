@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, TypeVar
-from urllib.parse import unquote
 
 import redis
 import typer
@@ -138,7 +136,8 @@ def describe_error(exc: Exception, url: str) -> str:
     """Return what went wrong, in words for the user of the command."""
     if isinstance(exc, (DistwindowError, ValueError)):
         return str(exc)
-    store, reason = urls.masked_url(url) or "the store", str(exc).rstrip(".")
+    store = urls.masked_url(url) or "the store"
+    reason = urls.safe_text(str(exc), urls.secrets_of(url)).rstrip(".")
     if isinstance(exc, redis.RedisError):
         if (error := configuration_failure(exc, store)) is not None:
             return str(error)
@@ -163,16 +162,7 @@ def describe_outage(exc: Exception, url: str) -> str | None:
 
 def mask_passwords(message: str, url: str) -> str:
     """Return `message` with the passwords of `url` masked, however malformed the URL is."""
-    login, at_sign, _ = url.rpartition("@")
-    passwords = re.findall(r"password=([^&]*)", url)
-    if at_sign:
-        # Mask the text after every colon, because one may be missing: in "redis://user:pw@" both
-        # "user:pw" and "pw", in "redis://pw@" the "pw".
-        passwords += [login[colon.end() :].lstrip("/") for colon in re.finditer(":", login)]
-    for password in sorted({*passwords, *map(unquote, passwords)}, key=len, reverse=True):
-        if len(password) > 2:  # a shorter one would mask half of the message
-            message = message.replace(password, "***")
-    return message
+    return urls.without_secrets(message, urls.secrets_of(url))
 
 
 # --------------------------------------------------------------------------------------------------

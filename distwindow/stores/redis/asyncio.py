@@ -646,7 +646,7 @@ class LoopDispatcher:
             self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
             raise timed_out("the cluster", self._settings.timeout, sent=False) from None
         except Exception as exc:  # a cluster's errors are not redis.RedisError
-            failure = connect_failure(exc, "the cluster")
+            failure = connect_failure(exc, "the cluster", self._settings.secrets)
             if isinstance(failure, StoreError):
                 self._map.on_connect_failed(exc, began_at)
             raise failure from exc

@@ -30,20 +30,23 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import hiredis
+from redis.asyncio.connection import SSLConnection
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..._fork import FORK_WAIT
 from ...errors import ConfigurationError
-from .handshake import HandshakeResult, configuration_failure, handshake
+from .handshake import HandshakeResult, configuration_failure, handshake, was_reset
 from .outcome import NoReply, RawReply, Request, restore_code
 from .topology import CallSettings, Node
+from .urls import hide_secrets
 
 T = TypeVar("T")
 
@@ -284,7 +287,9 @@ class PipelinedConnection(asyncio.Protocol):
             node.rotate_sentinels()
             self.end("connecting takes longer than the timeout")
             return
-        except Exception as exc:
+        except Exception as failure:
+            exc = await self._tls_alert(failure) or failure
+            hide_secrets(exc, node.secrets)
             error = configuration_failure(exc, node.name)
             if error is None:
                 slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
@@ -360,6 +365,21 @@ class PipelinedConnection(asyncio.Protocol):
             with suppress(Exception):
                 await connection.disconnect(nowait=True)
             raise
+
+    async def _tls_alert(self, failure: Exception) -> Exception | None:
+        """Return why a TLS server has ended the new connection: see `connections.tls_alert`."""
+        if not was_reset(failure) or not isinstance(self._connection, SSLConnection):
+            return None
+        connection: Any = self._connection
+        with suppress(OSError, asyncio.TimeoutError):
+            try:
+                await connection._connect()
+                await result_within(connection._reader.read(1), self._timeout)
+            except ssl.SSLError as alert:
+                return alert
+            finally:
+                await connection.disconnect(nowait=True)
+        return None
 
     async def _ask(self, words: tuple[str, ...]) -> RawReply:
         await self._connection.send_command(*words, check_health=False)

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import hiredis
+from redis.connection import SSLConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -29,9 +30,10 @@ from ..._fork import FORK_WAIT
 from ..._locks import PATCH_STATE, is_interruption, start_thread
 from ...errors import closed_failure
 from ...ring.clock import Clock
-from .handshake import HandshakeResult, configuration_failure, handshake
+from .handshake import HandshakeResult, configuration_failure, handshake, was_reset
 from .outcome import BackgroundJob, JobAbandoned, NoReply, RawReply, Request, restore_code
 from .topology import Node
+from .urls import hide_secrets
 
 # --------------------------------------------------------------------------------------------------
 #
@@ -541,14 +543,34 @@ def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
         connection.connect()
         result = _run_handshake(connection, node, clock)
         return _Opened(detach_socket(connection), os.getpid(), generation, result)
-    except BaseException as exc:  # whatever it is: nobody else could close this connection
+    except BaseException as failure:  # whatever it is: nobody else could close this connection
         connection.disconnect()
+        exc = tls_alert(connection, failure) or failure
+        hide_secrets(exc, node.secrets)
         if isinstance(exc, Exception) and configuration_failure(exc, node.name) is not None:
             node.on_refused_client(exc)  # the next call raises it
         elif isinstance(exc, Exception):
             slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
             node.on_connect_failed(exc, began_at, slow=slow)
-        raise
+        if exc is failure:
+            raise
+        raise exc from failure
+
+
+def tls_alert(connection: Any, failure: BaseException) -> ssl.SSLError | None:
+    """Return why a TLS server has ended a new connection. redis-py writes first, which may fail
+    before it has read that: here nothing is written.
+    """
+    if not was_reset(failure) or not isinstance(connection, SSLConnection):
+        return None
+    try:
+        with connection._connect() as sock:  # type: ignore[no-untyped-call]
+            sock.recv(1)
+    except ssl.SSLError as alert:
+        return alert
+    except OSError:
+        pass
+    return None
 
 
 def try_to_connect(node: Node, clock: Clock, timeout: float) -> None:

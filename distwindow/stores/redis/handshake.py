@@ -5,15 +5,18 @@ to raise for a failure to connect.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...errors import ConfigurationError, DistwindowError, StoreUnavailable
 from ...ring.clock import Clock
-from .outcome import GRANT, RawReply
+from .outcome import RawReply, not_executed_code, refusal, restore_code
 from .topology import Node
+from .urls import hide_secrets
 
 MIN_VERSION = (6, 2)
 
@@ -79,10 +82,11 @@ def time_ms(reply: Any) -> int:
     return int(reply[0]) * 1000 + int(reply[1]) // 1000
 
 
-def connect_failure(exc: Exception, node: str) -> DistwindowError:
+def connect_failure(exc: Exception, node: str, secrets: Iterable[str]) -> DistwindowError:
     """The error to raise when a client could not connect. redis-py may name the reason only in the
     causes of its error, so all of them are looked at, the innermost first.
     """
+    hide_secrets(exc, secrets)
     causes: list[BaseException] = [exc]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
@@ -92,26 +96,49 @@ def connect_failure(exc: Exception, node: str) -> DistwindowError:
     return StoreUnavailable(f"{node} is not reachable: {exc}")
 
 
+_FIXES_OF_CONNECTING = (
+    # A sign in the text of an error, what is wrong, and what to do.
+    (
+        r"WRONGPASS|AuthenticationError|Authentication required|invalid password",
+        "it, or a sentinel, refuses the user name or password; the URL names those of the server, "
+        "and ?sentinel_password= that of the sentinels",
+    ),
+    (
+        r"CERTIFICATE_VERIFY_FAILED",
+        "its certificate is not trusted; name the authority in the URL: "
+        "?ssl_ca_certs=/path/to/ca.pem",
+    ),
+    (
+        r"ALERT_((NO_|BAD_|UNSUPPORTED_)?CERTIFICATE|HANDSHAKE_FAILURE|UNKNOWN_CA|ACCESS_DENIED)",
+        "it refuses the TLS certificate of this client, or that there is none; name it in the URL: "
+        "?ssl_certfile=/path/to/cert.pem&ssl_keyfile=/path/to/key.pem",
+    ),
+    (
+        r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE",
+        "it does not speak TLS; write redis:// in the URL",
+    ),
+)
+"""Failures to connect, beside error replies, that no retry helps."""
+
+
+def was_reset(failure: BaseException) -> bool:
+    """True if the other side may have ended a connection that was just made."""
+    return isinstance(failure, (RedisConnectionError, ConnectionError)) and not isinstance(
+        failure, RedisTimeoutError
+    )
+
+
 def configuration_failure(exc: BaseException, node: str) -> ConfigurationError | None:
     """The error to raise for a failure to connect for which no retry helps; else None."""
     if isinstance(exc, ConfigurationError):
         return exc
-    text = str(exc)
-    if isinstance(exc, AuthenticationError) or "WRONGPASS" in text or "invalid password" in text:
-        return ConfigurationError(f"{node} refuses the user name or password: {text}")
-    if isinstance(exc, NoPermissionError):
-        return ConfigurationError(f"{node} refuses: {text}; {GRANT}")
-    if "DB index is out of range" in text:
-        return ConfigurationError(f"{node}: {text}; the URL names a database it does not have")
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return ConfigurationError(
-            f"{node}: its certificate is not trusted ({text}); name the authority in the URL: "
-            "?ssl_ca_certs=/path/to/ca.pem"
-        )
-    if "luster mode is not enabled" in text or "luster support disabled" in text:
-        return ConfigurationError(
-            f"{node} is no cluster; write redis:// in place of redis+cluster://"
-        )
+    if isinstance(exc, ResponseError):
+        text = str(restore_code(exc))
+        return None if not_executed_code(text) is not None else refusal(node, text)
     if isinstance(exc, TypeError):
-        return ConfigurationError(f"{node}: {text}; this version of redis-py has no such option")
+        return ConfigurationError(f"{node}: {exc}; this version of redis-py has no such option")
+    text = f"{type(exc).__name__}: {exc}"
+    for sign, fix in _FIXES_OF_CONNECTING:
+        if re.search(sign, text):
+            return ConfigurationError(f"{node}: {exc}; {fix}")
     return None

@@ -14,7 +14,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from redis.connection import DefaultParser
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
-from redis.sentinel import MasterNotFoundError
 
 from ..._fork import FORK_WAIT
 from ..._locks import OneShotEvent, start_thread
@@ -59,14 +58,22 @@ GRANT = (
     f"grant the user these rights: {RIGHTS} (for concurrency limits also {RIGHTS_OF_SLOTS}), on "
     "the keys that begin with the prefix"
 )
+_GIVE_TIME = 'let it execute TIME, also in scripts, or give clock="client"'
+_NO_CLUSTER = "it is no cluster; write redis:// in place of redis+cluster://"
 _FIXES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
+    ("to run the 'time' command", f'{GRANT}, or give clock="client"'),
     ("NOPERM", GRANT),
     ("user executing the script can't", GRANT),
     ("NOAUTH", "the server requires a password; put it into the URL"),
     ("WRONGPASS", "wrong user name or password"),
     ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
+    ("not allowed from script", _GIVE_TIME),
+    ("unknown command 'TIME'", _GIVE_TIME),
     ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
+    ("DB index is out of range", "the URL names a database that the server does not have"),
+    ("luster mode is not enabled", _NO_CLUSTER),
+    ("luster support disabled", _NO_CLUSTER),
     ("perform arithmetic", "the hash of this key is no ring; choose another prefix"),
     ("not an integer", "the hash of this key is no ring; choose a prefix that nothing else uses"),
     ("distwindow:", "a script was called with other arguments than it takes"),
@@ -112,13 +119,25 @@ def error_reply(text: str, node: str, ring: bytes) -> ErrorReply:
 
     Old servers and Dragonfly wrap errors of scripts, so the code may be anywhere in the text.
     """
+    if (code := not_executed_code(text)) is not None:
+        return ErrorReply(code, text)
+    key = ring.decode("utf-8", "backslashreplace")
+    raise refusal(node, text, f" (key {key!r})")
+
+
+def not_executed_code(text: str) -> str | None:
+    """Return the word in an error reply that says that the server may execute the same later; None
+    for a reply after which no retry helps.
+    """
     found = _NOT_EXECUTED.search(text)
     # The error of an unknown command quotes the arguments, and so a key, which may be such a code.
-    if found is not None and "unknown command" not in text:
-        return ErrorReply(found[1], text)
+    return None if found is None or "unknown command" in text else found[1]
+
+
+def refusal(node: str, text: str, where: str = "") -> ConfigurationError:
+    """Return the error of what the server refuses, with what to do about it."""
     fix = next((f"; {fix}" for sign, fix in _FIXES if sign in text), "")
-    key = ring.decode("utf-8", "backslashreplace")
-    raise ConfigurationError(f"{node} refuses: {text} (key {key!r}){fix}")
+    return ConfigurationError(f"{node} refuses: {text}{where}{fix}")
 
 
 def failure_of_reply(node: str, error: ErrorReply) -> StoreUnavailable:
@@ -145,8 +164,6 @@ def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
 
 def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreError:
     """The error of a call whose connection failed; `sent`: bytes may have reached the server."""
-    if isinstance(why, MasterNotFoundError):  # its own text shows all settings of its clients
-        why = "no sentinel that could be reached knows its primary"
     outcome = "; the outcome of the call is unknown" if sent else ""
     # A server that accepts a connection and stays silent may be busy for a moment.
     kind = StoreTimeout if isinstance(why, (TimeoutError, RedisTimeout)) else StoreUnavailable

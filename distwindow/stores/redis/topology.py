@@ -45,6 +45,8 @@ class CallSettings:
     """The name of our connections in the server's CLIENT LIST."""
     outages: Outages = field(default_factory=Outages)
     """Those of the store."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """The passwords of the store, which no text may show."""
 
 
 class Node(Reachability):
@@ -56,6 +58,8 @@ class Node(Reachability):
         super().__init__(name, settings.clock, settings.outages)
         self.new_connection = new_connection
         """Makes a redis-py connection to it that is not connected yet; blocking or asyncio."""
+        self.secrets = settings.secrets
+        """The passwords of the store, which no text may show."""
         self.clock = ServerClock(enabled=not settings.client_clock)
         self.generation = 0
         """A connection that was opened in an earlier generation is closed before its next call."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import redis
 import redis.asyncio
@@ -22,7 +23,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.connection import parse_url
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from ...errors import ConfigurationError
 
@@ -80,6 +81,87 @@ def masked_url(url: str) -> str:
         user, colon, _ = login[len(start) :].partition(":")
         login = f"{start}{user}:***@" if colon else f"{start}***@"
     return re.sub(r"(password=)[^&]*", r"\1***", login + rest)
+
+
+_MAX_CHARS = 300
+"""The length of a text of another library in a message: the `repr` of a pool has 1,600."""
+_SIGNS_OF_SECRETS = re.compile(r"(password=|://[^/@\s]*:)(?!\*\*\*)('[^']*'|[^,)>&\s@]+)")
+"""A password in the `repr` of a connection, or in a URL."""
+_QUOTED_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
+"""The end of the error of an unknown command, which may be AUTH, or have a key among its words."""
+_OF_SENTINELS = re.compile(r" - (.+?)(?=, \w*<|$)", re.DOTALL)
+"""What each sentinel was asked in vain with, in the text of redis-py."""
+
+
+def secrets_of(store: Any) -> tuple[str, ...]:
+    """Return the passwords in a URL, however malformed it is, or of a redis-py client, of its
+    sentinels, and of its private TLS key.
+    """
+    found = set(_passwords_in(store) if isinstance(store, str) else _passwords_of(store))
+    return tuple(sorted(filter(None, found), key=len, reverse=True))
+
+
+def _passwords_in(url: str) -> Iterator[str]:
+    login, at_sign, _ = url.rpartition("@")
+    found = re.findall(r"password=([^&]*)", url)
+    if at_sign:
+        # The text after every colon, because one may be missing: in "redis://user:pw@" both
+        # "user:pw" and "pw", in "redis://pw@" the "pw".
+        found += [login[colon.end() :].lstrip("/") for colon in re.finditer(":", login)]
+    yield from found
+    yield from map(unquote, found)
+
+
+def _passwords_of(client: Any) -> Iterator[str]:
+    pool, nodes = (getattr(client, name, None) for name in ("connection_pool", "nodes_manager"))
+    pools = [sentinel.connection_pool for sentinel in _sentinels(client)]
+    for holder in (client, nodes, pool, *pools):
+        kwargs = getattr(holder, "connection_kwargs", {})
+        provider = kwargs.get("credential_provider")
+        for secret in (
+            kwargs.get("password"), kwargs.get("ssl_password"), getattr(provider, "password", None)
+        ):  # fmt: skip
+            yield secret.decode("utf-8", "replace") if isinstance(secret, bytes) else secret or ""
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` without the secrets, in whatever way they are written there."""
+    for secret in secrets:
+        if len(secret) > 2:  # a shorter one would mask half of the message
+            for written in (secret, quote(secret, safe=""), repr(secret)[1:-1]):
+                text = text.replace(written, "***")
+    return _SIGNS_OF_SECRETS.sub(r"\1***", text)
+
+
+def safe_text(text: str, secrets: Iterable[str]) -> str:
+    """Return a text of another library as a message may show it: without secrets, and shortened in
+    its middle.
+    """
+    text = without_secrets(_QUOTED_ARGUMENTS.sub("", text), secrets)
+    if len(text) > _MAX_CHARS:
+        text = f"{text[: _MAX_CHARS - 103]}...{text[-100:]}"
+    return text
+
+
+def hide_secrets(exc: BaseException, secrets: Iterable[str]) -> None:
+    """Make the texts of `exc`, and of what it was raised from, safe to be shown. This is done once,
+    where an error of redis-py arrives, so that whoever shows it, or logs its traceback, may do so.
+    """
+    seen: set[int] = set()
+    links = [exc]
+    while links:
+        link = links.pop()
+        seen.add(id(link))
+        links += [
+            each for each in (link.__cause__, link.__context__) if each and id(each) not in seen
+        ]
+        if isinstance(link, MasterNotFoundError) and "sentinel" not in str(link):
+            found = "; ".join(_OF_SENTINELS.findall(str(link)))
+            found = f" ({found})" if found else ""
+            link.args = (f"no sentinel that could be reached knows its primary{found}",)
+        link.args = tuple(
+            safe_text(part, secrets) if isinstance(part, str) else part for part in link.args
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,124 @@
+"""What will not heal by itself raises `ConfigurationError` under every policy, whatever step of
+connecting or calling meets it. The cases are the rows of the table in docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+
+from distwindow import ConfigurationError, Limiter
+from distwindow.away.policy import Answer
+from distwindow.stores.redis.outcome import RIGHTS
+from tests.limiter.first_call import SECRET, all_texts_of, each_limiter, error_of
+from tests.servers import Standalone
+from tests.servers.process import RedisProcess
+
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
+RULE = f"~distwindow:* resetchannels -@all {RIGHTS}"
+WRONG = f"{SECRET}-wrong"
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Any]:
+    """Yield servers that refuse something, each by its name."""
+    users = {
+        "unselecting": f"{RULE} -select",
+        "unnaming": f"{RULE} -client",
+        "timeless": f"{RULE} -time",
+        "scriptless": f"{RULE} -evalsha -eval",
+        "halfway": f"{RULE} -hincrby -hset",
+        "outsider": RULE.replace("~distwindow:*", "~other:*"),
+    }
+    with (
+        Standalone(
+            password=SECRET, users=[f"{name} on >{SECRET} {rule}" for name, rule in users.items()]
+        ) as guarded,
+        Standalone(config={"rename-command": ['TIME ""', 'AUTH ""']}) as renaming,
+        Standalone(tls=True, asks_certificates=True) as tls,
+        RedisProcess(
+            {"sentinel monitor": f"service {renaming.host} {renaming.port} 1"}, sentinel=True
+        ) as sentinel,
+    ):
+        with guarded.client() as client:
+            Limiter(guarded.url, "5/minute", timeout=5.0).try_acquire("odd")
+            (ring,) = client.keys()
+            client.set(ring, "no hash")
+        with sentinel.client() as client:
+            client.execute_command("ACL", "SETUSER", "default", "resetpass", f">{SECRET}")
+        yield SimpleNamespace(guarded=guarded, renaming=renaming, tls=tls, sentinel=sentinel)
+
+
+def _at(server: RedisProcess, login: str = "", path: str = "/0", scheme: str = "redis") -> str:
+    return f"{scheme}://{login}{server.host}:{server.port}{path}"
+
+
+def _user(servers: Any, name: str, path: str = "/0") -> str:
+    return _at(servers.guarded, f"{name}:{SECRET}@", path)
+
+
+CASES: dict[tuple[str, str], tuple[Any, dict[str, Any], str]] = {
+    ("asking the sentinels", "a wrong password of the sentinels"): (
+        lambda s: _at(s.sentinel, "", f"/service/0?sentinel_password={WRONG}", "redis+sentinel"),
+        {}, "sentinel_password",
+    ),
+    ("asking the sentinels", "no password of the sentinels"): (
+        lambda s: _at(s.sentinel, "", "/service/0", "redis+sentinel"), {}, "sentinel_password",
+    ),
+    ("TLS", "a certificate that is not trusted"): (
+        lambda s: s.tls.tls_url.partition("?")[0], {}, "ssl_ca_certs",
+    ),
+    ("TLS", "no certificate of the client"): (lambda s: s.tls.tls_url, {}, "ssl_certfile"),
+    ("`AUTH`", "a wrong password"): (lambda s: _at(s.guarded, f":{WRONG}@"), {}, "password"),
+    ("`AUTH`", "no password"): (lambda s: _at(s.guarded), {}, "password"),
+    ("`AUTH`", "a server that has renamed it"): (
+        lambda s: _at(s.renaming, f":{SECRET}@"), {}, "unknown command",
+    ),
+    ("`SELECT`", "a database that the server does not have"): (
+        lambda s: _user(s, "default", "/4711"), {}, "names a database",
+    ),
+    ("`SELECT`", "no right to it"): (lambda s: _user(s, "unselecting", "/1"), {}, "select"),
+    ("`CLIENT SETNAME`", "no right to it, with `name=`"): (
+        lambda s: _user(s, "unnaming"), {"name": "me"}, "client",
+    ),
+    ("`TIME`", "no right to it"): (lambda s: _user(s, "timeless"), {}, 'clock="client"'),
+    ("`TIME`", "a server that has renamed it"): (
+        lambda s: _at(s.renaming), {}, 'clock="client"',
+    ),
+    ("reading the map", "a server that is no cluster"): (
+        lambda s: _at(s.guarded, f":{SECRET}@", "", "redis+cluster"), {}, "redis://",
+    ),
+    ("a script", "no right to run scripts"): (lambda s: _user(s, "scriptless"), {}, "evalsha"),
+    ("a script", "no right to a command in it"): (lambda s: _user(s, "halfway"), {}, "hset"),
+    ("a script", "no right to the key"): (lambda s: _user(s, "outsider"), {}, "prefix"),
+    ("a script", "a key of another type"): (
+        lambda s: _user(s, "default"), {"key": "odd"}, "another type",
+    ),
+}  # fmt: skip
+
+
+def test_the_table_has_these_cases() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.split("<!-- configuration -->")[1].split("<!-- /configuration -->")[0]
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in table.splitlines()]
+    assert [row for row in rows if len(row) == 2][2:] == list(CASES)
+
+
+@each_limiter
+@pytest.mark.compat
+@pytest.mark.parametrize("case", list(CASES), ids=" ".join)
+def test_it_is_raised_under_every_policy(
+    limiter_class: type, servers: Any, case: tuple[str, str]
+) -> None:
+    url_of, options, words = CASES[case]
+    url = url_of(servers)
+    for policy in (*get_args(Answer), lambda *_: True):
+        exc = error_of(limiter_class, url, **options, on_store_error=policy)
+        assert isinstance(exc, ConfigurationError), policy
+        assert re.search(re.escape(words), str(exc)), exc
+        assert SECRET not in all_texts_of(exc)
