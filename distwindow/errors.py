@@ -33,6 +33,9 @@ class DistwindowError(Exception):
 class ConfigurationError(DistwindowError, ValueError):
     """A limit, URL, argument or server setup that cannot work, and for which no retry helps."""
 
+    is_of_key = False
+    """True if the server has refused a call for its key, and may execute those of others."""
+
 
 def closed_failure(what: str = "limiter") -> ConfigurationError:
     """Return the error of every call of a limiter, or of `what`, after `close`."""

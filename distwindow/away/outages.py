@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from ..errors import ConfigurationError
 from ..ring.clock import Clock
 
 LOG = logging.getLogger("distwindow")
@@ -31,6 +32,9 @@ RETRY_AFTER_S = 1.0
 """The `retry_after` of a call that only the store can admit: nobody knows when it is back."""
 
 
+_AWAY, _REFUSED = "is away", "cannot be used, and calls raise ConfigurationError"
+
+
 def probe_pause_s() -> float:
     """Return the seconds until the next probe."""
     return PROBE_EVERY_S * _RANDOM.uniform(0.5, 1.5)
@@ -41,7 +45,7 @@ class Health(NamedTuple):
 
     up: bool
     """False while a server does not answer, or refuses to execute calls: it is full, a replica, or
-    loading.
+    loading, or calls raise `ConfigurationError`.
     """
     since: float | None
     """When it was found to be so, seconds since the epoch; None where it never was away."""
@@ -81,8 +85,9 @@ class Outages:
         self.lock = threading.RLock()
         self._notifying = threading.Lock()
         self._changes: deque[tuple[str, str]] = deque()
-        self._away: dict[str, float] = {}
-        """When each server that is away was tried the last time (monotonic seconds)."""
+        self._away: dict[str, tuple[float, str]] = {}
+        """When each server that is away was tried the last time (monotonic seconds), and what was
+        logged of it."""
 
     @property
     def away(self) -> tuple[str, ...]:
@@ -90,8 +95,11 @@ class Outages:
         return tuple(self._away.copy())
 
     def tried_at(self, server: str) -> float | None:
-        """Return when `server` was tried the last time, if it is away (monotonic seconds)."""
-        return self._away.get(server)
+        """Return when `server` was tried the last time, if it cannot be reached (monotonic
+        seconds).
+        """
+        at, what = self._away.get(server, (None, _AWAY))
+        return at if what == _AWAY else None
 
     def add_listener(self, listener: Callable[[], object]) -> None:
         """Call `listener` after each change."""
@@ -99,12 +107,14 @@ class Outages:
 
     def begin(self, server: str, why: object, now: float) -> None:
         """Record that `server` is away, as an attempt at `now` (monotonic seconds) has shown."""
+        what = _REFUSED if isinstance(why, ConfigurationError) else _AWAY
         with self.lock:
             self.last_error = str(why)
-            if server not in self._away:
+            _, known = self._away.get(server, (now, None))
+            if what != known:
                 self.changed_at = time.time()
-                self._changes.append((server, f"is away: {why}"))
-            self._away[server] = now
+                self._changes.append((server, f"{what}: {why}"))
+            self._away[server] = (now, what)
 
     def end(self, server: str, how: str = "is back") -> None:
         """Record that `server` is back, or why it is not taken to be away any more."""
@@ -120,7 +130,7 @@ class Outages:
             try:
                 while change := self._next_change():
                     server, what = change
-                    effect = f"; {self.effect}" if what.startswith("is away") else ""
+                    effect = f"; {self.effect}" if what.startswith(_AWAY) else ""
                     LOG.warning("%s %s (%s)%s", server, what, self.name, effect)
                     for listener in list(self._listeners):
                         listener()
@@ -140,7 +150,9 @@ class Reachability:
       up       connecting takes a whole timeout                   away
       suspect  connecting fails                                   away
       suspect  connected                                          up
-      up       the server refuses to execute calls                refusing: they go on being sent
+      up       the server refuses to execute calls, or this       refusing: they go on being sent
+               client: its password, a right
+      away     the server refuses this client                     refusing
       refusing a call that writes was answered, or none refused   up
                for a while
       away     a call needs a new connection                      away: it fails at once
@@ -212,17 +224,16 @@ class Reachability:
             self._become_up()
             self.outages.notify()
 
-    def on_refused_client(self, why: object) -> None:
+    def on_refused_client(self, why: ConfigurationError) -> None:
         """Record that connecting has reached the server, which refuses the user, for example."""
         self._failed_before, self._not_before = False, -math.inf
-        self._become_up("is back, and refuses this client")
-        self.outages.last_error = str(why)
+        self.on_refused_call(why)
         self.outages.notify()
 
-    def on_refused_call(self, why: str) -> None:
+    def on_refused_call(self, why: object) -> None:
         """Record that the server does not execute calls now, and says why."""
         self._refused_at = self._clock.monotonic()
-        if self._state == "up":
+        if self._state != "refusing":
             self._leave_up("refusing", why)
 
     def poll(self) -> Literal["connect", "wait", "done"]:
@@ -264,7 +275,8 @@ class Reachability:
                 return
             self._since = self._clock.monotonic()
             if self._state == "up" and not self.outages.start_probe(self):
-                self._not_before = self._since + BACKOFF_S
+                if state == "away":
+                    self._not_before = self._since + BACKOFF_S
                 return
             self._state, self._why = state, why
             self.outages.begin(self.name, why, self._since)

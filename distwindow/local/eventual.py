@@ -7,6 +7,12 @@
 A key's window is what all processes had admitted at the last sync, by bucket, and what was admitted
 here since. No call waits for the store. So all processes together exceed the limit by at most what
 they admit within two syncs and the round trips, and no process alone admits more than the limit.
+
+    a flush                                            calls until the next one
+    the store has answered                             are decided here
+    no store has answered (an outage)                  are decided here
+    the store has refused a key (of another type)      of this key raise, until it takes it
+    the store has refused all keys for configuration   raise, of all keys, until it answers one
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from threading import Lock
 
+from ..errors import ConfigurationError
 from ..options import Options
 from ..ring.clock import NEVER, Clock
 from ..ring.commands import Flush
@@ -148,6 +155,7 @@ class EventualKeyState(KeyState):
     __slots__ = (
         "binding_window",
         "called_repeatedly",
+        "failure",
         "last_called_at",
         "poll_scheduled",
         "windows",
@@ -165,6 +173,8 @@ class EventualKeyState(KeyState):
         self.called_repeatedly = False
         """It was called at two flushes within its longest window."""
         self.poll_scheduled = False
+        self.failure: ConfigurationError | None = None
+        """What the store has refused its last flush with."""
 
     def on_bucket_closed(self, start: int, passed: int) -> None:
         for window in self.windows:
@@ -226,6 +236,12 @@ class FleetSync:
 
     def after_fork(self) -> None:
         """Start empty."""
+        self._failure: ConfigurationError | None = None
+        """What the last flush has failed with, which calls of all keys raise."""
+        self._refused: ConfigurationError | None = None
+        """What the store has refused since the last flush has ended, other than a single key."""
+        self._is_answered = False
+        """True if it has answered anything since then."""
         self._heap: list[tuple[float, int, EventualKeyState]] = []
         """When to poll which key. The number in between only keeps key states from being
         compared."""
@@ -250,9 +266,10 @@ class FleetSync:
         if state is None:
             return []
         command = Flush(state.charges, pull=True)
-        return [OutgoingCommand(command, lambda reply, sent_at: self._on_clock_reply(reply))]
+        return [OutgoingCommand(command, lambda reply, sent_at: self._on_clock_reply(state, reply))]
 
-    def _on_clock_reply(self, reply: FleetCounts | Exception) -> None:
+    def _on_clock_reply(self, state: EventualKeyState, reply: FleetCounts | Exception) -> None:
+        self._note_outcome(state, reply)
         if not isinstance(reply, FleetCounts):
             return
         now = self._monotonic()
@@ -261,6 +278,45 @@ class FleetSync:
             with self._states.state_lock:
                 state.replace_clock_offset(self._states.counter_lock, self.offset_ms, now)
                 self.recompute_permits_left(state, now)
+
+    # -- what the store refuses -------------------------------------------------------------------
+
+    def _note_outcome(self, state: EventualKeyState, reply: FleetCounts | Exception) -> None:
+        """Note whether the store has refused a command of `state` for its configuration."""
+        if isinstance(reply, FleetCounts):
+            state.failure, self._is_answered = None, True
+        elif isinstance(reply, ConfigurationError):
+            state.failure, state.permits_until = reply, 0.0
+            if not reply.is_of_key:
+                self._refused = reply
+
+    def on_flush_finished(self) -> None:
+        """Have calls of all keys raise if the store has refused the whole flush, until it answers.
+        Where one node of a cluster does so, and others answer, only the keys of that node raise.
+        """
+        refused, answered = self._refused, self._is_answered
+        self._refused, self._is_answered = None, False
+        failure = None if answered else refused or self._failure
+        with self._states.state_lock:
+            ends_now, begins_now = failure is None, self._failure is None
+            self._failure = failure
+            if ends_now != begins_now:
+                for state in self._states.all():
+                    state.permits_until = 0.0
+                    if ends_now and state.failure is not None and not state.failure.is_of_key:
+                        state.failure = None
+
+    def prepare_call(self, state: EventualKeyState, now: float) -> None:
+        """Compute how many permits are left; raise `ConfigurationError` if flushes fail with that.
+        Then the key is flushed, though the call is not counted: only that shows when it ends.
+        """
+        failure = state.failure or self._failure
+        if failure is not None:
+            state.called_repeatedly, state.last_called_at = True, now
+            if not state.dirty:
+                self._counts.mark_dirty(state)
+            raise ConfigurationError(*failure.args)
+        self.recompute_permits_left(state, now)
 
     # -- windows ----------------------------------------------------------------------------------
 
@@ -298,7 +354,9 @@ class FleetSync:
                 state.charges = charges
                 # `passed` is what other threads have admitted since the bucket was closed above.
                 state.permits_left = least - state.passed
-                state.permits_until = state.bucket_ends_at
+                state.permits_until = (
+                    state.bucket_ends_at if (state.failure or self._failure) is None else 0.0
+                )
 
     def before_flush(self, state: EventualKeyState) -> None:
         """Note that `state` was called, if it was."""
@@ -307,11 +365,13 @@ class FleetSync:
             state.called_repeatedly = now - state.last_called_at < state.longest_window_ms / 1000
             state.last_called_at = now
 
-    def on_fleet_counts(self, state: EventualKeyState, reply: FleetCounts) -> None:
+    def on_reply(self, state: EventualKeyState, reply: FleetCounts | Exception) -> None:
         """Apply what all processes have counted."""
-        self.offset_ms = state.offset_ms
-        for window, passed in zip(state.windows, reply.passed, strict=True):
-            window.set_fleet_counts(passed)
+        self._note_outcome(state, reply)
+        if isinstance(reply, FleetCounts):
+            self.offset_ms = state.offset_ms
+            for window, passed in zip(state.windows, reply.passed, strict=True):
+                window.set_fleet_counts(passed)
 
     def on_flush_ended(self, state: EventualKeyState, now: float) -> None:
         """Drop the refusal and compute the permits again, as the fleet's counts may now include
@@ -327,9 +387,9 @@ class FleetSync:
         counts.
         """
         idle_s = self._monotonic() - state.last_called_at
-        wanted = state.called_repeatedly and idle_s < min(
-            POLL_FOR_S, state.longest_window_ms / 1000
-        )
+        is_refused = (state.failure or self._failure) is not None  # with no counts to flush
+        longest_s = NEVER if is_refused else state.longest_window_ms / 1000
+        wanted = state.called_repeatedly and idle_s < min(POLL_FOR_S, longest_s)
         return wanted and self.polls_enabled and self._states.get(state.key) is state
 
     def schedule_poll(self, state: EventualKeyState, now: float) -> bool:
@@ -400,7 +460,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
             state = self._checked_state(key, cost)
         now = self._monotonic()
         if now >= state.permits_until:
-            self._sync.recompute_permits_left(state, now)
+            self._sync.prepare_call(state, now)
         if state.dirty and not self._needs_lock:  # no call from here to the counts
             left = state.permits_left - cost
             if left >= 0:
@@ -444,7 +504,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         """Return the decision of a call of cost 1 without counting it."""
         state, now = self._get(key) or self._checked_state(key, 1), self._monotonic()
         if now >= state.permits_until:
-            self._sync.recompute_permits_left(state, now)
+            self._sync.prepare_call(state, now)
         if state.permits_left < 1:
             return self._refuse(state, key, 1, now, counted=False)
         limit = state.binding_window.limit
@@ -576,6 +636,10 @@ class Eventual(LocalStrategy[EventualKeyState]):
         )
 
     # -- the worker -------------------------------------------------------------------------------
+
+    def reschedule(self, now: float) -> None:
+        self._sync.on_flush_finished()
+        super().reschedule(now)
 
     def clock_probe(self) -> list[OutgoingCommand]:
         return self._sync.clock_probe()

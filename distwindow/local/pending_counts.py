@@ -66,8 +66,8 @@ class FlushHooks(Protocol[S_contra]):
     def wants_poll(self, state: S_contra) -> bool:
         """True if `state` is to be flushed although it has no counts."""
 
-    def on_fleet_counts(self, state: S_contra, reply: FleetCounts) -> None:
-        """Called with the reply to a flush, under `state_lock`."""
+    def on_reply(self, state: S_contra, reply: FleetCounts | Exception) -> None:
+        """Called with the reply to a flush, or its error, under `state_lock`."""
 
     def on_flush_ended(self, state: S_contra, now: float) -> None:
         """Called when a batch of `state` is in flight no more, under `state_lock`."""
@@ -230,14 +230,16 @@ class PendingCounts(Generic[S]):
                 return  # it was sent twice, and this reply may be older than the one before
             if isinstance(reply, FleetCounts):
                 state.update_clock_offset(reply.now_ms, sent_at, now)
-                if self.flush_hooks is not None:
-                    self.flush_hooks.on_fleet_counts(state, reply)
-            elif self._worth_resending(state, batch, now):
-                self.mark_dirty(state)  # even if it was executed: under its number it counts once
-                return
-            else:
+            if self.flush_hooks is not None:
+                self.flush_hooks.on_reply(state, reply)
+            if not isinstance(reply, FleetCounts):
+                if self._worth_resending(state, batch, now):
+                    self.mark_dirty(
+                        state
+                    )  # even if it was executed: under its number it counts once
+                    return
                 self.dropped += number_of_counts(batch.buckets)
-            state.in_flight = None  # after `on_fleet_counts`: own counts are never taken for less
+            state.in_flight = None  # after `on_reply`: own counts are never taken for less
             if self.flush_hooks is not None:
                 self.flush_hooks.on_flush_ended(state, now)
             if state.has_unacknowledged():

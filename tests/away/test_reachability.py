@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from distwindow import ConfigurationError
 from distwindow.away.outages import (
     BACKOFF_S,
     QUIET_S,
@@ -223,11 +224,23 @@ def test_a_probe_that_connects_at_once_ends_what_was_recorded_before() -> None:
     assert server.outages.away == ()
 
 
-def test_a_server_that_refuses_the_user_is_reached() -> None:
+def test_a_server_that_refuses_the_user_is_reached_and_not_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "distwindow")
     server = away()
-    server.on_refused_client("WRONGPASS")
+    server.poll()
+    for _ in range(3):
+        server.on_refused_client(ConfigurationError("WRONGPASS"))
     assert server.is_tried()
     assert server.outages.last_error == "WRONGPASS"
+    assert server.told == [("10.0.0.7:6379",)] * 2
+    assert caplog.messages[1:] == [
+        "10.0.0.7:6379 cannot be used, and calls raise ConfigurationError: WRONGPASS (a store)"
+    ]
+    server.last_execution = server.clock.monotonic() + 1
+    server.poll()
+    assert server.told[2:] == [()]
 
 
 def test_each_change_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

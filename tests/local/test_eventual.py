@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distwindow import ConfigurationError, StoreTimeout
 from distwindow.local import key_state, pending_counts
 from distwindow.local.eventual import Eventual, FleetWindow
 from distwindow.local.pending_counts import PendingCounts
@@ -25,7 +26,9 @@ from distwindow.options import Options
 from distwindow.ring.clock import NEVER
 from distwindow.ring.commands import CURRENT_BUCKET
 from distwindow.ring.limit import Limit
-from tests.clock_and_stores import T0
+from distwindow.ring.replies import FleetCounts
+from distwindow.runtime.command_cache import CommandCache
+from tests.clock_and_stores import T0, ManualClock
 from tests.simulation.admissions import Admission, most_in_buckets, permits_by_bucket
 from tests.simulation.process import MakeStrategy
 from tests.simulation.scripted import ScriptedFleet, Step
@@ -438,10 +441,51 @@ def accepting_every_reply(on_flush_reply: Any) -> Any:
         in_flight = state.in_flight
         on_flush_reply(self, state, batch, reply, sent_at)
         if in_flight is not batch and not isinstance(reply, Exception):
-            self.flush_hooks.on_fleet_counts(state, reply)
+            self.flush_hooks.on_reply(state, reply)
             self.flush_hooks.on_flush_ended(state, self._monotonic())
 
     return accept
+
+
+# -- a store that refuses -------------------------------------------------------------------------
+
+
+def test_where_one_node_refuses_its_keys_alone_raise() -> None:
+    """If all refuse, every key raises, until one is answered. Nothing that only refuses, or only
+    fails, ends that.
+    """
+    clock: Any = ManualClock(auto_advance=False)
+    strategy = eventual()(CommandCache("unit", "100/minute"), clock)
+    no_right, away = ConfigurationError("no right"), StoreTimeout("lost", charged=None)
+
+    def flush(**outcomes: Exception | None) -> None:
+        answer = FleetCounts(({},), clock.now_ms())
+        now, sent = clock.monotonic(), strategy.clock_probe()
+        strategy.collect_commands(now, sent)
+        for command, on_reply in sent:
+            on_reply(outcomes.get(str(command.charges[0].key)) or answer, now)
+        strategy.reschedule(now)
+        clock.move(100)
+
+    def raising(*keys: str) -> str:
+        found = ""
+        for key in keys:
+            try:
+                strategy.decide_locally(key, 1)
+            except ConfigurationError:
+                found += key
+        return found
+
+    assert raising("a", "b") == ""
+    flush()
+    for outcomes, expected in (
+        ({"b": no_right}, "b"), ({"b": away}, "b"), ({}, ""),
+        (dict.fromkeys("abcd", no_right), "abcd"), (dict.fromkeys("abcd", away), "abcd"),
+        ({"a": no_right}, ""), ({"a": no_right}, "a"), ({}, ""),
+    ):  # fmt: skip
+        raising("a", "b")
+        flush(**outcomes)
+        assert raising("a", "b", "c", "d") == expected, outcomes
 
 
 # -- the clock offset, evicted keys, and an unreachable store --------------------------------------

@@ -14,14 +14,16 @@ import pytest
 
 from distwindow import ConfigurationError, Limiter
 from distwindow.away.policy import Answer
+from distwindow.options import Consistency
 from distwindow.stores.redis.outcome import RIGHTS
 from tests.limiter.first_call import SECRET, all_texts_of, each_limiter, error_of
-from tests.servers import Standalone
+from tests.servers import Standalone, until
 from tests.servers.process import RedisProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
 RULE = f"~distwindow:* resetchannels -@all {RIGHTS}"
 WRONG = f"{SECRET}-wrong"
+RING_OF_KEY = "distwindow:{key}:6000:10"
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +124,74 @@ def test_it_is_raised_under_every_policy(
         assert isinstance(exc, ConfigurationError), policy
         assert re.search(re.escape(words), str(exc)), exc
         assert SECRET not in all_texts_of(exc)
+
+
+# -- a server whose configuration changes ---------------------------------------------------------
+
+
+USER = f"me on >{SECRET} {RULE}"
+
+
+def _execute(server: RedisProcess, *lines: str) -> None:
+    with server.client() as client:
+        for line in lines:
+            client.execute_command(*line.split())
+
+
+FAULTS = {
+    # What begins it, and what mends it.
+    "password": (
+        ["ACL SETUSER me resetpass >another", "CLIENT KILL USER me"],
+        f"ACL SETUSER me resetpass >{SECRET}",
+    ),
+    "right": (["ACL SETUSER me -evalsha"], "ACL SETUSER me +evalsha"),
+    "key": ([f"SET {RING_OF_KEY} text"], f"DEL {RING_OF_KEY}"),
+}
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("fault", list(FAULTS))
+@pytest.mark.parametrize("consistency", get_args(Consistency))
+def test_every_consistency_and_health_tell_until_it_is_mended(
+    harness: Any, consistency: str, fault: str
+) -> None:
+    """Once a call or flush has failed for the configuration, calls raise until one succeeds: those
+    of all keys, or of the one that has another type.
+    """
+    begin, mend = FAULTS[fault]
+    with Standalone(
+        users=[f"me on >{SECRET} ~distwindow:* resetchannels -@all {RIGHTS}"]
+    ) as server:
+        limiter = harness.limiter(
+            _at(server, f"me:{SECRET}@"), "1000/minute", timeout=5.0, consistency=consistency,
+            on_store_error="allow", sync_interval=0.02,
+        )  # fmt: skip
+
+        def raises(key: str) -> bool:
+            try:
+                limiter.try_acquire(key)
+            except ConfigurationError:
+                return True
+            return False
+
+        def health() -> Any:
+            return limiter.limiter.health()
+
+        if fault == "key":
+            _execute(server, *begin)
+        else:
+            limiter.each(["key", "other", "idle"])
+            until(lambda: health().pending == 0)
+            _execute(server, *begin)
+        until(lambda: raises("key"))
+        if fault == "key":
+            assert not any(map(raises, ["other", "new"] * 3))
+            assert health().up
+        else:
+            assert all(map(raises, ["key", "other", "idle", "new"] * 3))
+            assert not health().up
+        assert health().last_error
+        _execute(server, mend)
+        until(lambda: not raises("key"))
+        assert not any(map(raises, ["key", "other", "idle", "new"] * 3))
+        until(lambda: health().up)

@@ -617,10 +617,12 @@ class LoopDispatcher:
                 if step == "connect" and isinstance(server, Node):
                     await self._probe_node(server)
                 elif step == "connect":
-                    with suppress(StoreError):
+                    try:
                         await self._read_map()
-        except ConfigurationError as exc:
-            server.on_refused_client(exc)  # the next call raises it
+                    except ConfigurationError as exc:
+                        server.on_refused_client(exc)  # the next call raises it
+                    except StoreError:
+                        pass
         except BaseException:  # the loop ends, for example
             server.stop_probing()
             raise

@@ -547,8 +547,8 @@ def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
         connection.disconnect()
         exc = tls_alert(connection, failure) or failure
         hide_secrets(exc, node.secrets)
-        if isinstance(exc, Exception) and configuration_failure(exc, node.name) is not None:
-            node.on_refused_client(exc)  # the next call raises it
+        if (error := configuration_failure(exc, node.name)) is not None:
+            node.on_refused_client(error)  # the next call raises it
         elif isinstance(exc, Exception):
             slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
             node.on_connect_failed(exc, began_at, slow=slow)

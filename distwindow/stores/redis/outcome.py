@@ -79,6 +79,8 @@ _FIXES = (
     ("distwindow:", "a script was called with other arguments than it takes"),
 )
 
+_OF_KEY = re.compile("WRONGTYPE|perform arithmetic|not an integer|access (a|.*one of the) key")
+"""A sign of what is wrong with the key of a call, and not with all calls."""
 
 _NOT_ANSWERED = (
     "the call was surely not executed; where no call is ever answered, see whether the port is one "
@@ -114,20 +116,11 @@ def restore_code(error: ResponseError) -> ResponseError:
     return error if token is None else ResponseError(f"{token} {error}")
 
 
-def error_reply(text: str, node: str, ring: bytes) -> ErrorReply:
-    """Classify the text of an error reply; raise `ConfigurationError` if no retry can help.
-
-    Old servers and Dragonfly wrap errors of scripts, so the code may be anywhere in the text.
-    """
-    if (code := not_executed_code(text)) is not None:
-        return ErrorReply(code, text)
-    key = ring.decode("utf-8", "backslashreplace")
-    raise refusal(node, text, f" (key {key!r})")
-
-
 def not_executed_code(text: str) -> str | None:
     """Return the word in an error reply that says that the server may execute the same later; None
     for a reply after which no retry helps.
+
+    Old servers and Dragonfly wrap errors of scripts, so the word may be anywhere in the text.
     """
     found = _NOT_EXECUTED.search(text)
     # The error of an unknown command quotes the arguments, and so a key, which may be such a code.
@@ -407,7 +400,17 @@ def execute_once(
             node.invalidate_connections(request.generation)
             raise no_reply_failure(node.name, "it sent the reply of another call", sent=True)
         else:
-            error = error_reply(str(raw), node.name, command.keys[0])
+            text = str(raw)
+            if (code := not_executed_code(text)) is None:
+                key = command.keys[0].decode("utf-8", "backslashreplace")
+                refused = refusal(node.name, text, f" (key {key!r})")
+                refused.is_of_key = _OF_KEY.search(text) is not None
+                if refused.is_of_key:
+                    node.outages.last_error = str(refused)
+                else:
+                    node.on_refused_call(refused)
+                raise refused
+            error = ErrorReply(code, text)
             if error.code == "NOSCRIPT" and not send_script:
                 send_script = True
                 continue
