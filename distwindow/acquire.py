@@ -95,6 +95,7 @@ class _BaseAdmission(Generic[D, S]):
         store's, and `sleep` lets time pass on it.
         """
         self._raises_always = policy.raises_always
+        self._observed = policy.observed
         self._commands = commands
         self._queues = queues
         self._borrowing = borrowing
@@ -178,7 +179,7 @@ class Admission(_BaseAdmission[Decision, object]):
                 refused.clear()  # there may be room by now
             sleep = InterruptibleSleep(waiter, self._clock, self._sleep)
             try:
-                return run_blocking(wait(waiter), execute, sleep)
+                return self._observed(run_blocking(wait(waiter), execute, sleep))
             except StoreError:
                 if self._raises_always:
                     raise
@@ -222,7 +223,7 @@ class AsyncAdmission(_BaseAdmission[Awaitable[Decision], Awaitable[object]]):
                 refused.clear()  # there may be room by now
             sleep = AsyncInterruptibleSleep(waiter, self._clock, self._sleep)
             try:
-                return await run_async(wait(waiter), execute, sleep)
+                return self._observed(await run_async(wait(waiter), execute, sleep))
             except StoreError:
                 if self._raises_always:
                     raise

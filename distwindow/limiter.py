@@ -106,6 +106,7 @@ class BaseLimiter:
         self._command_cache = make_command_cache(options.prefix, limits, [line_name])
         self._wait_queues = register_after_fork(WaitQueues(options.time))
         self._store_name = store_name(store)
+        self._store_id = store if isinstance(store, str) else f"{self._store_name} {id(store)}"
         self._name = f"limiter {options.prefix!r} at {self._store_name}"
         self._timeout = options.timeout
         self._open(store, options)
@@ -124,7 +125,9 @@ class BaseLimiter:
         self._strategy = make_strategy(options, self._command_cache, store, decide)
         self._borrowing = Borrowing(self._command_cache, self._strategy, store.decided_by, options)
         self._turns = Turns(self._command_cache, self._strategy, store.decided_by, store.clock)
-        self._policy = StoreErrorPolicy(options, self._command_cache, store, self._strategy)
+        self._policy = StoreErrorPolicy(
+            options, self._command_cache, store, self._strategy, self._store_id
+        )
         self._settlement = Settlement(
             options, self._command_cache, self._strategy, self._policy, store.clock,
             self._wait_queues.on_freed,
@@ -281,6 +284,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             decision = await self._run(self._special_attempt(key, cost, priority, enqueue))
         except StoreError as exc:
             return self._policy.decide(key, cost, exc)
+        self._policy.observed(decision)
         if decision.source != "store":
             self._calls_without_wait += 1
             if self._calls_without_wait >= _YIELD_EVERY:
@@ -303,7 +307,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
                 key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
                 deadline,
             )
-            return await self._store.decide(command, deadline)
+            return self._policy.observed(await self._store.decide(command, deadline))
         except StoreError as exc:
             return self._policy.decide_all(calls, exc)
 
@@ -550,7 +554,8 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         """
         if priority or enqueue:
             try:
-                return self._run(self._special_attempt(key, cost, priority, enqueue))
+                special = self._special_attempt(key, cost, priority, enqueue)
+                return self._policy.observed(self._run(special))
             except StoreError as exc:
                 return self._policy.decide(key, cost, exc)
         decision = self._decide_locally(key, cost)
@@ -589,7 +594,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
                 key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
                 deadline,
             )
-            return self._store.decide(command, deadline)
+            return self._policy.observed(self._store.decide(command, deadline))
         except StoreError as exc:
             return self._policy.decide_all(calls, exc)
 

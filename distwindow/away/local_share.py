@@ -18,6 +18,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from ..concurrency.commands import Hold, HolderName, HoldReply
 from ..local.eventual import Eventual, EventualKeyState, share_of
@@ -41,22 +42,23 @@ _NO_LIMIT = 1_000_000
 
 class ProcessCount:
     """How many processes share the limits of a prefix. Each holds a slot in the store while its
-    limiters call it, and is told the number of holders when it renews its own.
+    limiters call it, and is told the number of holders when it renews its own. The limiters of a
+    process on one store and prefix have one: a limit that was not asked while the store answered
+    is divided, too. Whichever of them flushes first when it is due renews the slot.
     """
 
-    def __init__(self, prefix: str, schedule: FlushSchedule, clock: Clock) -> None:
+    def __init__(self, prefix: str, clock: Clock) -> None:
         self.count = 1
         self._heard: deque[int] = deque([1], maxlen=_REPLIES)
         """The last numbers that the store has told. After an outage all slots have expired, and who
         renews first is told 1: therefore the greatest of several holds.
         """
         self._name = slots_name(prefix, PROCESSES)
-        self._schedule = schedule
         self._monotonic = clock.monotonic
         self._due_at = NEVER
         """When the slot is to be renewed (monotonic seconds)."""
         self._was_called = False
-        """True if the store has answered since the slot was renewed."""
+        """True if the store was called since the slot was renewed, or that has failed."""
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -66,12 +68,13 @@ class ProcessCount:
         self._holder = name.encode()
         self._due_at, self._was_called = NEVER, False
 
-    def on_answer(self) -> None:
-        """Note that the store has answered this process."""
+    def on_call(self, schedule: FlushSchedule) -> None:
+        """Note that the limiter with this schedule is used, and have it renew the slot when due."""
         self._was_called = True
         if self._due_at == NEVER:
             self._due_at = self._monotonic()
-            self._schedule.flush_by(self._due_at)
+        if schedule.next_due_at > self._due_at:
+            schedule.flush_by(self._due_at)
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
         """Renew the slot if it is time, and calls were answered meanwhile. It is not freed: other
@@ -95,8 +98,12 @@ class ProcessCount:
         if isinstance(reply, HoldReply):
             self._heard.append(reply.held)
             self.count = max(self._heard)
+        else:
+            self._was_called = True
 
 
+_COUNTS: WeakValueDictionary[tuple[str, str], ProcessCount] = WeakValueDictionary()
+"""Those of this process, by store and prefix."""
 _PROCESS_IDS: dict[int, str] = {}
 
 
@@ -108,7 +115,10 @@ def _process_id() -> str:
 class LocalShare(Eventual):
     """Decides the calls of this process while the store is away."""
 
-    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+    def __init__(
+        self, commands: CommandCache, clock: Clock, options: Options, store_name: str
+    ) -> None:
+        """`store_name` is another one for each store, and without passwords."""
         super().__init__(commands, clock, options)
         self._max_observed = options.max_local_keys
         self._observed: OrderedDict[AnyKey, Decision] = OrderedDict()
@@ -119,7 +129,8 @@ class LocalShare(Eventual):
         """Held while calls are decided, so that those over several keys are counted whole."""
         self._processes: ProcessCount | None = None
         if options.share is None:
-            self._processes = ProcessCount(commands.prefix, self._schedule, clock)
+            new = ProcessCount(commands.prefix, clock)
+            self._processes = _COUNTS.setdefault((store_name, commands.prefix), new)
             self._sources = [*self._sources, self._processes]
 
     def after_fork(self) -> None:
@@ -129,6 +140,7 @@ class LocalShare(Eventual):
 
     def observe(self, decision: Decision) -> None:
         """Take in a decision of the store: what all processes have passed."""
+        self.announce()
         observed, key = self._observed, decision.key
         observed.pop(key, None)
         observed[key] = decision
@@ -136,8 +148,11 @@ class LocalShare(Eventual):
         if len(observed) > self._max_observed:
             with suppress(KeyError):  # other threads may have removed all meanwhile
                 observed.popitem(last=False)
+
+    def announce(self) -> None:
+        """Have this process counted among those that share the limits."""
         if self._processes is not None:
-            self._processes.on_answer()
+            self._processes.on_call(self._schedule)
 
     def decide(self, charges: tuple[Charge, ...], *, peeks: bool = False) -> Decision:
         """Return the decision of a call with these charges of one key. With `peeks` nothing is
@@ -222,5 +237,7 @@ class LocalShare(Eventual):
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
+        if self._processes is not None:  # also before the store's time is known
+            self._processes.collect(now, outgoing, everything=everything)
         super().collect_commands(now, outgoing, everything=everything)
         self._sync.polls_enabled = False  # for the next flush, too: the store decides then

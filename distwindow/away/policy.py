@@ -73,7 +73,9 @@ class StoreErrorPolicy:
         commands: CommandCache,
         store: Store | AsyncStore,
         strategy: Strategy,
+        store_name: str,
     ) -> None:
+        """`store_name` is another one for each store."""
         self._commands = commands
         self._now_ms = store.clock.now_ms
         self._store = store
@@ -87,7 +89,7 @@ class StoreErrorPolicy:
         self.source = JoinedSources([strategy])
         """What the worker flushes: the strategy, and what was admitted by the share."""
         if options.uses_local_share:
-            self.local = register_after_fork(LocalShare(commands, store.clock, options))
+            self.local = register_after_fork(LocalShare(commands, store.clock, options, store_name))
             self.source.sources.append(self.local)
         self.outages: Outages = getattr(store, "outages", None) or Outages()
         self.outages.effect = (
@@ -100,6 +102,17 @@ class StoreErrorPolicy:
     def observe(self) -> Callable[[Decision], None] | None:
         """What takes in the decisions of the store; None where nothing wants them."""
         return None if self.local is None else self.local.observe
+
+    def observed(self, decision: Decision) -> Decision:
+        """Return `decision`, of whichever way to call, after `observe` has taken it in."""
+        if self.local is not None and decision.source == "store":
+            self.local.observe(decision)
+        return decision
+
+    def announce(self) -> None:
+        """Have this process counted among those that share the limits, before its first call."""
+        if self.local is not None:
+            self.local.announce()
 
     def decide(self, key: AnyKey, cost: int, error: StoreError) -> Decision:
         """Return the decision of a call that the store has not decided, or raise `error`. `key` and

@@ -392,11 +392,8 @@ def probe_scripts(servers: Sequence[Server], url: str, prefix: str) -> Iterator[
                 limiter.reset(key)
                 _delete_senders(limiter, key)
     except (ConfigurationError, Forbidden) as exc:
-        denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
-        cluster = parse_url_text(url).kind == "cluster"
-        yield Finding(
-            "scripts", "problem", str(exc), acl_rule(prefix, cluster=cluster) if denied else ""
-        )
+        rule = acl_rule(prefix, cluster=parse_url_text(url).kind == "cluster")
+        yield Finding("scripts", "problem", str(exc), _fix(exc, rule))
     except DistwindowError as exc:
         yield Finding("scripts", "problem", f"{exc}; every call would fail with this error")
 
@@ -412,11 +409,19 @@ def probe_concurrency(url: str, prefix: str) -> Iterator[Finding]:
         found = f"concurrency limits work on {prefix}:*"
         yield Finding("concurrency", "ok", found)
     except ConfigurationError as exc:
-        denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
         found = f"concurrency limits cannot be used, other limits can: {exc}"
-        yield Finding("concurrency", "warning", found, concurrency_acl_rule() if denied else "")
+        yield Finding("concurrency", "warning", found, _fix(exc, concurrency_acl_rule()))
     except DistwindowError as exc:
         yield Finding("concurrency", "problem", f"{exc}; every slot would fail with this error")
+
+
+def _fix(exc: Exception, rule: str) -> str:
+    """Return what to do about a failure of a script: `rule` where a right is missing."""
+    if re.search(r"NOPERM|permission|can't run this command", str(exc)):
+        return rule
+    if 'clock="client"' in str(exc):
+        return 'give clock="client" to each Limiter, RateLimits and Concurrency on this server'
+    return ""
 
 
 def _rotate_buckets(url: str, prefix: str) -> None:

@@ -21,6 +21,7 @@ from arq.constants import retry_key_prefix
 from arq.worker import Retry
 
 from .. import ConfigurationError
+from ..options import ClockChoice
 from .tasks import AsyncTaskGate, OnStoreError, TaskLimits
 
 _log = logging.getLogger("distwindow")
@@ -35,8 +36,8 @@ class RateLimits:
     takes one of `max_jobs` slots meanwhile, so that jobs without limits wait behind it, and the
     wait is a part of its `job_timeout`. By default none waits there. `on_store_error` says what
     happens to jobs while the limiter's store fails: "hold" defers them by a second, "run" runs them
-    without counting. `timeout` (seconds) bounds one exchange with the store. Raises
-    `ConfigurationError` for what can never work.
+    without counting. `timeout` (seconds) bounds one exchange with the store, and `clock` is as for
+    `AsyncLimiter`. Raises `ConfigurationError` for what can never work.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class RateLimits:
         prefix: str = "distwindow",
         on_store_error: OnStoreError = "hold",
         timeout: float = 0.5,
+        clock: ClockChoice = "server",
         max_wait: float = 0.0,
     ) -> None:
         number = isinstance(max_wait, (int, float)) and not isinstance(max_wait, bool)
         if not number or not max_wait >= 0:
             raise ConfigurationError(f"max_wait={max_wait!r} is not a number of seconds from 0")
-        self._gate = AsyncTaskGate(store, prefix, on_store_error, timeout)
+        self._gate = AsyncTaskGate(store, prefix, on_store_error, timeout, clock)
         self._max_wait = max_wait
 
     def limit(self, *, limits: Any, limit_key: Any = None, limit_cost: Any = 1) -> Callable[[C], C]:

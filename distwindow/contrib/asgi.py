@@ -8,7 +8,6 @@ The middleware changes the header fields of the response, and forwards all else 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -27,14 +26,20 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 SCOPE_KEY = "distwindow"
 """The key of the scope under which a request has what was decided for it."""
-_TRY_AGAIN_LATER = 1013
-"""The code that closes a websocket of a server that does not send responses to handshakes."""
 
 
 def scope_of(connection: Any) -> Scope:
     """Return the scope of a request, of any framework, or `connection`, if it is one."""
     scope: Scope = getattr(connection, "scope", connection)
     return scope
+
+
+def method_of(scope: Scope) -> str:
+    """Return the method as which a request counts: HEAD is GET without a body, and no second
+    window beside it.
+    """
+    method: str = scope.get("method", "WEBSOCKET")
+    return "GET" if method == "HEAD" else method
 
 
 class ClientAddress(http.ClientAddress):
@@ -72,7 +77,7 @@ class RequestLimit(http.RequestLimit):
                 "the route of this request cannot be read, and without a name all routes would be "
                 'one limit; give the limit a name: limit("10/minute", name="search")'
             )
-        return f"{scope.get('method', 'WEBSOCKET')} {scope.get('root_path', '')}{path}"
+        return f"{method_of(scope)} {scope.get('root_path', '')}{path}"
 
     def check(self, connection: Any, cost: int | None = None) -> Unawaited[Decision | None]:
         """Ask this limit for a request, or for one message of a websocket. `connection` is a
@@ -153,7 +158,8 @@ class RateLimitMiddleware:
 
     With `limits`, it asks these itself, before there is a route: one limit for the application.
     The options are those of `RateLimits.limit`, whose functions take the scope. `exempt_paths` are
-    paths, or end in `/*`. Without `limits` it decides nothing.
+    paths below the root path, or end in `/*`. Without `limits` it decides nothing. HEAD is exempt
+    where GET is.
     """
 
     def __init__(
@@ -202,8 +208,8 @@ class RateLimitMiddleware:
             return
         limit = self._limit
         if limit is not None and (
-            scope.get("method") in self._exempt_methods
-            or (self._has_exempt_paths and self._is_exempt_path(scope["path"]))
+            method_of(scope) in self._exempt_methods
+            or (self._has_exempt_paths and self._is_exempt_path(scope))
         ):
             limit = None
         request: Any = scope
@@ -218,8 +224,13 @@ class RateLimitMiddleware:
         limited = scope[SCOPE_KEY] = WatchedRequest()
 
         def send_with_fields(message: Message) -> Awaitable[None]:
-            if not limited.status_code and message["type"] in STARTS:
-                message = limited.begin(message)
+            if limited.is_answered:
+                return _send_nothing()
+            if not limited.status_code:
+                if limited and (refused := limited.refusal_to_send(message)) is not None:
+                    return limited.refuse(scope, send, refused)
+                if message["type"] in STARTS:
+                    message = limited.begin(message)
             elif limited.needs_response:
                 limited.go_on(message)
                 if limited.is_complete:
@@ -233,9 +244,11 @@ class RateLimitMiddleware:
                     await known
             await self.app(scope, receive, send_with_fields)
         except RateLimited as refused:
+            if limited.is_answered:
+                return
             if limited.status_code:
                 raise  # the response has begun: nothing can be said to the client any more
-            await _refuse(scope, send_with_fields, refused)
+            await limited.refuse(scope, send, refused)
         finally:
             if limited.needs_response:
                 await limited.settle(limited.response())
@@ -246,28 +259,15 @@ class RateLimitMiddleware:
         await send(message)
         await limited.settle(limited.response())
 
-    def _is_exempt_path(self, path: str) -> bool:
+    def _is_exempt_path(self, scope: Scope) -> bool:
+        path, root = scope["path"], scope.get("root_path", "")
+        if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
+            path = path[len(root) :]  # some servers have it in the path, and some do not
         return path in self._exempt_paths or path.startswith(self._exempt_trees)
 
 
-async def _refuse(scope: Scope, send: Send, refused: RateLimited) -> None:
-    """Send the response of a refusal."""
-    kind = ""
-    if scope["type"] == "websocket":
-        if "websocket.http.response" not in (scope.get("extensions") or {}):
-            await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
-            return
-        kind = "websocket."
-    body = json.dumps(refused.problem).encode()
-    fields = {
-        "content-type": http.PROBLEM_MEDIA_TYPE,
-        "content-length": str(len(body)),
-        **refused.headers,
-    }
-    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
-    status = refused.status_code
-    await send({"type": f"{kind}http.response.start", "status": status, "headers": headers})
-    await send({"type": f"{kind}http.response.body", "body": body})
+async def _send_nothing() -> None:
+    """Take the place of what a framework sends after a refusal that was sent already."""
 
 
 __all__ = [

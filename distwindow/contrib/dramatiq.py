@@ -21,6 +21,7 @@ from dramatiq.middleware import MiddlewareError, SkipMessage, TimeLimit
 from dramatiq.threading import Interrupt
 
 from .. import ConfigurationError
+from ..options import ClockChoice
 from .tasks import TASK_OPTIONS, OnStoreError, TaskGate, TaskLimits, broker_failed, read_options
 
 
@@ -36,7 +37,7 @@ class RateLimits(Middleware):
     template over the names of its arguments, or a function of them; by default the actor's name),
     and `limit_cost`. `on_store_error` says what happens to messages while the limiter's store
     fails: "hold" sends them back for a second, "run" processes them without counting. `timeout`
-    (seconds) bounds how long a worker thread asks.
+    (seconds) bounds how long a worker thread asks, and `clock` is as for `Limiter`.
 
     Raises `ConfigurationError` for a store that can never work, and, where an actor is declared,
     for wrong options.
@@ -49,8 +50,9 @@ class RateLimits(Middleware):
         prefix: str = "distwindow",
         on_store_error: OnStoreError = "hold",
         timeout: float = 0.5,
+        clock: ClockChoice = "server",
     ) -> None:
-        self._gate = TaskGate(store, prefix, on_store_error, timeout)
+        self._gate = TaskGate(store, prefix, on_store_error, timeout, clock)
         self._tasks: dict[str, TaskLimits] = {}
 
     @property

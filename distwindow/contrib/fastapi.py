@@ -54,8 +54,7 @@ class RateLimited(fastapi.HTTPException, http.RateLimited):  # type: ignore[misc
 class RequestLimit(asgi.RequestLimit):
     """One limit: a dependency of routes and websockets, which is the decision in their functions.
 
-    It is None where the request is not limited: it is exempt, its key is None, or the limits are
-    switched off.
+    It is None where the request is not limited: it is exempt, or the limits are switched off.
     """
 
     rate_limits: RateLimits
@@ -160,8 +159,8 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
         for path, route in _walk(app.routes):
             for limit in _limits_of(route):
                 for method in sorted(getattr(route, "methods", None) or {"WEBSOCKET"}):
-                    shown = f"{method} {path}"
-                    found.setdefault((limit.name or shown, limit.text), []).append(shown)
+                    name = limit.name or f"{asgi.method_of({'method': method})} {path}"
+                    found.setdefault((name, limit.text), []).append(f"{method} {path}")
         return [LimitOfRoutes(*key, tuple(routes)) for key, routes in found.items()]
 
     def log_missing_install(self) -> None:

@@ -28,7 +28,7 @@ from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyReques
 from .. import ConfigurationError, Decision
 from ..away.policy import OnStoreError
 from ..callables import check_decorated, function_name
-from ..options import Consistency
+from ..options import ClockChoice, Consistency
 from . import http
 
 EXPOSED_HEADERS = http.EXPOSED_HEADERS
@@ -80,12 +80,12 @@ class _RequestLimit(http.RequestLimit):
     takes_request = False
 
     def name_of(self, request: Any) -> str:
-        """Return the name of the blueprint that is limited, or else methods and rule of the route:
-        a view has one window for its methods, so that HEAD is no second one beside GET.
+        """Return the name that the limited blueprint was registered with, or else methods and rule
+        of the route: a view has one window for its methods.
         """
-        if self.blueprint is not None:  # by the name that it was registered with, which may differ
-            names: list[str] = request.blueprints
-            return next(one for one in names if current_app.blueprints[one] is self.blueprint)
+        if self.blueprint is not None:
+            all_of = current_app.blueprints
+            return str(next(one for one in request.blueprints if all_of[one] is self.blueprint))
         rule = request.url_rule
         if rule is None:
             raise ConfigurationError(
@@ -118,8 +118,7 @@ class DeclaredLimit:
     blueprint: Blueprint | None = None
 
     def __init__(self, rate_limits: RateLimits, limits: Any, **options: Any) -> None:
-        self._rate_limits = rate_limits
-        self._limits, self._options = limits, options
+        self._rate_limits, self._limits, self._options = rate_limits, limits, options
         # Mistakes are found here, where they are written, and not by the first application.
         _AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
         if inspect.isfunction(limits):  # which is a view where the parentheses are forgotten
@@ -174,7 +173,9 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         on_store_error: OnStoreError | None = None,
         prefix: str | None = None,
         timeout: float | None = None,
+        clock: ClockChoice | None = None,
         consistency: Consistency | None = None,
+        share: float | None = None,
         trusted_proxies: Sequence[str] | None = None,
         headers: http.Headers | None = None,
         enabled: bool | None = None,
@@ -182,8 +183,8 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
     ) -> None:
         self._options = {
             "url": store, "on_store_error": on_store_error, "prefix": prefix, "timeout": timeout,
-            "consistency": consistency, "trusted_proxies": trusted_proxies, "headers": headers,
-            "enabled": enabled, "name": name,
+            "clock": clock, "consistency": consistency, "share": share, "headers": headers,
+            "trusted_proxies": trusted_proxies, "enabled": enabled, "name": name,
         }  # fmt: skip
         self._apps: WeakKeyDictionary[Flask, _AppRateLimits] = WeakKeyDictionary()
         self._of_all: dict[str, DeclaredLimit] = {}
@@ -209,9 +210,8 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         blueprint.before_request(declared.decide_before)
 
     def limit_app(self, limits: Any, *, name: str = "default", **options: Any) -> None:
-        """Limit all requests of each application together, also those without a route. The options
-        are those of `limit`. It is asked where `init_app` stands among functions for
-        `before_request`: call that after those that `key` relies on.
+        """Limit all requests of each application together, also without a route; `limit` has the
+        options. It is asked where `init_app` stands among functions for `before_request`.
         """
         if name in self._of_all:
             raise ConfigurationError(

@@ -17,6 +17,7 @@ from rq.job import JobStatus
 from rq.timeouts import JobTimeoutException
 
 from .. import ConfigurationError
+from ..options import ClockChoice
 from .tasks import OnStoreError, TaskGate, TaskLimits, broker_failed
 
 DELAY_ATTRIBUTE = "__distwindow_delay__"
@@ -99,7 +100,8 @@ class RateLimits:
 
     `on_store_error` says what happens to jobs while the limiter's store fails: "hold" schedules
     them a second later, "run" runs them without counting. `timeout` (seconds) bounds how long a
-    worker asks. Raises `ConfigurationError` for a store that can never work.
+    worker asks, and `clock` is as for `Limiter`. Raises `ConfigurationError` for a store that can
+    never work.
     """
 
     def __init__(
@@ -109,8 +111,9 @@ class RateLimits:
         prefix: str = "distwindow",
         on_store_error: OnStoreError = "hold",
         timeout: float = 0.5,
+        clock: ClockChoice = "server",
     ) -> None:
-        self._gate = TaskGate(store, prefix, on_store_error, timeout)
+        self._gate = TaskGate(store, prefix, on_store_error, timeout, clock)
 
     def limit(self, *, limits: Any, limit_key: Any = None, limit_cost: Any = 1) -> Callable[[F], F]:
         """Return a decorator that gives a function its limits, and returns the same function.

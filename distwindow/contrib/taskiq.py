@@ -14,6 +14,7 @@ from taskiq.utils import maybe_awaitable
 from taskiq_dependencies import DependencyGraph
 
 from .. import ConfigurationError
+from ..options import ClockChoice
 from .tasks import (
     HOLD_S,
     TASK_OPTIONS,
@@ -90,7 +91,8 @@ class RateLimits(TaskiqMiddleware):
     which other workers claim it, so that nine tenths are left to run the task; and for ever if it
     has none. `on_store_error` says what happens to
     tasks while the limiter's store fails: with "hold" they wait, with "run" they run without being
-    counted. `timeout` (seconds) bounds one exchange with the store.
+    counted. `timeout` (seconds) bounds one exchange with the store, and `clock` is as for
+    `AsyncLimiter`.
 
     Raises `ConfigurationError` for a store that can never work, and for wrong labels when the
     worker, or the client, starts.
@@ -103,10 +105,11 @@ class RateLimits(TaskiqMiddleware):
         prefix: str = "distwindow",
         on_store_error: OnStoreError = "hold",
         timeout: float = 0.5,
+        clock: ClockChoice = "server",
         max_hold: float | None = None,
     ) -> None:
         super().__init__()
-        self._gate = AsyncTaskGate(store, prefix, on_store_error, timeout)
+        self._gate = AsyncTaskGate(store, prefix, on_store_error, timeout, clock)
         self._max_hold = max_hold
         self._tasks: dict[str, TaskLimits | None] = {}
 

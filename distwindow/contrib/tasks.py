@@ -24,6 +24,7 @@ from .. import (
 )
 from ..callables import FunctionArguments, KeyTemplate, check_not_async
 from ..errors import short_repr
+from ..options import ClockChoice
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.key import AnyKey, Key, encode_key
 from ..ring.limit import LimitSpec, parse_limits
@@ -387,7 +388,7 @@ T = TypeVar("T", bound="TaskLimits | None")
 class _Gate(Generic[L]):
     """Base class of both gates: their limiters, and what follows when one fails.
 
-    `timeout` (seconds) bounds one exchange with the store.
+    `timeout` (seconds) bounds one exchange with the store; `clock` is as for `Limiter`.
     """
 
     _limiter_class: Callable[..., L]
@@ -398,6 +399,7 @@ class _Gate(Generic[L]):
         prefix: str = "distwindow",
         on_store_error: OnStoreError = "hold",
         timeout: float = 0.5,
+        clock: ClockChoice = "server",
         time: Clock = SYSTEM,
     ) -> None:
         if on_store_error not in get_args(OnStoreError):
@@ -407,7 +409,7 @@ class _Gate(Generic[L]):
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
         self._make: Callable[[LimitSpec], L] = lambda limits: self._limiter_class(
-            store, limits, prefix=prefix, timeout=timeout, time=time
+            store, limits, prefix=prefix, timeout=timeout, clock=clock, time=time
         )
         self._on_store_error = on_store_error
         self._time = time

@@ -22,8 +22,8 @@ class RemoteStore(MemoryStore):
 
     decided_by: Source = "store"
 
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: ManualClock, values: dict[bytes, Any] | None = None) -> None:
+        super().__init__(clock, values)
         self.failure: StoreError | None = None
         self.charges_unknown = False
         """Whether a call with an unknown outcome is executed."""

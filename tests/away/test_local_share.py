@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
+import subprocess
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +19,12 @@ from hypothesis import strategies as st
 from distwindow import Limit, Limiter, StoreError
 from distwindow.away.outages import RETRY_AFTER_S
 from distwindow.runtime.flush import KEYS_AT_ONCE
+from tests.away.sharing_process import UNASKED, WAYS
 from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
 from tests.clock_and_stores import ManualClock
+from tests.servers import Standalone
+
+ROOT = Path(__file__).parents[2]
 
 STEPS = st.one_of(
     st.tuples(st.just("call"), st.integers(0, 2), st.integers(1, 3)),
@@ -104,6 +115,22 @@ def test_the_windows_begin_with_what_all_had_passed() -> None:
     assert [bool(others.try_acquire("k")) for _ in range(6)] == [True] * 5 + [False]
 
 
+@pytest.mark.parametrize("step_ms", [-120_000, -1000, 1000, 120_000])
+def test_they_begin_with_that_also_where_the_clock_of_the_store_was_set(step_ms: int) -> None:
+    """The windows are there from an earlier outage, and in the time that the store had then."""
+    clock = ManualClock()
+    store = RemoteStore(clock)
+    ours, others = (limiter_on(store, on_store_error="local", share=0.9) for _ in range(2))
+    store.failure = NOT_SENT
+    assert ours.peek("k")
+    store.failure = None
+    clock._start_ms += step_ms
+    assert others.try_acquire("k", 7)
+    assert ours.try_acquire("k")
+    store.failure = NOT_SENT
+    assert sum(bool(ours.try_acquire("k")) for _ in range(9)) == 2
+
+
 def test_what_was_admitted_meanwhile_is_told_when_the_store_is_back() -> None:
     clock = ManualClock()
     store = RemoteStore(clock)
@@ -130,11 +157,47 @@ def test_a_permit_of_the_share_can_be_given_back() -> None:
     assert limiter.stats("k").passed == 0
 
 
-def test_without_a_share_the_limit_is_divided_by_the_processes_of_the_prefix() -> None:
-    """Each process is told how many there are when it renews its slot: here, when it flushes."""
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_processes_divide_a_limit_whichever_way_they_call(kind: str) -> None:
+    """Also a limit, and a limiter, that is called for the first time while the store is away."""
+    processes = 4
+    command = [sys.executable, "-m", "tests.away.sharing_process"]
+    with Standalone() as server, ExitStack() as stack:
+        fleet = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, server.url, kind, str(processes)],
+                    cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                )
+            )
+            for _ in range(processes)
+        ]  # fmt: skip
+        assert [str(process.stdout and process.stdout.readline()) for process in fleet] == [
+            "ready\n"
+        ] * processes
+        server.kill()
+        admitted: Counter[str] = Counter()
+        for process in fleet:
+            admitted.update(json.loads(process.communicate("\n", timeout=60)[0]))
+    assert dict(admitted) == dict.fromkeys((*WAYS, *UNASKED), 100)
+
+
+def test_these_are_all_ways_to_call() -> None:
+    returned = {"Decision", "Reservation", "Entry"}
+    admit = {
+        name
+        for name, method in inspect.getmembers(Limiter, inspect.isfunction)
+        if inspect.signature(method).return_annotation in returned and name[0] != "_"
+    }
+    assert {way.partition("+")[0] for way in WAYS} == admit - {"peek"} | {"limit"}
+
+
+def test_the_share_follows_how_many_processes_there_are() -> None:
+    """Each is told when it renews its slot: here, when it flushes."""
     clock = ManualClock()
-    store = RemoteStore(clock)
-    fleet = [limiter_on(store, "12/minute", on_store_error="local") for _ in range(3)]
+    values: dict[bytes, Any] = {}
+    stores = [RemoteStore(clock, values) for _ in range(3)]
+    fleet = [limiter_on(store, "12/minute", on_store_error="local") for store in stores]
     for number, limiter in enumerate(fleet):  # as if they were of three processes
         counted: Any = limiter._policy.local
         counted._processes._holder += b"%d" % number
@@ -146,23 +209,43 @@ def test_without_a_share_the_limit_is_divided_by_the_processes_of_the_prefix() -
 
     def shares(processes: list[Limiter]) -> list[int]:
         clock.move(60_000)
-        store.failure = NOT_SENT
+        for store in stores:
+            store.failure = NOT_SENT
         admitted = [sum(bool(p.try_acquire("k")) for _ in range(12)) for p in processes]
-        store.failure = None
+        for store in stores:
+            store.failure = None
         return admitted
 
     renew(fleet)
     clock.move(5000)
     renew(fleet)
     assert shares(fleet) == [4, 4, 4]
-    limiter_on(store, on_store_error="local").close()  # another limiter of this process
+    second = limiter_on(stores[0], "24/minute", on_store_error="local")
+    assert shares([second]) == [8], "a limiter of the same store and prefix knows of the others"
+    fleet[0].close()
     clock.move(70_000)  # longer than the slots last: the first one that renews is told 1
-    renew(fleet[:1])
-    assert shares(fleet[:1]) == [4]
+    renew([second])
+    assert shares([second]) == [8]
     for _ in range(5):  # the third one has gone
         clock.move(5000)
-        renew(fleet[:2])
-    assert shares(fleet[:2]) == [6, 6]
+        renew([second, fleet[1]])
+    assert shares([second, fleet[1]]) == [12, 6]
+
+
+def test_a_process_that_has_failed_to_announce_itself_tries_again() -> None:
+    clock = ManualClock()
+    values: dict[bytes, Any] = {}
+    store = RemoteStore(clock, values)
+    limiter = limiter_on(store, on_store_error="local")
+    store.failure = NOT_SENT
+    limiter._policy.announce()
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            limiter.flush()
+        clock.move(5000)
+    store.failure = None
+    limiter.flush()
+    assert any(b"(processes)" in name for name in values)
 
 
 def test_a_call_above_the_share_is_refused_and_not_an_error() -> None:

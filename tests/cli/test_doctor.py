@@ -50,6 +50,13 @@ def test_its_keys_are_deleted(cli: Cli, server: Standalone, prefix: str) -> None
     assert list(server.client().scan_iter(f"{prefix}:*")) == []
 
 
+def test_a_server_without_time_needs_the_clock_of_clients(cli: Cli) -> None:
+    with Standalone(config={"rename-command": 'TIME ""'}) as server:
+        result = cli("doctor", store=server.url)
+    assert result.code == 1
+    assert 'fix: give clock="client" to each Limiter, RateLimits' in result.out
+
+
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lru"])
 def test_eviction_is_a_problem(cli: Cli, server: Standalone, policy: str) -> None:
     client = server.client()

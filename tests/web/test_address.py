@@ -58,10 +58,33 @@ def test_the_list_is_walked_from_the_right(peer: str, values: list[str], address
         ("fe80::1%eth0", "fe80::/64"),
         ("::ffff:9.9.9.9", "9.9.9.9"),
         ("testclient", "testclient"),
+        ("64:ff9b::9.9.9.9", "9.9.9.9"),  # NAT64, behind which all clients of version 4 are
+        ("64:ff9b::808:808", "8.8.8.8"),
+        ("64:ff9b:1::9.9.9.9", "64:ff9b:1::/64"),
+        ("2002:909:909::1", "9.9.9.9"),  # 6to4
+        ("2001:0:102:304:0:ffff:f6f6:f6f6", "9.9.9.9"),  # Teredo
     ],
 )
 def test_a_client_has_a_whole_network_of_version_6(peer: str, address: str) -> None:
     assert Address()((peer, {})) == address
+
+
+@pytest.mark.parametrize("network", ["10.0.0.0/8", "::ffff:10.0.0.0/104"])
+@pytest.mark.parametrize(
+    ("peer", "is_trusted"),
+    [
+        ("10.0.0.1", True),
+        ("::ffff:10.0.0.1", True),
+        ("11.0.0.1", False),
+        ("2002:a00:1::1", False),  # anybody may have this one
+        ("64:ff9b::10.0.0.1", False),
+    ],
+)
+def test_a_network_of_mapped_addresses_is_that_of_version_4(
+    network: str, peer: str, is_trusted: bool
+) -> None:
+    found = Address([network])(forwarded(peer, "9.9.9.9"))
+    assert (found == "9.9.9.9") is is_trusted
 
 
 def test_a_longer_prefix_tells_hosts_apart() -> None:
@@ -76,6 +99,13 @@ def test_a_longer_prefix_tells_hosts_apart() -> None:
         (["for=9.9.9.9, for=10.0.0.7"], "9.9.9.9"),
         (["for=9.9.9.9, for=_hidden"], "10.0.0.1"),
         (["for=9.9.9.9, proto=https"], "10.0.0.1"),
+        (['for=9.9.9.9;by="a, b"'], "9.9.9.9"),
+        (['for=9.9.9.9;by="a, for=1.1.1.1"'], "9.9.9.9"),
+        (['by="a;for=1.1.1.1, b\\"";for="9.9.9.9"'], "9.9.9.9"),
+        (['for=1.1.1.1, for="9.9.9.9";by="x, y", for=10.0.0.7'], "9.9.9.9"),
+        (['for="1.1.1.1, for="9.9.9.9"'], "9.9.9.9"),  # the client wrote a quote without its end
+        (['for=1.1.1.1;by="', "for=9.9.9.9"], "9.9.9.9"),
+        (['"' * 7 + "," * 7 + " for=9.9.9.9"], "9.9.9.9"),
     ],
 )
 def test_forwarded(values: list[str], address: str) -> None:
@@ -100,7 +130,18 @@ def test_a_unix_socket_has_no_address(peer: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "proxies", [["*"], ["0.0.0.0/0"], ["::/0"], 1, "10.0.0.0/8", ["10.0.0.1/8"], [1], ["proxy"]]
+    "proxies",
+    [
+        ["*"],
+        ["0.0.0.0/0"],
+        ["::/0"],
+        ["::ffff:0:0/96"],
+        1,
+        "10.0.0.0/8",
+        ["10.0.0.1/8"],
+        [1],
+        ["proxy"],
+    ],
 )
 def test_what_would_trust_everybody_is_a_mistake(proxies: object) -> None:
     with pytest.raises(ConfigurationError, match="trusted_proxies="):

@@ -190,6 +190,32 @@ async def test_paths_and_methods_that_are_exempt(rate_limits: RateLimits) -> Non
     assert await statuses(app, *map(http_scope, limited)) == [200, 429, 429]
 
 
+@pytest.mark.parametrize("path", ["/api{}", "{}"], ids=["in the path", "not in it"])
+async def test_exempt_paths_are_below_the_root_path(rate_limits: RateLimits, path: str) -> None:
+    """Servers differ in whether the path has the root path, and so do mounts."""
+    app = RateLimitMiddleware(home, rate_limits, "1/minute", exempt_paths=["/health", "/static/*"])
+
+    def below(*paths: str) -> list[dict[str, Any]]:
+        return [http_scope(path.format(each), root_path="/api") for each in paths]
+
+    assert await statuses(app, *below("/health", "/health", "/static/a")) == [200] * 3
+    assert await statuses(app, *below("/", "/", "/healthy")) == [200, 429, 429]
+    assert await statuses(app, http_scope("/apihealth", root_path="/api")) == [429]
+
+
+async def test_head_counts_as_get(rate_limits: RateLimits) -> None:
+    limit = rate_limits.limit("2/minute")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await limit.check(scope)
+        await home(scope, receive, send)
+
+    scopes = [http_scope(method=method, path_template="/") for method in ("GET", "HEAD", "GET")]
+    assert await statuses(RateLimitMiddleware(app, rate_limits), *scopes) == [200, 200, 429]
+    of_get = RateLimitMiddleware(home, rate_limits, "1/minute", exempt_methods=["GET"])
+    assert await statuses(of_get, *[http_scope(method="HEAD")] * 3) == [200] * 3
+
+
 async def test_without_limits_it_writes_what_inner_limits_decided(rate_limits: RateLimits) -> None:
     limit = rate_limits.limit("1/minute", name="inner")
 

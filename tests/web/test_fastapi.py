@@ -178,9 +178,20 @@ def test_each_user_has_a_window(app: FastAPI, rate_limits: RateLimits, key: Any)
 def test_a_key_that_is_a_dependency_is_checked_and_may_be_none(
     app: FastAPI, rate_limits: RateLimits
 ) -> None:
-    app.get("/a", dependencies=[Depends(rate_limits.limit("1/minute", key=Depends(user)))])(one)
+    """None is the address of the client."""
+    app.get("/a", dependencies=[Depends(rate_limits.limit("2/minute", key=Depends(user)))])(one)
     assert asked(app, "/a") == [422]
-    assert asked(app, *["/a"] * 3, headers={"x-user": "root"}) == [200] * 3
+    assert asked(app, *["/a"] * 3, headers={"x-user": "root"}) == [200, 200, 429]
+
+
+def test_head_counts_as_get(app: FastAPI, rate_limits: RateLimits) -> None:
+    limited = Depends(rate_limits.limit("2/minute"))
+    app.api_route("/a", methods=["GET", "HEAD"], dependencies=[limited])(one)
+    client = TestClient(app)
+    assert [client.request(method, "/a").status_code for method in ("GET", "HEAD", "GET")] == [
+        200, 200, 429,
+    ]  # fmt: skip
+    assert {each.name for each in rate_limits.limits_of(app)} == {"GET /a"}
 
 
 def test_a_key_that_is_a_dependency_is_resolved_by_fastapi_alone(

@@ -190,10 +190,12 @@ def test_a_function_that_cannot_be_called_so_is_a_mistake_where_it_is_written(
         app.rate_limits().limit(**{"limits": "10/minute", option: lambda a, b, c: None})
 
 
-def test_the_key_none_is_not_limited(app: Application) -> None:
-    limit = app.rate_limits().limit("1/minute", key=lambda request: None)
-    assert app.admits(limit, 5) == 5
-    assert app.ask(limit) == []
+def test_the_key_none_is_the_address_of_the_client(app: Application) -> None:
+    """A header that a client leaves out, or a `null` that it sends, does not switch a limit off."""
+    limit = app.rate_limits().limit("2/minute", name="n", key=lambda request: request.get("user"))
+    assert [app.admits(limit, 3, peer=peer) for peer in ("1.1.1.1", "2.2.2.2")] == [2, 2]
+    assert app.ask(limit, peer="1.1.1.1")[0].decision.key == "n:1.1.1.1"
+    assert app.admits(limit, 3, peer="1.1.1.1", user="ada") == 2
 
 
 def test_who_is_exempt_is_not_asked_for_a_key(app: Application) -> None:

@@ -14,9 +14,9 @@ from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 from celery.worker.request import Request
 
-from ... import Limiter
 from ...connect import store_name
 from ...errors import ConfigurationError, short_repr
+from ...options import ClockChoice
 from .limits import EffectiveLimits, LimitTable
 from .settings import (
     Annotations,
@@ -193,6 +193,7 @@ class RateLimits:
     `max_hold`: how long, in seconds, a worker keeps a message before it sends it back to its queue;
     by default half of the broker's visibility timeout.
     `timeout`: the deadline of one call to the store, in seconds (0.25).
+    `clock`: "server" (the default) or "client", as for `Limiter`.
 
     Nothing is connected to, and no task is looked at, before a worker starts. There, whatever
     cannot work raises `ConfigurationError`, which ends `celery worker` with one sentence. One
@@ -209,6 +210,7 @@ class RateLimits:
         max_parked: int | None = None,
         max_hold: float | None = None,
         timeout: float | None = None,
+        clock: ClockChoice | None = None,
     ) -> None:
         check_celery_version(tuple(celery.VERSION))
         if not isinstance(app, celery.Celery) and not hasattr(app, "steps"):
@@ -219,7 +221,7 @@ class RateLimits:
         self._store = store
         self._given = {
             "prefix": prefix, "on_store_error": on_store_error, "max_parked": max_parked,
-            "max_hold": max_hold, "timeout": timeout,
+            "max_hold": max_hold, "timeout": timeout, "clock": clock,
         }  # fmt: skip
         app.distwindow_rate_limits = self
         if app.control_cls == celery.Celery.control_cls:  # an application may have one of its own
@@ -250,7 +252,7 @@ class RateLimits:
         """
         settings = self.settings()
         self.effective_limits(settings).check(self.app.tasks)
-        Limiter(self.store, "1/second", prefix=settings.prefix, timeout=settings.timeout).close()
+        settings.limiter(self.store, "1/second").close()
 
     def settings(self) -> Settings:
         """Return the settings, checked. Raises `ConfigurationError`."""

@@ -8,7 +8,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ... import Limiter
 from ...errors import ConfigurationError, short_repr
+from ...options import ClockChoice
+from ...ring.limit import LimitSpec
 from ..tasks import TASK_OPTIONS
 
 _MOST_NAMES = 20
@@ -69,7 +72,8 @@ def _call(annotation: Any, method: str, *arguments: Any) -> dict[str, Any]:
 # limits.
 
 CONF_PREFIX = "distwindow_"
-CONF_KEYS = ("url", "prefix", "limits", "on_store_error", "max_parked", "max_hold", "timeout")
+SETTINGS = ("prefix", "on_store_error", "max_parked", "max_hold", "timeout", "clock")
+CONF_KEYS = ("url", "limits", *SETTINGS)
 
 
 def check_conf_keys(conf: Any, given: Collection[str] = ()) -> None:
@@ -133,6 +137,8 @@ class Settings:
     """How long, in seconds, a message is kept before it is sent back; None: by the broker."""
     timeout: float = 0.25
     """The deadline of one call to the limiter's store, in seconds."""
+    clock: ClockChoice = "server"
+    """As for `Limiter`, which checks it."""
 
     def __post_init__(self) -> None:
         if self.on_store_error not in get_args(OnStoreError):
@@ -155,13 +161,20 @@ class Settings:
                 f"distwindow_timeout={short_repr(self.timeout)} is not a number of seconds above 0"
             )
 
+    def limiter(self, store: Any, limits: LimitSpec) -> Limiter:
+        """Return a limiter of a worker. Raises `ConfigurationError` for what can never work."""
+        return Limiter(
+            store, limits, prefix=self.prefix, timeout=self.timeout, clock=self.clock,
+            name="distwindow-celery",
+        )  # fmt: skip
+
 
 def make_settings(conf: Any, given: dict[str, Any]) -> Settings:
     """Return the settings of an application: what was given to `RateLimits`, else what its
     configuration says. Raises `ConfigurationError` for values that cannot work.
     """
     chosen = {}
-    for name in ("prefix", "on_store_error", "max_parked", "max_hold", "timeout"):
+    for name in SETTINGS:
         value = given.get(name)
         if value is None:
             value = conf.get(CONF_PREFIX + name)

@@ -18,9 +18,8 @@ _NO_ADDRESSES = (None, "", "<local>", "localhost")
 _MAX_KNOWN = 4096
 """Texts of addresses of which the result is kept, the most recently used."""
 _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
-_FORWARDED_FOR = re.compile(
-    r'(?:^|;)\s*for\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<token>[^;\s"]*))', re.I
-)
+_FORWARDED_PAIR = re.compile(r'([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\s"]*))')
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -36,7 +35,8 @@ class ClientAddress:
     `"x-real-ip"` and `"cf-connecting-ip"`.
 
     IPv6 addresses are cut to `ipv6_prefix` bits, because one client has a whole network of them;
-    IPv4-mapped ones are IPv4. A peer that is no IP address (of a test client) is used as it is.
+    those that carry an IPv4 address (mapped, NAT64, 6to4, Teredo's client) are that one. A peer
+    that is no IP address (of a test client) is used as it is.
 
     An integration has a subclass that defines `peer` and `header_values`. Raises
     `ConfigurationError` for what would trust everybody.
@@ -97,7 +97,10 @@ class ClientAddress:
         """Return the client's address, which the trusted `peer` names in the values of the header
         field.
         """
-        entries = [entry for value in values for entry in value.split(",") if entry.strip()]
+        if self._header == "forwarded":
+            entries = [entry for value in values for entry in _forwarded_elements(value)]
+        else:
+            entries = [entry for value in values for entry in value.split(",") if entry.strip()]
         is_list = self._header in ("x-forwarded-for", "forwarded")
         if not is_list and len(entries) != 1:
             return peer
@@ -119,6 +122,8 @@ class ClientAddress:
         if address is None:
             return None
         is_trusted = any(address in network for network in self._networks)
+        # Only after that: anybody may have a 6to4 address of 10.0.0.1.
+        address = _carried(address) or address
         if address.version == 4:
             return str(address), is_trusted
         network = ipaddress.ip_network((address, self._ipv6_prefix), strict=False)
@@ -139,10 +144,36 @@ def _parse(text: str) -> _Address | None:
     return address if mapped is None else mapped
 
 
+def _carried(address: _Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address of the client in an IPv6 address; None if there is none."""
+    if address.version == 4:
+        return None
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.sixtofour or (address.teredo[1] if address.teredo else None)
+
+
+def _forwarded_elements(value: str) -> list[str]:
+    """Return the elements of a `Forwarded` field, at the commas outside of quotes. It is read from
+    the right, where trusted proxies have appended: what a client has written before that, such as
+    a quote without its end, changes nothing there.
+    """
+    pieces, elements, quotes = value.split(","), [], 0
+    last = len(pieces)
+    for first in range(last - 1, -1, -1):
+        quotes += pieces[first].count('"') - pieces[first].count('\\"')
+        if quotes % 2 == 0 or first == 0:
+            elements.append(",".join(pieces[first:last]))
+            last, quotes = first, 0
+    return [element for element in reversed(elements) if element.strip()]
+
+
 def _forwarded_for(element: str) -> str:
     """Return the value of `for` in one element of `Forwarded`; empty if there is none."""
-    found = _FORWARDED_FOR.search(element)
-    return "" if found is None else found["quoted"] or found["token"] or ""
+    for name, quoted, token in _FORWARDED_PAIR.findall(element):
+        if name.lower() == "for":
+            return str(quoted or token)
+    return ""
 
 
 def _read_proxies(
@@ -169,6 +200,9 @@ def _read_proxies(
             if not isinstance(proxy, str):
                 raise ValueError("it is not a str")
             network = ipaddress.ip_network(proxy)
+            mapped = network.network_address.ipv4_mapped if network.version == 6 else None
+            if mapped is not None and network.prefixlen >= 96:
+                network = ipaddress.ip_network((mapped, network.prefixlen - 96))
         except ValueError as exc:
             everybody = " would trust everybody" if proxy == "*" else f": {exc}"
             raise ConfigurationError(

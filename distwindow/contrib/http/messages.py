@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-from .fields import EXPOSED_HEADERS
-from .rate_limits import LimitedRequest
+from .fields import EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE
+from .rate_limits import LimitedRequest, RateLimited
 
 Message = MutableMapping[str, Any]
 _RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -17,6 +19,10 @@ STARTS = {
     "websocket.accept": "",
 }
 """The messages that have the header fields of a response, and where they have its status."""
+_TRY_AGAIN_LATER = 1013
+"""The code that closes a websocket of a server that does not send responses to handshakes."""
+_FAILED = (500, 1011, 4500)
+"""What frameworks send for an exception: a status, or the code of a handshake that they close."""
 _OURS = {name.lower().encode(): name for name in EXPOSED_HEADERS}
 _RAW = {name: raw for raw, name in _OURS.items()}
 _BODIES = ("http.response.body", "http.response.zerocopysend", "websocket.http.response.body")
@@ -37,7 +43,7 @@ class Response(NamedTuple):
 class WatchedRequest(LimitedRequest):
     """What was decided for one request, and what was sent for it, as far as it is known."""
 
-    __slots__ = ("body_bytes", "headers", "is_complete", "status_code")
+    __slots__ = ("body_bytes", "headers", "is_answered", "is_complete", "status_code")
     is_watched = True
 
     def __init__(self) -> None:
@@ -47,6 +53,19 @@ class WatchedRequest(LimitedRequest):
         self.headers: _RawHeaders = ()
         self.body_bytes = 0
         self.is_complete = False
+        self.is_answered = False
+        """True once a refusal was sent in the place of what the framework has made of it."""
+
+    def refusal_to_send(self, message: Message) -> Exception | None:
+        """Return the refusal that a handler has not caught, if `message` is what a framework sends
+        for an exception. Not for another exception after it.
+        """
+        if self[-1].decision.allowed or message.get("status", message.get("code")) not in _FAILED:
+            return None
+        handled = sys.exc_info()[1]  # where the framework sends while it handles the exception
+        if handled is not None and not isinstance(handled, RateLimited):
+            return None
+        return self[-1].limit.refusal(self)
 
     def begin(self, message: Message) -> Message:
         """Return the first message of the response, with our header fields."""
@@ -95,3 +114,25 @@ class WatchedRequest(LimitedRequest):
             name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
             headers[name] = f"{headers[name]}, {text}" if name in headers else text
         return Response(self.status_code or 500, headers, self.body_bytes, self.is_complete)
+
+    async def refuse(self, scope: Any, send: Any, refused: Any) -> None:
+        """Send the response of a refusal, which is the last answer of this request."""
+        self.is_answered = True
+        kind = ""
+        if scope["type"] == "websocket":
+            if "websocket.http.response" not in (scope.get("extensions") or {}):
+                await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+                return
+            kind = "websocket."
+        body = json.dumps(refused.problem).encode()
+        fields = {
+            "content-type": PROBLEM_MEDIA_TYPE,
+            "content-length": str(len(body)),
+            **refused.headers,
+        }
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
+        start = {"type": f"{kind}http.response.start", "headers": raw}
+        await send(self.begin({**start, "status": refused.status_code}))
+        end = {"type": f"{kind}http.response.body", "body": body}
+        self.go_on(end)
+        await send(end)

@@ -20,7 +20,7 @@ from ...away.policy import OnStoreError, check_options
 from ...callables import check_not_async, check_takes, function_name
 from ...connect import act_as_owners, open_async_store, open_store, share_store, store_name
 from ...errors import RateLimitExceeded, short_repr
-from ...options import Consistency, Options
+from ...options import ClockChoice, Consistency, Options
 from ...ring.clock import SYSTEM, Clock
 from ...ring.key import AnyKey, Key
 from ...ring.limit import LimitSpec, parse_limits
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("distwindow")
 T = TypeVar("T")
 NOT_GIVEN: Any = object()
-"""In the place of a key that is not replaced: None is one that is not limited."""
+"""In the place of a key that is not replaced: None is one for the address of the client."""
 MAX_DYNAMIC_LIMITS = 1000
 """How many distinct limits a function of the request may return, in one process."""
 
@@ -240,8 +240,8 @@ class RequestLimit:
         self, request: Any, earlier: LimitedRequest, cost: int | None = None, key: Any = NOT_GIVEN
     ) -> Decision | None:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
-        the decision; None if the request is not limited: it is exempt, its key is None, or the
-        limits are switched off. `cost` and `key` replace those of the limit.
+        the decision; None if the request is not limited: it is exempt, or the limits are
+        switched off. `cost` and `key` replace those of the limit.
 
         To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
         back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
@@ -257,8 +257,8 @@ class RequestLimit:
             key = self._key(*arguments)
         if type(key) is not str:
             key = await self._awaited("key", self._key, key)
-        if key is None:
-            return None
+        if key is None:  # a mistake of the client, such as a header left out, lets nobody pass
+            key = rate_limits.client_address(*arguments)
         limits = self._limits
         if limits is None:
             limits = await self._dynamic_limits(arguments)
@@ -336,10 +336,14 @@ class RequestLimit:
         earlier.append(AskedLimit(decision, policies, self, limiter, reservation, arguments))
         if not decision.allowed:
             await _give_back(earlier, self.rate_limits)
-            raise self.rate_limits.error_type(decision, earlier, self._counted)
+            raise self.refusal(earlier)
         if decision.wait > 0:  # borrowed, or paced: it begins later
             await result_of(self.rate_limits.sleep(decision.wait))
         return decision  # type: ignore[no-any-return]  # a `Decision` by now
+
+    def refusal(self, earlier: LimitedRequest) -> Exception:
+        """Return the error for the last answer in `earlier`, which is a refusal by this limit."""
+        return self.rate_limits.error_type(earlier[-1].decision, earlier, self._counted)
 
     def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
@@ -421,7 +425,7 @@ class RequestLimit:
             return Key(resource, key.tag)  # type: ignore[arg-type]  # of str or bytes, no Key
         raise ConfigurationError(
             f"key={function_name(self._key)}: the key of a request is {short_repr(key)}; return a "
-            "str, bytes or a Key; or None if the request is not limited"
+            "str, bytes or a Key; or None for the address of the client"
         )
 
     def _check_function(self, option: str, function: Any, count: int) -> None:
@@ -490,7 +494,7 @@ class MakesLimits(Generic[R]):
         that returns them: at most 1,000 distinct ones. `name` is what header fields call it, and
         the beginning of its keys: limits with one name are one limit. Without it, each route is
         limited by itself. `key` is a function of the request that returns a `str`, `bytes` or
-        `Key`, or None for a request that is not limited; by default the address of the client.
+        `Key`, or None for the address of the client, which is the default.
         `cost` is a whole number, or a function of the request. `exempt` is a function of the
         request: where it returns true, nothing else is asked. `on_store_error` replaces that of
         the object. `count_when` is a function of the response: the cost is charged before, and
@@ -517,7 +521,8 @@ class BaseRateLimits(MakesLimits[R]):
     `trusted_proxies` are the addresses and networks of proxies whose `X-Forwarded-For` is believed
     (`ClientAddress`). `headers` says which header fields responses get: `"ietf"`,
     `"x-ratelimit"`, `"both"`, `"none"`. Without `enabled` nothing is asked, and no field is
-    written. `store`, `prefix`, `timeout`, `consistency` and `name` are as for `Limiter`.
+    written. `store`, `prefix`, `timeout`, `clock`, `consistency`, `share` and `name` are as for
+    `Limiter`.
 
     After it was closed, the next request opens it again: a test starts an application many times.
     """
@@ -540,7 +545,9 @@ class BaseRateLimits(MakesLimits[R]):
         on_store_error: OnStoreError = NOT_GIVEN,
         prefix: str = "distwindow",
         timeout: float = 0.25,
+        clock: ClockChoice = "server",
         consistency: Consistency = "direct",
+        share: float | None = None,
         trusted_proxies: Sequence[str] = (),
         headers: Headers = "ietf",
         enabled: bool = True,
@@ -566,8 +573,10 @@ class BaseRateLimits(MakesLimits[R]):
         """The address of the client of a request, by `trusted_proxies`: for key functions."""
         self._given_store = store
         self._options = Options(
-            prefix=prefix, timeout=timeout, consistency=consistency, name=name, time=time,
-            on_store_error=on_store_error,
+            prefix=prefix, timeout=timeout, clock=clock, consistency=consistency, name=name,
+            time=time,
+            on_store_error=on_store_error, share=share,
+            on_unknown="local",  # a limit may have a share, whatever `on_store_error` is here
         )  # fmt: skip
         check_options(self._options)
         self._limiters: dict[tuple[tuple[Limit, ...], Any], Any] = {}
@@ -586,9 +595,12 @@ class BaseRateLimits(MakesLimits[R]):
             if self._store is None:
                 self._open()
             options = self._options
+            has_share = on_store_error == "local" or options.consistency == "eventual"
             limiter = self._limiter_type(
                 self._lent_store, limits, prefix=options.prefix, timeout=options.timeout,
-                consistency=options.consistency, on_store_error=on_store_error, time=options.time,
+                clock=options.clock, consistency=options.consistency,
+                share=options.share if has_share else None, on_store_error=on_store_error,
+                time=options.time,
             )  # fmt: skip
             act_as_owners([limiter], self._lent_store)
             # Of two threads that come here at once, one has its limiter kept.
@@ -647,6 +659,8 @@ class AsyncRateLimits(BaseRateLimits[R]):
             await store.aclose()
 
     async def __aenter__(self) -> Self:
+        for limiter in self._limiters.values():
+            limiter._policy.announce()
         return self
 
     async def __aexit__(
