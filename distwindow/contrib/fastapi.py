@@ -83,7 +83,11 @@ class RequestLimit(asgi.RequestLimit):
         if self.settles and not limited.is_watched:
             self.raise_without_middleware()
         known = self.decide_at_once(connection, limited, key)
-        decision = known if isinstance(known, Decision) else await known
+        try:
+            decision = known if isinstance(known, Decision) else await known
+        except RateLimited:
+            _answer_in_mounted(connection.scope)
+            raise
         if not limited.is_watched and limited:
             self.rate_limits.log_missing_install()
             response.headers.update(limited.fields_to_set(200, lambda name: None))
@@ -131,6 +135,15 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
     install_hint = "rate_limits.install(app)"
     request_type = HTTPConnection
     _has_logged = False
+
+    async def _check(
+        self, connection: Any, limits: tuple[RequestLimit, ...], cost: int | None
+    ) -> Decision | None:
+        try:
+            return await super()._check(connection, limits, cost)
+        except RateLimited:
+            _answer_in_mounted(asgi.scope_of(connection))
+            raise
 
     def install(self, app: fastapi.FastAPI, *, openapi: bool = True) -> None:
         """Add to `app`, once: the middleware that writes header fields, a handler that answers
@@ -197,6 +210,15 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
             },
             "content": {http.PROBLEM_MEDIA_TYPE: {"schema": _PROBLEM_SCHEMA}},
         }
+
+
+def _answer_in_mounted(scope: Any) -> None:
+    """Have a refusal answered by a problem body in an application that is mounted below the one
+    where `install` was called: it would answer it as any `HTTPException` before that sees it.
+    """
+    limited = scope.get(asgi.SCOPE_KEY)
+    if limited is not None and limited.is_watched and "starlette.exception_handlers" in scope:
+        scope["starlette.exception_handlers"][0].setdefault(RateLimited, _respond)
 
 
 async def _respond(connection: HTTPConnection, refused: Exception) -> Response:

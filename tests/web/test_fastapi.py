@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import fastapi
 import pytest
 from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, Request, WebSocket
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from distwindow import ConfigurationError, Decision
 from distwindow.contrib import fastapi as integration
-from distwindow.contrib.fastapi import LimitOfRoutes, RateLimited, RateLimits
+from distwindow.contrib.fastapi import LimitOfRoutes, RateLimited, RateLimitMiddleware, RateLimits
 from distwindow.testing import ManualClock
 from tests.web.openapi_429 import faults, limited_operations
 
@@ -87,6 +88,57 @@ def test_a_mounted_application_has_names_of_its_own(app: FastAPI, rate_limits: R
     app.get("/x", dependencies=[Depends(limit)])(one)
     assert asked(app, "/one/x", "/two/x", "/x") == [200] * 3
     assert asked(app, "/one/x", "/two/x", "/x") == [429] * 3
+
+
+@pytest.mark.parametrize("installed", ["above", "below"])
+@pytest.mark.parametrize("way", ["dependency", "check"])
+def test_a_refusal_in_a_mounted_application_has_a_problem_body(
+    rate_limits: RateLimits, installed: str, way: str
+) -> None:
+    above, below = FastAPI(), FastAPI()
+    rate_limits.install(above if installed == "above" else below)
+    limit = rate_limits.limit("1/minute")
+
+    async def handler(request: Request) -> None:
+        await limit.check(request)
+
+    if way == "check":
+        below.get("/x")(handler)
+    else:
+        below.get("/x", dependencies=[Depends(limit)])(one)
+    above.mount("/below", below)
+    client = TestClient(above)
+    assert client.get("/below/x").status_code == 200
+    refused = client.get("/below/x")
+    assert (refused.status_code, refused.json()["status"]) == (429, 429)
+    assert refused.headers["content-type"] == "application/problem+json"
+
+
+def test_a_handler_of_a_mounted_application_is_asked(rate_limits: RateLimits) -> None:
+    above, below = FastAPI(), FastAPI()
+    rate_limits.install(above)
+    below.get("/x", dependencies=[Depends(rate_limits.limit("1/minute"))])(one)
+    below.exception_handler(RateLimited)(lambda request, refused: PlainTextResponse("own", 429))
+    above.mount("/below", below)
+    client = TestClient(above)
+    assert [client.get("/below/x").text for _ in range(2)] == ["1", "own"]
+
+
+@pytest.mark.parametrize("way", ["dependency", "middleware"])
+def test_a_refusal_has_the_fields_of_cors_that_stands_outside(
+    app: FastAPI, rate_limits: RateLimits, way: str
+) -> None:
+    """Whoever is added last stands outside; `install` was called before."""
+    dependencies = [Depends(rate_limits.limit("1/minute"))] if way == "dependency" else []
+    app.get("/a", dependencies=dependencies)(one)
+    if way == "middleware":
+        app.add_middleware(RateLimitMiddleware, rate_limits=rate_limits, limits="1/minute")
+    app.add_middleware(CORSMiddleware, allow_origins=["https://shop.example"])
+    client = TestClient(app, headers={"origin": "https://shop.example"})
+    for status in (200, 429):
+        answer = client.get("/a")
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == "https://shop.example"
 
 
 def test_a_limit_of_the_application(rate_limits: RateLimits) -> None:
