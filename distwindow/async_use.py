@@ -1,14 +1,28 @@
-"""Mistakes that would pass unnoticed: `with` in the place of `async with`, a condition without its
-`await`, and a block as a condition.
+"""Mistakes that would pass unnoticed, or with an error from deep inside: `with` in the place of
+`async with`, a condition without its `await`, a block as a condition, another event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Generator
 from typing import Any, NoReturn, TypeVar
 
+from .errors import ConfigurationError
+
 T = TypeVar("T")
 R = TypeVar("R", covariant=True)
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop; raise `ConfigurationError` where asyncio has none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "no event loop of asyncio runs here, which asynchronous calls need; under trio, call a "
+            "Limiter in a thread: await trio.to_thread.run_sync(limiter.acquire, key)"
+        ) from None
 
 
 class Unawaited(Coroutine[Any, Any, R]):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -20,7 +21,8 @@ from .decision import Charge
 #
 # Finds and loads the Lua scripts. A script is joined with the pieces that it names, once.
 #
-# The scripts are in `lua/` beside the package in a checkout, and in `distwindow/_lua` in a wheel.
+# The scripts are in `lua/` beside the package in a checkout, and in `distwindow/_lua` in a wheel,
+# which may be imported from a zip archive (zipapp, PEX).
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INCLUDE = re.compile(r"^--@include (\S+)\n", re.MULTILINE)
@@ -43,6 +45,9 @@ def scripts_folder() -> Path:
         # Not `Path.is_file`: it takes a `ValueError` of a signal handler for a missing file.
         if os.access(folder / "acquire.lua", os.R_OK):
             return folder
+    archived = files(_PACKAGE.name) / "_lua"
+    if (archived / "acquire.lua").is_file():
+        return archived  # type: ignore[return-value]  # it has what is used here of a path
     raise ConfigurationError(
         f"distwindow's Lua scripts are missing: neither {_PACKAGE / '_lua'} nor "
         f"{_PACKAGE.parent / 'lua'} holds acquire.lua; reinstall distwindow"
@@ -59,7 +64,8 @@ def load_scripts() -> None:
 
 def script_names() -> list[str]:
     """Return the names of all scripts, sorted."""
-    return sorted(path.stem for path in scripts_folder().glob("*.lua"))
+    files_there = [each.name for each in scripts_folder().iterdir()]
+    return sorted(name.removesuffix(".lua") for name in files_there if name.endswith(".lua"))
 
 
 @cache

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -269,6 +270,25 @@ def first_unknown_words(text: str) -> str | None:
     return None
 
 
+_OTHER_TEXT = re.compile(
+    r"""\s* (\d{1,12}(?:\.\d{1,6})?) \s* [a-z]*? \s* (?:/|\bper\b|\ba\b) \s*
+        (\d{0,6}) \s* ([a-z]+.*)""",
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+"""An amount with a fraction, or with what is counted: "0.5/second", "100 requests per minute"."""
+
+
+def text_meant(text: str) -> str | None:
+    """Return the string of a limit that `text` means, which is not one; None if it is not known."""
+    found = _OTHER_TEXT.fullmatch(text)
+    if found is None:
+        return None
+    amount = Fraction(found[1])
+    count = int(found[2] or 1) * amount.denominator
+    meant = f"{amount.numerator}/{'' if count == 1 else f'{count} '}{found[3]}"
+    return meant if _LIMIT_TEXT.fullmatch(meant) else None
+
+
 def interval_ms_of(per: float) -> int:
     """Return `per` seconds as ms. Allows a float's rounding error, but no fraction of a ms."""
     if isinstance(per, bool) or not isinstance(per, (int, float)) or not math.isfinite(per):
@@ -513,6 +533,8 @@ def _parse(text: str) -> LimitText:
             raise ConfigurationError(_comma_message(text))
         if re.search(_SEPARATORS, text):
             raise ConfigurationError(f"not understood; {_EXAMPLES}; write several limits as a list")
+        if (meant := text_meant(text)) is not None:
+            raise ConfigurationError(f"not understood; write it as {meant!r}")
         unknown = first_unknown_words(text)
         if unknown is not None:
             raise ConfigurationError(f"{unknown!r} is not understood; {_ORDER}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
+from ..async_use import running_loop
 from ..borrow.memory import MemoryBorrowing
 from ..breaker.memory import MemoryBreakers
 from ..concurrency.memory import MemorySlots
@@ -205,6 +206,7 @@ class AsyncMemoryStore:
     async def drain(self) -> None: ...
 
     async def sleep(self, seconds: float) -> None:
+        running_loop()
         if self.clock is SYSTEM:
             await asyncio.sleep(seconds)
         elif isinstance(self.clock, AsyncClock):

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
 import pytest
 
+import distwindow
 from distwindow import Limiter
 from distwindow.ring import command
 from distwindow.stores.redis.urls import parse_url_text
+
+PACKAGE = Path(distwindow.__file__).parent
 
 
 def test_no_call_reads_files(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +33,26 @@ def test_a_url_is_read_without_making_a_pool(monkeypatch: pytest.MonkeyPatch) ->
     """A pool that is dropped has a destructor in Python, which drops what a handler raises."""
     monkeypatch.setattr("redis.ConnectionPool.__init__", None)
     assert parse_url_text("redis://localhost:6379/0?socket_keepalive=true").kind == "one"
+
+
+def test_a_package_in_a_zip_archive_finds_its_scripts(
+    redis_url: str, prefix: str, tmp_path: Path
+) -> None:
+    """As a zipapp or PEX has it: the scripts are in the package, as in a wheel."""
+    archive = tmp_path / "bundle.zip"
+    with zipfile.ZipFile(archive, "w") as bundle:
+        for root, inside in ((PACKAGE, "distwindow"), (PACKAGE.parent / "lua", "distwindow/_lua")):
+            for path in [*root.rglob("*.py"), *root.rglob("*.lua")]:
+                bundle.write(path, f"{inside}/{path.relative_to(root)}")
+    program = f"""
+import distwindow
+from distwindow.ring.command import script_names
+with distwindow.Limiter({redis_url!r}, "5/hour", prefix={prefix!r}, timeout=10) as limiter:
+    print(limiter.try_acquire("k").source, len(script_names()), distwindow.__file__)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(archive)}, cwd=tmp_path, text=True, capture_output=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert found[:2] == ["store", str(len(command.script_names()))]
+    assert found[2].startswith(str(archive))

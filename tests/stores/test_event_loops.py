@@ -13,7 +13,7 @@ from typing import Any
 import fakeredis
 import pytest
 
-from distwindow import AsyncLimiter, StoreError
+from distwindow import AsyncLimiter, ConfigurationError, StoreError
 from tests.harness import PLENTY, admin, used
 from tests.servers import Delay, Proxy, Silent, until
 
@@ -147,6 +147,40 @@ def test_a_loop_that_is_closed_under_the_limiter(redis_url: str, prefix: str) ->
         until(lambda: connections() == 0, what="all connections closed")
         assert used(server, prefix) == 4
         gc.collect()
+
+
+@pytest.mark.parametrize("kind", ["redis_url", "tls_url"])
+def test_a_loop_that_was_closed_leaves_no_warning_once_the_next_is_used(
+    request: pytest.FixtureRequest, prefix: str, kind: str
+) -> None:
+    """A loop that nobody has told to shut down its generators leaves its transports open. (One of
+    uvloop warns while it is closed.)
+    """
+    limiter = AsyncLimiter(request.getfixturevalue(kind), PLENTY, prefix=prefix, timeout=5)
+
+    async def acquire(*, last: bool) -> None:
+        assert await limiter.try_acquire("k")
+        if last:
+            await limiter.aclose()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        for number in range(3):
+            loop = asyncio.SelectorEventLoop()
+            loop.run_until_complete(acquire(last=number == 2))
+            loop.close()
+        del loop
+        gc.collect()
+    assert [str(each.message) for each in warned] == []
+
+
+def test_a_call_without_a_loop_of_asyncio_says_what_to_do(redis_url: str) -> None:
+    """As under trio, which goes on with a coroutine without one."""
+    limiter = AsyncLimiter(redis_url, PLENTY)
+    with pytest.raises(ConfigurationError, match="under trio"):
+        limiter.try_acquire("k").send(None)
+    with pytest.raises(ConfigurationError, match="under trio"):
+        limiter.stats("k").send(None)
 
 
 @pytest.mark.parametrize("ticks", [None, *range(16)])

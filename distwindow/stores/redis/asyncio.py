@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import redis.asyncio
 
 from ..._fork import FORK_WAIT
+from ...async_use import running_loop
 from ...away.outages import Reachability, probe_pause_s
 from ...errors import ConfigurationError, DistwindowError, StoreError, closed_failure
 from ...ring.clock import Clock
@@ -718,7 +719,7 @@ class AsyncRedisStore:
         self._dispatchers = {}
 
     def decide(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
-        dispatcher = self._dispatchers.get(asyncio.get_running_loop())
+        dispatcher = self._dispatchers.get(running_loop())
         if dispatcher is None or not dispatcher.connections:
             return self._connect_and_attempt(command, deadline)
         return dispatcher.decide(command, deadline)
@@ -769,7 +770,7 @@ class AsyncRedisStore:
 
     async def drain(self) -> None:
         """Wait until what this loop has sent is answered, or the timeout has passed."""
-        dispatcher = self._dispatchers.get(asyncio.get_running_loop())
+        dispatcher = self._dispatchers.get(running_loop())
         if dispatcher is not None:
             await dispatcher.drain()
 
@@ -797,7 +798,7 @@ class AsyncRedisStore:
         began before: the time that reading a cluster's map takes is part of the call's. Raises
         `StoreError` while the only server is away.
         """
-        dispatcher = self._dispatchers.get(asyncio.get_running_loop()) or self._new_dispatcher()
+        dispatcher = self._dispatchers.get(running_loop()) or self._new_dispatcher()
         if dispatcher.topology is None:
             if deadline is None:
                 deadline = self.clock.monotonic() + self._settings.timeout

@@ -241,12 +241,17 @@ class PipelinedConnection(asyncio.Protocol):
             self.node.clock.last_reply = raw[2], now
 
     def close_socket(self) -> None:
-        """Shut down the socket, which asyncio leaves open when its loop is closed. uvloop has
-        closed it by then, and its socket object raises in `shutdown`.
+        """Close the socket, which asyncio leaves open when its loop is closed, and would warn of.
+        uvloop has closed it by then, and its socket object raises in `shutdown`.
         """
-        if self._transport is not None:
+        transport: Any = self._transport
+        if transport is not None:
             with suppress(Exception):
-                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+                transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            with suppress(Exception):  # TLS is a transport above that of the socket
+                transport._closed, transport = True, transport._ssl_protocol._transport
+            with suppress(Exception):  # what the loop would have called
+                transport._call_connection_lost(None)
 
     def leave_to_parent(self) -> None:
         """In a forked child: detach the connection, so that nothing done here affects it.
