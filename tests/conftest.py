@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import signal
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -80,7 +82,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+TERMINAL = {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+"""What the tests and the processes that they start have of a terminal and its user."""
+_OF_WHO_RUNS_THEM = re.compile(
+    "NO_COLOR|(FORCE|CLICOLOR|PY)_?COLORS?.*|COLUMNS|LINES|LANG.*|LC_.*|.*_proxy|PYTHON(IOENC|UTF8).*"
+    "|DISTWINDOW_(URL|PREFIX|DEBUG)",
+    re.IGNORECASE,
+)
+
+
+def set_terminal() -> None:
+    """Have the tests take nothing from the terminal and the settings of who runs them. It comes
+    before their imports, because libraries read some of it when they are imported.
+    """
+    for name in list(os.environ):
+        if _OF_WHO_RUNS_THEM.fullmatch(name):
+            del os.environ[name]
+    os.environ.update(TERMINAL)
+    time.tzset()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    set_terminal()
     owner = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -251,6 +274,14 @@ def server(redis_url: str) -> Iterator[redis.Redis]:
 def unix_url(standalone: Standalone) -> str:
     """`unix://…?db=0` of the plain server."""
     return standalone.unix_url
+
+
+@pytest.fixture(scope="session")
+def timeless_url() -> Iterator[str]:
+    """`redis://…` of a server that does not execute `TIME`, as some that are managed."""
+    server = required(Standalone(config={"rename-command": 'TIME ""'}).start)
+    yield server.url
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from .. import Concurrency, ConfigurationError, DistwindowError, Limiter, __version__
 from ..concurrency.commands import SLOT_COMMANDS
+from ..options import ClockChoice
 from ..ring.clock import SYSTEM
 from ..ring.command import load_script, script_names, scripts_folder
 from ..ring.commands import CURRENT_BUCKET, Flush, Lease, Reset
@@ -26,6 +27,7 @@ from ..ring.key import check_prefix, senders_name
 from ..ring.limit import MAX_BUCKETS
 from ..ring.stats import Bucket
 from ..stores.redis.handshake import MIN_VERSION, time_ms
+from ..stores.redis.outcome import GIVE_TIME
 from ..stores.redis.urls import masked_url, parse_url_text
 from .command import (
     DEFAULT_PREFIX,
@@ -303,7 +305,7 @@ _CHECKS = (
         "grant +info, or make sure that min-replicas-to-write is 1 if there are replicas",
     ),
     _Check("persistence", _persistence, "grant +info, or make sure that snapshots do not fail"),
-    _Check("clock", _clock, "grant +time"),
+    _Check("clock", _clock, "grant +time, if the server has TIME"),
     _Check(
         "encoding",
         _encoding,
@@ -370,14 +372,32 @@ class _AdvanceableClock:
         SYSTEM.sleep(seconds)
 
 
-def probe_scripts(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Finding]:
+_CLIENT_CLOCK = (
+    'give clock="client" to the limiters and RateLimits of all processes, whose clocks then have '
+    'to agree; consistency="leased" does not work with it'
+)
+
+
+def refusal_of_time(url: str, prefix: str) -> str:
+    """Return the error of a server that executes TIME for nobody; empty for all others."""
+    try:
+        with Limiter(url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S) as limiter:
+            limiter.peek(_new_key())
+    except DistwindowError as exc:
+        return str(exc) if GIVE_TIME in str(exc) else ""
+    return ""
+
+
+def probe_scripts(
+    servers: Sequence[Server], url: str, prefix: str, clock: ClockChoice
+) -> Iterator[Finding]:
     """Call the scripts on temporary keys, and measure their latency."""
     try:
         for server in servers:
             # The library sends a script that a server does not have yet with EVAL.
             execute(server, "EVAL", "return 1", "0")
         _rotate_buckets(url, prefix)
-        with Limiter(url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S) as limiter:
+        with Limiter(url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S, clock=clock) as limiter:
             key = _new_key()
             try:
                 limiter.try_acquire(key)
@@ -392,16 +412,19 @@ def probe_scripts(servers: Sequence[Server], url: str, prefix: str) -> Iterator[
                 limiter.reset(key)
                 _delete_senders(limiter, key)
     except (ConfigurationError, Forbidden) as exc:
-        rule = acl_rule(prefix, cluster=parse_url_text(url).kind == "cluster")
-        yield Finding("scripts", "problem", str(exc), _fix(exc, rule))
+        denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
+        cluster = parse_url_text(url).kind == "cluster"
+        yield Finding(
+            "scripts", "problem", str(exc), acl_rule(prefix, cluster=cluster) if denied else ""
+        )
     except DistwindowError as exc:
         yield Finding("scripts", "problem", f"{exc}; every call would fail with this error")
 
 
-def probe_concurrency(url: str, prefix: str) -> Iterator[Finding]:
+def probe_concurrency(url: str, prefix: str, clock: ClockChoice) -> Iterator[Finding]:
     """Hold a slot of a temporary key, and be refused another."""
     try:
-        with Concurrency(url, 1, prefix=prefix, timeout=_TIMEOUT_S) as slots:
+        with Concurrency(url, 1, prefix=prefix, timeout=_TIMEOUT_S, clock=clock) as slots:
             key = _new_key()
             with slots.hold(key):
                 slots.try_hold(key)
@@ -409,19 +432,11 @@ def probe_concurrency(url: str, prefix: str) -> Iterator[Finding]:
         found = f"concurrency limits work on {prefix}:*"
         yield Finding("concurrency", "ok", found)
     except ConfigurationError as exc:
+        denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
         found = f"concurrency limits cannot be used, other limits can: {exc}"
-        yield Finding("concurrency", "warning", found, _fix(exc, concurrency_acl_rule()))
+        yield Finding("concurrency", "warning", found, concurrency_acl_rule() if denied else "")
     except DistwindowError as exc:
         yield Finding("concurrency", "problem", f"{exc}; every slot would fail with this error")
-
-
-def _fix(exc: Exception, rule: str) -> str:
-    """Return what to do about a failure of a script: `rule` where a right is missing."""
-    if re.search(r"NOPERM|permission|can't run this command", str(exc)):
-        return rule
-    if 'clock="client"' in str(exc):
-        return 'give clock="client" to each Limiter, RateLimits and Concurrency on this server'
-    return ""
 
 
 def _rotate_buckets(url: str, prefix: str) -> None:
@@ -535,8 +550,12 @@ def _findings(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Find
             yield finding._replace(found=f"{server.name}: {finding.found}") if several else finding
     if parse_url_text(url).kind == "cluster":
         yield from check_slots(servers[0])
-    yield from probe_scripts(servers, url, prefix)
-    yield from probe_concurrency(url, prefix)
+    clock: ClockChoice = "server"
+    if refusal := refusal_of_time(url, prefix):
+        clock = "client"
+        yield Finding("scripts", "warning", refusal, _CLIENT_CLOCK)
+    yield from probe_scripts(servers, url, prefix, clock)
+    yield from probe_concurrency(url, prefix, clock)
 
 
 def _print_finding(finding: Finding, console: Console) -> None:

@@ -62,8 +62,9 @@ class RateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # with
 
     def get_ident(self, request: Any) -> str:
         """Return the address of the client. Raises `ConfigurationError` where there is none."""
+        address_of = rate_limits().client_address
         by_number = None if api_settings.NUM_PROXIES is None else super().get_ident(request)
-        return str(by_number or rate_limits().client_address(request))
+        return str(address_of.key_of(by_number) if by_number else address_of(request))
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Decide in the store. What this request was charged is given back if a later throttle

@@ -91,7 +91,8 @@ class _RequestLimit(http.RequestLimit):
             raise ConfigurationError(
                 "a limit outside of a route has no name of its own; write limit(..., name=...)"
             )
-        methods = "|".join(sorted(rule.methods - {"HEAD", "OPTIONS"} or rule.methods))
+        counted = {"GET" if method == "HEAD" else method for method in rule.methods}
+        methods = "|".join(sorted(counted - {"OPTIONS"} or counted))
         return f"{methods} {rule.host or rule.subdomain or ''}{rule.rule}"
 
 

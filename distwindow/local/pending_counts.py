@@ -234,9 +234,8 @@ class PendingCounts(Generic[S]):
                 self.flush_hooks.on_reply(state, reply)
             if not isinstance(reply, FleetCounts):
                 if self._worth_resending(state, batch, now):
-                    self.mark_dirty(
-                        state
-                    )  # even if it was executed: under its number it counts once
+                    # Even if it was executed: under its number it counts once.
+                    self.mark_dirty(state)
                     return
                 self.dropped += number_of_counts(batch.buckets)
             state.in_flight = None  # after `on_reply`: own counts are never taken for less

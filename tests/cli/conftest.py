@@ -33,12 +33,6 @@ class Result:
 Cli = Callable[..., Result]
 
 
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DISTWINDOW_URL", "DISTWINDOW_PREFIX", "DISTWINDOW_DEBUG", "NO_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture(scope="session")
 def redis_url(redis_url: str) -> Iterator[str]:
     """`redis://…` of a plain server: `stats` and `reset` search all of it."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distwindow import Limiter
 from distwindow.cli import doctor
 from distwindow.cli.command import Server
 from distwindow.cli.doctor import acl_rule
@@ -48,13 +51,6 @@ def test_a_server_without_problems(cli: Cli, server: Standalone) -> None:
 def test_its_keys_are_deleted(cli: Cli, server: Standalone, prefix: str) -> None:
     cli("doctor", store=server.url)
     assert list(server.client().scan_iter(f"{prefix}:*")) == []
-
-
-def test_a_server_without_time_needs_the_clock_of_clients(cli: Cli) -> None:
-    with Standalone(config={"rename-command": 'TIME ""'}) as server:
-        result = cli("doctor", store=server.url)
-    assert result.code == 1
-    assert 'fix: give clock="client" to each Limiter, RateLimits' in result.out
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lru"])
@@ -147,6 +143,41 @@ def test_every_primary_of_a_cluster_is_checked(cli: Cli, cluster_url: str) -> No
     assert result.code == 0
     assert result.out.count("noeviction") == 3
     assert "all 16,384 slots served" in result.out
+
+
+@pytest.fixture(params=["everywhere", "in scripts"])
+def refusing_url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """Yield the URL of a server that refuses `TIME`; in scripts alone it is stood in for by a
+    command that every server refuses there, with the same words.
+    """
+    if request.param == "everywhere":
+        yield request.getfixturevalue("timeless_url")
+        return
+    shutil.copytree(script.scripts_folder(), tmp_path / "lua")
+    piece = tmp_path / "lua" / "shared" / "clock.lua"
+    text = piece.read_text("utf-8").replace("redis.call('TIME')", "redis.call('SUBSCRIBE', '')")
+    piece.write_text(text, "utf-8")
+    monkeypatch.setattr(script, "_PACKAGE", tmp_path / "distwindow")
+    script.load_script.cache_clear()
+    yield request.getfixturevalue("redis_url")
+    script.load_script.cache_clear()
+
+
+def test_a_server_that_refuses_time_needs_the_clock_of_the_clients(
+    cli: Cli, refusing_url: str, prefix: str
+) -> None:
+    result = cli("doctor", "--json", store=refusing_url)
+    assert result.code == 0
+    findings = [one for one in json.loads(result.out)["findings"] if one["check"] == "scripts"]
+    refused, run = findings
+    assert (refused["level"], run["level"]) == ("warning", "ok")
+    assert re.search("unknown command 'TIME'|not allowed from script", refused["found"])
+    assert 'clock="client"' in refused["fix"]
+    assert levels(result)["concurrency"] == "ok"
+    with Limiter(refusing_url, "2/hour", prefix=prefix, clock="client", timeout=10.0) as limiter:
+        assert [bool(limiter.try_acquire("k")) for _ in range(3)] == [True, True, False]
 
 
 def rights(prefix: str) -> list[str]:

@@ -18,7 +18,6 @@ from distwindow.contrib.asgi import RateLimits
 from distwindow.contrib.celery import RateLimits as CeleryRateLimits
 from distwindow.contrib.http import LimitedRequest
 from distwindow.contrib.tasks import AsyncTaskGate, TaskGate, TaskLimits
-from tests.servers import Standalone
 from tests.web.test_rate_limits import Blocking
 
 TASK = TaskLimits("task", lambda: None, "5/hour")
@@ -78,14 +77,8 @@ def ask_celery(url: str, **options: Any) -> Any:
         return limiter.try_acquire("k")
 
 
-@pytest.fixture(scope="module")
-def timeless() -> Iterator[str]:
-    with Standalone(config={"rename-command": 'TIME ""'}) as server:
-        yield server.url
-
-
 @pytest.mark.parametrize("ask", [ask_blocking, ask_asgi, ask_gate, ask_async_gate, ask_celery])
-def test_it_is_used(timeless: str, ask: Callable[..., Any]) -> None:
+def test_it_is_used(timeless_url: str, prefix: str, ask: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match='clock="client"'):
-        ask(timeless)
-    assert ask(timeless, clock="client").source == "store"
+        ask(timeless_url, prefix=prefix)
+    assert ask(timeless_url, prefix=prefix, clock="client").source == "store"

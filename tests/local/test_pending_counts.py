@@ -83,6 +83,30 @@ def _() -> str:
     return it.where()
 
 
+def test_what_is_counted_while_a_flush_finds_nothing_is_in_the_queue() -> None:
+    """`stats` has flushed the key meanwhile. A call of another thread comes while the worker looks
+    at it: it has to put it into the queue again.
+    """
+    it = Counting()
+    it.count()
+    sent = it.counts.flush_of(it.state)
+    assert sent is not None
+    sent.on_reply(FleetCounts((), it.clock.now_ms()), 0.0)
+    acknowledge = it.states.on_all_acknowledged
+
+    def count_meanwhile(state: KeyState) -> None:
+        acknowledge(state)
+        state.blocked += 1
+        if not state.dirty:
+            it.counts.mark_dirty(state)
+
+    it.states.on_all_acknowledged = count_meanwhile  # type: ignore[method-assign]  # the other thread
+    found: list[OutgoingCommand] = []
+    it.counts.collect(it.clock.monotonic(), found, everything=False)
+    assert found == []
+    assert number_of(it.flush()) > number_of(sent)
+
+
 @ROW_CHECKS.row("pending", "its key is flushed")
 def _() -> str:
     it = Counting()

@@ -169,7 +169,7 @@ def test_a_loop_that_was_closed_leaves_no_warning_once_the_next_is_used(
             loop = asyncio.SelectorEventLoop()
             loop.run_until_complete(acquire(last=number == 2))
             loop.close()
-        del loop
+            del loop
         gc.collect()
     assert [str(each.message) for each in warned] == []
 

@@ -307,6 +307,11 @@ WITH_USER = ["tests.web.django_project.with_user"]
         ("get:q", [{"path": "/view?q=1"}, {"path": "/view?q=2"}, {"path": "/view?q=1"}], [1, 1, 0]),
         ("post:name", [{"data": "name=a"}, {"data": "name=b"}, {"data": "name=a"}], [1, 1, 0]),
         (lambda request: request.path, [{}, {}], [1, 0]),
+        (
+            lambda request: request.headers.get("x-key"),
+            [{"x-key": "a"}, {}, {"peer": "2.2.2.2"}, {}, {"x-key": "b"}],
+            [1, 1, 1, 0, 1],
+        ),
     ],
 )
 def test_keys(kind: Site, key: Any, requests: list[dict[str, str]], admitted: list[int]) -> None:
@@ -609,6 +614,14 @@ def test_settings_without_mistakes(kind: Site) -> None:
     with override_settings(DISTWINDOW={**GOOD, "limits": "5/minute", "key": "header:X.Y"}):
         assert [found for found in checks.run_checks() if "distwindow" in str(found.id)] == []
         assert rate_limits(awaits=kind.awaits) is rate_limits(awaits=kind.awaits)
+
+
+def test_a_server_without_time(kind: Site, timeless_url: str, prefix: str) -> None:
+    with (
+        distwindow(store=timeless_url, prefix=prefix, clock="client", timeout=10.0),
+        routes(view=rate_limit("2/hour")(kind.view())),
+    ):
+        assert kind.admits(3) == 2
 
 
 @pytest.mark.parametrize(

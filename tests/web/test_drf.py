@@ -209,9 +209,9 @@ def test_forged_headers_change_nothing_without_num_proxies() -> None:
 def test_num_proxies_is_a_statement_of_the_operator_and_as_in_rest_framework(rest: Any) -> None:
     limited = view(SixAMinute)
     rest("NUM_PROXIES", 1)
-    for client in ("1.1.1.1", "2.2.2.2"):
-        answers = [status(limited, forwarded=f"7.7.7.{n}, {client}") for n in range(20)]
-        assert answers.count(200) == 6
+    for client in ("1.1.1.1", "2.2.2.2", "2001:db8::{}"):  # the last one has a whole network
+        chains = [f"7.7.7.{n}, {client.format(n)}" for n in range(20)]
+        assert [status(limited, forwarded=chain) for chain in chains].count(200) == 6
     rest("NUM_PROXIES", 0)
     assert [status(limited, forwarded=f"7.7.7.{n}") for n in range(20)].count(200) == 6
 

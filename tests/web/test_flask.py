@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial, wraps
 from typing import Any
 
@@ -15,6 +17,7 @@ from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
 from distwindow import ConfigurationError, StoreError
+from distwindow.contrib import http
 from distwindow.contrib.flask import ClientAddress, RateLimited, RateLimits
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
@@ -172,6 +175,13 @@ def test_the_functions_take_no_arguments(app: Any, rate_limits: RateLimits) -> N
     assert sent("bob", 10) == [200]
     assert sent("nobody", 7) + sent("nobody", 7) == [200, 429]
     assert sent("admin", 10) * 2 == [200, 200]
+
+
+def test_a_route_of_head_alone_counts_with_that_of_get(app: Any, rate_limits: RateLimits) -> None:
+    limited = rate_limits.limit("2/minute")
+    app.add_url_rule("/", "head", limited(lambda: ""), methods=["HEAD"])
+    app.add_url_rule("/", "get", limited(lambda: "home"), methods=["GET"])
+    assert codes(app, method="HEAD", times=2) + codes(app) == [200, 200, 429]
 
 
 def test_a_key_function_that_raises_charges_nothing(app: Any, rate_limits: RateLimits) -> None:
@@ -761,3 +771,17 @@ def test_allow_deny_and_raise() -> None:
     app.testing = True
     with pytest.raises(StoreError):
         answers(app, "/raise")
+
+
+@pytest.mark.parametrize("given", [{"clock": "client"}, {}])
+def test_every_option_of_the_limits_is_an_argument_and_a_setting(
+    given: dict[str, Any], timeless_url: str, prefix: str
+) -> None:
+    known = inspect.signature(http.BlockingRateLimits).parameters.keys() - {"time"}
+    assert inspect.signature(RateLimits).parameters.keys() == known
+    options = {"on_store_error": "raise", "timeout": 10.0, "prefix": prefix, **given}
+    with closing(RateLimits(timeless_url, **options)) as rate_limits:
+        app = application(rate_limits, DISTWINDOW_CLOCK="server" if given else "client")
+        limited = rate_limits.limit("2/hour")
+        app.add_url_rule("/", view_func=limited(lambda: ""), endpoint="home")
+        assert codes(app) == [200]

@@ -32,4 +32,4 @@ def test_no_framework_is_imported(module: str, is_integration: bool) -> None:
 def test_an_integration_is_thin(module: str) -> None:
     """What frameworks share belongs into `contrib/http`."""
     text = Path(contrib.__path__[0], f"{module}.py").read_text(encoding="utf-8")
-    assert sum(bool(line.strip()) for line in text.splitlines()) < 250
+    assert sum(bool(line.strip()) for line in text.splitlines()) < 260

@@ -431,6 +431,26 @@ def test_cost_after_and_count_when_together(app: Application) -> None:
     assert [app.ask(limit, then=used)[0].decision.remaining for used in (3, 0, 1)] == [9, 6, 6]
 
 
+def test_a_charge_is_settled_once(app: Application) -> None:
+    """Also where a request asks another limit after that, and is settled again."""
+    settled: list[str] = []
+
+    def noted(name: str) -> Callable[[object], bool]:
+        def count_when(response: object) -> bool:
+            settled.append(name)
+            return True
+
+        return count_when
+
+    of = app.rate_limits()
+    first, second = (of.limit("9/minute", name=n, count_when=noted(n)) for n in ("first", "second"))
+    asked = app.ask(first, then=200)
+    app.done(app.decide(second, {}, asked))
+    for _ in range(2):
+        app.done(app.of.run(asked.settle(200)))
+    assert settled == ["first", "second"]
+
+
 def test_nothing_is_settled_of_what_the_store_has_not_decided(
     app: Application, caplog: pytest.LogCaptureFixture
 ) -> None:

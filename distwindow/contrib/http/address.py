@@ -5,12 +5,18 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ...errors import ConfigurationError, short_repr
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_MAPPED, _NAT64 = ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96")
+_6TO4, _TEREDO = ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32")
+_CARRIERS = (_MAPPED, _NAT64, _6TO4, _TEREDO)
+"""The networks of IPv6 whose addresses carry one of IPv4."""
+_LOW_32_BITS = 2**32 - 1
 _UNIX = "unix"
 _NO_ADDRESSES = (None, "", "<local>", "localhost")
 """What servers say of the client of a Unix socket: uvicorn, gunicorn and uWSGI, Werkzeug, waitress.
@@ -18,8 +24,10 @@ _NO_ADDRESSES = (None, "", "<local>", "localhost")
 _MAX_KNOWN = 4096
 """Texts of addresses of which the result is kept, the most recently used."""
 _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
-_FORWARDED_PAIR = re.compile(r'([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\s"]*))')
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_FORWARDED_PAIR = re.compile(
+    r'\s*(?P<name>[^\s=;",]+)\s*=\s*'
+    r'(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<token>[^\s;",]*))\s*(?:;|\Z)'
+)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -34,9 +42,10 @@ class ClientAddress:
     `"x-forwarded-for"`, `"forwarded"` (RFC 7239), or one that has a single address, such as
     `"x-real-ip"` and `"cf-connecting-ip"`.
 
-    IPv6 addresses are cut to `ipv6_prefix` bits, because one client has a whole network of them;
-    those that carry an IPv4 address (mapped, NAT64, 6to4, Teredo's client) are that one. A peer
-    that is no IP address (of a test client) is used as it is.
+    IPv6 addresses are cut to `ipv6_prefix` bits, because one client has a whole network of them.
+    Those that carry an IPv4 address (mapped, of NAT64, 6to4 and Teredo) count as that one. Only of
+    a mapped one does it make a trusted proxy: anyone may run a relay that writes the others. A
+    peer that is no IP address (of a test client) is used as it is.
 
     An integration has a subclass that defines `peer` and `header_values`. Raises
     `ConfigurationError` for what would trust everybody.
@@ -81,6 +90,11 @@ class ClientAddress:
         peer, is_trusted = self._read_peer(self.peer(request))
         return self._walk(peer, self.header_values(request, self._header)) if is_trusted else peer
 
+    def key_of(self, text: str) -> str:
+        """Return the address in `text` as a key has it; `text` itself if there is none."""
+        read = self._read(text)
+        return text if read is None else read[0]
+
     def _read_peer_uncached(self, peer: str | None) -> tuple[str, bool]:
         """Return the peer as a key has it, and whether it is a trusted proxy."""
         if peer not in _NO_ADDRESSES:
@@ -97,16 +111,20 @@ class ClientAddress:
         """Return the client's address, which the trusted `peer` names in the values of the header
         field.
         """
-        if self._header == "forwarded":
-            entries = [entry for value in values for entry in _forwarded_elements(value)]
-        else:
-            entries = [entry for value in values for entry in value.split(",") if entry.strip()]
-        is_list = self._header in ("x-forwarded-for", "forwarded")
-        if not is_list and len(entries) != 1:
-            return peer
+        is_forwarded = self._header == "forwarded"
         found = peer
-        for entry in reversed(entries):
-            read = self._read(_forwarded_for(entry) if self._header == "forwarded" else entry)
+        entries: Iterable[str] = (
+            entry
+            for value in reversed(values)
+            for entry in (_elements(value) if is_forwarded else reversed(value.split(",")))
+            if entry.strip()
+        )
+        if not is_forwarded and self._header != "x-forwarded-for":
+            entries = list(entries)
+            if len(entries) != 1:
+                return peer
+        for entry in entries:
+            read = self._read(_forwarded_for(entry) if is_forwarded else entry)
             if read is None:
                 return found
             found, is_trusted = read
@@ -122,8 +140,7 @@ class ClientAddress:
         if address is None:
             return None
         is_trusted = any(address in network for network in self._networks)
-        # Only after that: anybody may have a 6to4 address of 10.0.0.1.
-        address = _carried(address) or address
+        address = _carried(address)
         if address.version == 4:
             return str(address), is_trusted
         network = ipaddress.ip_network((address, self._ipv6_prefix), strict=False)
@@ -144,41 +161,44 @@ def _parse(text: str) -> _Address | None:
     return address if mapped is None else mapped
 
 
-def _carried(address: _Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address of the client in an IPv6 address; None if there is none."""
-    if address.version == 4:
-        return None
+def _carried(address: _Address) -> _Address:
+    """Return the IPv4 address that an address of NAT64, 6to4 or Teredo carries; else itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
     if address in _NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.sixtofour or (address.teredo[1] if address.teredo else None)
+        return ipaddress.IPv4Address(int(address) & _LOW_32_BITS)
+    _, client = address.teredo or (None, None)
+    return client or address.sixtofour or address
 
 
-def _forwarded_elements(value: str) -> list[str]:
-    """Return the elements of a `Forwarded` field, at the commas outside of quotes. It is read from
-    the right, where trusted proxies have appended: what a client has written before that, such as
-    a quote without its end, changes nothing there.
+def _elements(value: str) -> Iterator[str]:
+    """Yield the elements of `Forwarded` from the right, where proxies have appended: whatever is
+    before an element, a quote that is never closed included, changes nothing of it.
     """
-    pieces, elements, quotes = value.split(","), [], 0
-    last = len(pieces)
-    for first in range(last - 1, -1, -1):
-        quotes += pieces[first].count('"') - pieces[first].count('\\"')
-        if quotes % 2 == 0 or first == 0:
-            elements.append(",".join(pieces[first:last]))
-            last, quotes = first, 0
-    return [element for element in reversed(elements) if element.strip()]
+    end, is_quoted = len(value), False
+    for at in range(end - 1, -1, -1):
+        if value[at] == '"' and not (is_quoted and value[at - 1 : at] == "\\"):
+            is_quoted = not is_quoted
+        elif value[at] == "," and not is_quoted:
+            yield value[at + 1 : end]
+            end = at
+    yield value[:end]
 
 
 def _forwarded_for(element: str) -> str:
-    """Return the value of `for` in one element of `Forwarded`; empty if there is none."""
-    for name, quoted, token in _FORWARDED_PAIR.findall(element):
-        if name.lower() == "for":
-            return str(quoted or token)
-    return ""
+    """Return the value of `for` in one element of `Forwarded`; empty if it has not exactly one."""
+    found, at = [], 0
+    while at < len(element):
+        pair = _FORWARDED_PAIR.match(element, at)
+        if pair is None:
+            return ""
+        if pair["name"].lower() == "for":
+            found.append(pair["quoted"] or pair["token"] or "")
+        at = pair.end()
+    return found[0] if len(found) == 1 else ""
 
 
-def _read_proxies(
-    given: Iterable[str],
-) -> tuple[bool, list[ipaddress.IPv4Network | ipaddress.IPv6Network]]:
+def _read_proxies(given: Iterable[str]) -> tuple[bool, list[_Network]]:
     """Return whether a Unix socket is trusted, and the networks of `trusted_proxies`."""
     shown = f"trusted_proxies={short_repr(given)}"
     example = 'write the addresses and networks of your proxies, such as ["10.0.0.0/8"]'
@@ -191,7 +211,8 @@ def _read_proxies(
                 else ""
             )
         )
-    trusts_unix, networks = False, []
+    trusts_unix = False
+    networks: list[_Network] = []
     for proxy in given:
         if proxy == _UNIX:
             trusts_unix = True
@@ -199,16 +220,19 @@ def _read_proxies(
         try:
             if not isinstance(proxy, str):
                 raise ValueError("it is not a str")
-            network = ipaddress.ip_network(proxy)
-            mapped = network.network_address.ipv4_mapped if network.version == 6 else None
-            if mapped is not None and network.prefixlen >= 96:
-                network = ipaddress.ip_network((mapped, network.prefixlen - 96))
+            network: _Network = ipaddress.ip_network(proxy)
         except ValueError as exc:
             everybody = " would trust everybody" if proxy == "*" else f": {exc}"
             raise ConfigurationError(
                 f"{shown}: {short_repr(proxy)}{everybody}; {example}"
             ) from None
-        if network.prefixlen == 0:
+        trusts_all = network.prefixlen == 0
+        if isinstance(network, ipaddress.IPv6Network):
+            trusts_all = any(carrier.subnet_of(network) for carrier in _CARRIERS)
+            if network.subnet_of(_MAPPED):
+                first = int(network.network_address) & _LOW_32_BITS
+                network = ipaddress.IPv4Network((first, network.prefixlen - _MAPPED.prefixlen))
+        if trusts_all:
             raise ConfigurationError(
                 f"{shown}: {short_repr(proxy)} would trust everybody, so that any client could "
                 f"write the address that it is limited by; {example}"

@@ -58,7 +58,7 @@ GRANT = (
     f"grant the user these rights: {RIGHTS} (for concurrency limits also {RIGHTS_OF_SLOTS}), on "
     "the keys that begin with the prefix"
 )
-_GIVE_TIME = 'let it execute TIME, also in scripts, or give clock="client"'
+GIVE_TIME = 'let it execute TIME, also in scripts, or give clock="client"'
 _NO_CLUSTER = "it is no cluster; write redis:// in place of redis+cluster://"
 _FIXES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
@@ -68,8 +68,8 @@ _FIXES = (
     ("NOAUTH", "the server requires a password; put it into the URL"),
     ("WRONGPASS", "wrong user name or password"),
     ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
-    ("not allowed from script", _GIVE_TIME),
-    ("unknown command 'TIME'", _GIVE_TIME),
+    ("not allowed from script", GIVE_TIME),
+    ("unknown command 'TIME'", GIVE_TIME),
     ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
     ("DB index is out of range", "the URL names a database that the server does not have"),
     ("luster mode is not enabled", _NO_CLUSTER),

@@ -85,7 +85,9 @@ def masked_url(url: str) -> str:
 
 _MAX_CHARS = 300
 """The length of a text of another library in a message: the `repr` of a pool has 1,600."""
-_SIGNS_OF_SECRETS = re.compile(r"(password=|://[^/@\s]*:)(?!\*\*\*)('[^']*'|[^,)>&\s@]+)")
+_SIGNS_OF_SECRETS = re.compile(
+    r"(password=|://[^/@\s]*:(?=[^/\s]*@))(?!\*\*\*)('[^']*'|[^,)>&\s@]+)"
+)
 """A password in the `repr` of a connection, or in a URL."""
 _QUOTED_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 """The end of the error of an unknown command, which may be AUTH, or have a key among its words."""
