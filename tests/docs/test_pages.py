@@ -148,3 +148,11 @@ def test_memory_is_as_documented(
         is_old = client.info("server")["redis_version"].startswith("6.")
     # The documented figures are those of Redis 7. The compact hashes of Redis 6 are larger.
     assert found <= documented * (1.3 if is_old else 1.1)
+
+
+def test_the_commands_of_the_first_page_are_not_cut() -> None:
+    """At a width of 1280 px it shows 85 characters of a line of code."""
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    commands = [line for line in text.splitlines() if line.startswith("scripts/")]
+    assert len(commands) == 2
+    assert max(map(len, commands)) < 80
