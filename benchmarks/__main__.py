@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from benchmarks import report, server
 from benchmarks.measure import log
 from benchmarks.report import Section
 from benchmarks.sections import SECTIONS, run_alone
+
+MAX_LOAD = 1.0
+"""The highest load average at its start of a run whose figures are written."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -33,6 +37,11 @@ def main() -> int:
         ["python -m benchmarks", *(["--quick"] if options.quick else [])]
         + [f"--only {name}" for name in options.only or []]
     )
+    if (options.json or options.markdown) and (load := os.getloadavg()[0]) > MAX_LOAD:
+        raise SystemExit(
+            f"the load average is {load:.2f}, and what is written may be published: wait until it "
+            f"is at most {MAX_LOAD:g}, or leave out --json and --markdown"
+        )
     environment = report.environment(server.version())
     print(f"{command}\n" + "\n".join(f"  {name}: {value}" for name, value in environment.items()))
     sections: list[Section] = []

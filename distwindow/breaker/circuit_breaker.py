@@ -46,6 +46,7 @@ class BaseBreaker:
     """Base class of all breakers, which document the arguments."""
 
     _instead = "@breaker.protect(key), or enter breaker.call(key)"
+    _owns_store: bool
 
     def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -412,7 +413,10 @@ class WithRule(BaseBreaker):
                 f"{heard_after_s:g}, or a shorter sync_interval"
             )
         self._listeners = register_after_fork(Listeners(self._name))
-        states = BreakerStates(options, store, self._store_name, self._rule, self._listeners.notify)
+        states = BreakerStates(
+            options, store, self._store_name, self._rule, self._listeners.notify,
+            owns_store=self._owns_store,
+        )  # fmt: skip
         return register_after_fork(states)
 
     def _settings_text(self) -> str:

@@ -356,8 +356,8 @@ class BreakerKeyState(CachedBreaker):
     """One breaker. Changed under the lock of the `BreakerStates` that it belongs to."""
 
     __slots__ = (
-        "_probes", "ends", "epoch", "generation", "in_flight", "own_probe_until", "pending",
-        "probe_asked", "retry_at", "state",
+        "_probes", "ends", "epoch", "generation", "harmless_at", "in_flight", "own_probe_until",
+        "pending", "probe_asked", "retry_at", "state",
     )  # fmt: skip
 
     def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
@@ -367,6 +367,8 @@ class BreakerKeyState(CachedBreaker):
         """None until the store's first reply."""
         self.generation = 0
         """0 while nothing is known; it grows with each change of state that is learned of."""
+        self.harmless_at = -1
+        """The start (ms) of the bucket in which no good end can open it any more."""
         self.retry_at = 0.0
         """No call is let through before, unless the breaker is closed."""
         self.probe_asked = False
@@ -438,6 +440,11 @@ class BreakerKeyState(CachedBreaker):
 # called on its own key inside a probe belongs to that probe: it is let through, and the probe's end
 # alone decides.
 #
+# A store in this process is asked by every call and told of every end, as other breakers may use
+# it. Where this breaker has made it (`memory://`), a closed one is known to be closed. There a good
+# end opens none in a bucket for which the store has said that no call is bad, or that there are
+# `min_calls` and too few are: such ends are kept, and sent with the next one that may open it.
+#
 # The store does not answer: the last known state holds. Where there is none, or where an open
 # breaker's time has come, `on_store_error` decides: with `deny` the call is refused; with `allow`
 # it is let through, and an open breaker gets probes of this process alone, one in `open_for`.
@@ -476,8 +483,12 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         store_name: str,
         rule: BreakerRule,
         on_change: Callable[[BreakerChange], object],
+        *,
+        owns_store: bool,
     ) -> None:
         super().__init__(options, store, store_name, rule.window_ms, rule.bucket_ms)
+        self._is_alone = owns_store and self.in_process
+        """True if nobody else changes what the store has."""
         self.rule = rule
         self._suffix = breaker_name_suffix(rule.kind, settings_of(rule))
         self._denies = options.on_store_error == "deny"
@@ -488,6 +499,12 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         return BreakerKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
     # -- decisions --
+
+    def must_query_store(self, state: BreakerKeyState, now: float) -> bool:
+        """See `BreakerCache`."""
+        if self._is_alone and state.state == "closed" and state.epoch is not None:
+            return False
+        return super().must_query_store(state, now)
 
     def decide_by_known(self, state: BreakerKeyState, now: float) -> BreakerAdmission | None:
         """Decide by the last known state; None if the call may go as a probe."""
@@ -581,6 +598,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         if probe is not None:
             bad = None if failed is None else self.rule.is_bad(failed, now - began_at)
             return self._end_probe(state, probe, bad, now)
+        is_harmless = False
         if failed is not None:
             with self._lock:
                 is_plain = 0 < generation == state.generation and state is admission[0]
@@ -592,9 +610,11 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
                     if counted is None:
                         counted = state.pending[at] = [0, 0]
                     counted[0] += 1
-                    counted[1] += self.rule.is_bad(failed, now - began_at)
+                    is_bad = self.rule.is_bad(failed, now - began_at)
+                    counted[1] += is_bad
+                    is_harmless = not is_bad and at[1] == state.harmless_at
         if self.in_process:
-            return True
+            return not is_harmless
         due_at = self._schedule.next_due_at
         if not state.is_active or not now - 1 < due_at <= now + self._tick_s:
             self.activate(state, now)  # otherwise it is followed, and flushed in time
@@ -778,6 +798,10 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
                 state.generation += 1
             state.state, state.epoch = change.state, reply.epoch
             state.retry_at = now + reply.retry_in_ms / 1000
+            state.harmless_at = -1
+            cannot_open = not reply.bad or reply.total >= self.rule.min_calls
+            if self._is_alone and state.state == "closed" and cannot_open:
+                state.harmless_at = reply.now_ms - reply.now_ms % self._bucket_ms
         if known is not None and is_other:
             self._on_change(change)
 
