@@ -73,11 +73,11 @@ def work_as(name: str) -> None:
 
 options: dict[str, Any] = {}
 if SETUP in ("distwindow", "parked"):
-    from distwindow.contrib.celery import RateLimits, task_sent_back, worker_steps
+    from distwindow.contrib.celery import RateLimits, settings, task_sent_back
 
     RateLimits(app, os.environ["STORE"], max_parked=100_000 if SETUP == "parked" else None)
     options["limits"] = f"{PER_SECOND}/second" if SETUP == "distwindow" else "1/hour"
-    vars(worker_steps)["Limiter"] = CountingLimiter
+    vars(settings)["Limiter"] = CountingLimiter
     task_sent_back.connect(retried)
 elif SETUP == "shares":
     from distwindow.contrib.celery import RateLimits

@@ -47,9 +47,9 @@ class RecordingLimiter(Limiter):
 
 @signals.worker_init.connect
 def record_decisions(**_: Any) -> None:
-    import distwindow.contrib.celery.worker_steps as steps
+    import distwindow.contrib.celery.settings as settings
 
-    vars(steps)["Limiter"] = RecordingLimiter
+    vars(settings)["Limiter"] = RecordingLimiter
 
 
 @signals.worker_ready.connect

@@ -132,6 +132,7 @@ def test_own_refund_and_reset(harness: Harness, redis_url: str, prefix: str) -> 
     by_lease = [d for d in decisions if d.source == "lease"]
     assert len(by_lease) > 300
     assert [limiter.refund(d) for d in by_lease[:10]] == [1] * 10
+    limiter.flush()  # a lease that is being fetched at the reset may be charged after it
     limiter.reset("k")
     assert limiter.stats("k").passed == 0
     assert all(limiter.each(["k"] * 50))
