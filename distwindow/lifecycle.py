@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._locks import run_to_completion
-from .async_use import only_async_with
+from .async_use import only_async_with, running_loop
 from .away.outages import Outages
 from .connect import open_async_store, open_store
 from .errors import DistwindowError
@@ -236,7 +236,7 @@ class AsyncClosable(EnteredOnce):
         raised.
         """
         self._has_ended = True
-        closing = asyncio.ensure_future(self._close())
+        closing = running_loop().create_task(self._close())
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
@@ -248,6 +248,7 @@ class AsyncClosable(EnteredOnce):
         raise NotImplementedError  # each kind has steps of its own
 
     async def __aenter__(self) -> Self:
+        running_loop()  # or the error would come at the end, in the place of what happened before
         self._enter()
         return self
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from ._fork import register_after_fork
 from ._locks import PATCH_STATE, check_patched_before_import, check_patched_whole
 from .acquire import Admission, AsyncAdmission
-from .async_use import Unawaited, UnawaitedCoroutine
+from .async_use import Unawaited, UnawaitedCoroutine, running_loop
 from .away.outages import Health
 from .away.policy import OnStoreError, StoreErrorPolicy, check_options
 from .borrow.operations import Borrowing
@@ -213,6 +213,7 @@ class _Attempt(Unawaited[Decision]):
             if limiter._calls_without_wait >= _YIELD_EVERY:
                 # Let other tasks run: a loop of calls that are decided here would stop them all.
                 limiter._calls_without_wait = 0
+                running_loop()  # only asyncio takes a bare `yield`
                 yield
             return decision
         limiter._calls_without_wait = 0
@@ -289,6 +290,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             self._calls_without_wait += 1
             if self._calls_without_wait >= _YIELD_EVERY:
                 self._calls_without_wait = 0
+                running_loop()
                 await asyncio.sleep(0)
         return decision
 

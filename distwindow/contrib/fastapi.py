@@ -214,11 +214,16 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
 
 def _answer_in_mounted(scope: Any) -> None:
     """Have a refusal answered by a problem body in an application that is mounted below the one
-    where `install` was called: it would answer it as any `HTTPException` before that sees it.
+    where `install` was called: it would answer it as any `HTTPException` before that sees it. A
+    handler of its own for `HTTPException` is left to answer it.
     """
     limited = scope.get(asgi.SCOPE_KEY)
-    if limited is not None and limited.is_watched and "starlette.exception_handlers" in scope:
-        scope["starlette.exception_handlers"][0].setdefault(RateLimited, _respond)
+    if limited is None or not limited.is_watched:
+        return
+    handlers = scope.get("starlette.exception_handlers", ({},))[0]
+    asked = next((handlers[each] for each in RateLimited.__mro__ if each in handlers), None)
+    if getattr(asked, "__module__", "").startswith(("fastapi.", "starlette.")):
+        handlers[RateLimited] = _respond
 
 
 async def _respond(connection: HTTPConnection, refused: Exception) -> Response:

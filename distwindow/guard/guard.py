@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _fork
 from .._fork import register_after_fork
-from ..async_use import EnteredBlock, only_async_with
+from ..async_use import EnteredBlock, only_async_with, running_loop
 from ..breaker import AsyncCircuitBreaker, CircuitBreaker
 from ..breaker.rules import BreakerRule
 from ..callables import function_name
@@ -493,7 +493,7 @@ class AsyncGuardEntry(_BaseGuardEntry):
 
 async def _run_to_end(steps: Any) -> None:
     """Drive `steps` to their end, even if this task is cancelled meanwhile."""
-    leaving = asyncio.ensure_future(run_in_task(steps))
+    leaving = running_loop().create_task(run_in_task(steps))
     try:
         await asyncio.shield(leaving)
     except asyncio.CancelledError:

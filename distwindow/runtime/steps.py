@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from .._locks import OneShotEvent
+from ..async_use import running_loop
 from ..errors import ConfigurationError, StoreError
 from ..ring.command import Command
 from ..ring.replies import LeaseReply
@@ -43,7 +44,7 @@ class Completion:
 
     async def wait_async(self, seconds: float) -> None:
         """Do as `wait`, for tasks."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         completed = asyncio.Event()
 
         def wake() -> None:

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from .._locks import WakeUp
+from ..async_use import running_loop
 from ..errors import ConfigurationError, RateLimitExceeded, closed_failure
 from ..ring.clock import SYSTEM, Clock
 from ..ring.commands import Acquire
@@ -239,7 +240,7 @@ class AsyncWaiter(Waiter):
         self, queues: WaitQueues, waits_for: Any, timeout: float | None, **options: Any
     ) -> None:
         super().__init__(queues, waits_for, timeout, **options)
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop()
         self._event = asyncio.Event()
 
     async def wait_async(self) -> bool:

@@ -1,5 +1,6 @@
 """What would silently count nothing: `with` for `async with`, a condition without `await`, a second
-`with` of a limiter, a block as a condition. Each is an error that says what to write.
+`with` of a limiter, a block as a condition, another event loop. Each is an error that says what to
+write.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ from distwindow import (
     AsyncLimiter,
     CircuitBreaker,
     Concurrency,
+    ConfigurationError,
+    DistwindowError,
     ErrorCount,
     FlowRule,
     Guard,
     Limiter,
 )
+from distwindow.contrib.asgi import RateLimits
 
-MADE: dict[str, Callable[[], Any]] = {
-    "limiter": lambda: AsyncLimiter("memory://", "5/hour"),
-    "concurrency": lambda: AsyncConcurrency("memory://", 5),
-    "breaker": lambda: AsyncCircuitBreaker("memory://", ErrorCount(5)),
-    "adaptive": lambda: AsyncAdaptiveBreaker("memory://"),
-    "guard": lambda: AsyncGuard("memory://", rules=[FlowRule("k", 5)]),
+MADE: dict[str, Callable[..., Any]] = {
+    "limiter": lambda url="memory://": AsyncLimiter(url, "5/hour"),
+    "concurrency": lambda url="memory://": AsyncConcurrency(url, 5),
+    "breaker": lambda url="memory://": AsyncCircuitBreaker(url, ErrorCount(5)),
+    "adaptive": lambda url="memory://": AsyncAdaptiveBreaker(url),
+    "guard": lambda url="memory://": AsyncGuard(url, rules=[FlowRule("k", 5)]),
 }
 BLOCKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "entry": ("limiter", lambda limiter: limiter.entry("k")),
@@ -117,6 +121,43 @@ async def test_a_call_that_is_not_awaited_counts_nothing() -> None:
     async with AsyncLimiter("memory://", "5/hour") as limiter:
         limiter.try_acquire("k")
         assert (await limiter.peek("k")).remaining == 5
+
+
+async def entered(block: Any) -> None:
+    async with block:
+        pass
+
+
+OWNERS = {**MADE, "web": lambda url: RateLimits(url, on_store_error="raise")}
+CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    **ASKED,
+    **{f"{name} entered": (name, entered) for name in OWNERS},
+    **{f"{name} closed": (name, lambda made: made.aclose()) for name in MADE},
+    "entry": ("limiter", lambda limiter: entered(limiter.entry("k"))),
+    "hold": ("concurrency", lambda slots: entered(slots.hold("k"))),
+    "guard entry": ("guard", lambda guard: entered(guard.entry("k"))),
+    "waiting": ("limiter", lambda limiter: limiter.acquire("k")),
+}
+
+
+@pytest.mark.parametrize("url", ["memory://", "redis://127.0.0.1:1/0"])
+@pytest.mark.parametrize("name", CALLS)
+def test_under_another_framework_a_call_says_what_to_do(url: str, name: str) -> None:
+    """The calls are driven as trio drives them: there is no event loop of asyncio, and nothing is
+    taken that they yield to one. Some of `memory://` need none, and end.
+    """
+    owner, call = CALLS[name]
+    made = OWNERS[owner](url)
+    end: BaseException | None = None
+    for _ in range(100):
+        with pytest.raises((DistwindowError, StopIteration)) as ended:
+            pytest.fail(f"it yields {call(made).send(None)!r}")
+        end = ended.value
+        if not isinstance(end, StopIteration):
+            break
+    if url != "memory://" or name.endswith(("entered", "closed", "waiting")):
+        assert isinstance(end, ConfigurationError)
+        assert "under trio" in str(end)
 
 
 OWN_LIVES: dict[str, Callable[[], Any]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import fakeredis
 import pytest
 
-from distwindow import AsyncLimiter, ConfigurationError, StoreError
+from distwindow import AsyncLimiter, StoreError
 from tests.harness import PLENTY, admin, used
 from tests.servers import Delay, Proxy, Silent, until
 
@@ -172,15 +172,6 @@ def test_a_loop_that_was_closed_leaves_no_warning_once_the_next_is_used(
             del loop
         gc.collect()
     assert [str(each.message) for each in warned] == []
-
-
-def test_a_call_without_a_loop_of_asyncio_says_what_to_do(redis_url: str) -> None:
-    """As under trio, which goes on with a coroutine without one."""
-    limiter = AsyncLimiter(redis_url, PLENTY)
-    with pytest.raises(ConfigurationError, match="under trio"):
-        limiter.try_acquire("k").send(None)
-    with pytest.raises(ConfigurationError, match="under trio"):
-        limiter.stats("k").send(None)
 
 
 @pytest.mark.parametrize("ticks", [None, *range(16)])

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, Re
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.testclient import TestClient
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.websockets import WebSocketDisconnect
 
 from distwindow import ConfigurationError, Decision
@@ -114,12 +115,19 @@ def test_a_refusal_in_a_mounted_application_has_a_problem_body(
     assert refused.headers["content-type"] == "application/problem+json"
 
 
-def test_a_handler_of_a_mounted_application_is_asked(rate_limits: RateLimits) -> None:
-    above, below = FastAPI(), FastAPI()
-    rate_limits.install(above)
-    below.get("/x", dependencies=[Depends(rate_limits.limit("1/minute"))])(one)
-    below.exception_handler(RateLimited)(lambda request, refused: PlainTextResponse("own", 429))
-    above.mount("/below", below)
+@pytest.mark.parametrize("kind", [RateLimited, HTTPException, StarletteHTTPException, 429])
+@pytest.mark.parametrize("where", ["mounted", "without install"])
+def test_a_handler_of_the_application_is_asked(
+    rate_limits: RateLimits, kind: Any, where: str
+) -> None:
+    above, app = FastAPI(), FastAPI()
+    app.get("/x", dependencies=[Depends(rate_limits.limit("1/minute"))])(one)
+    app.exception_handler(kind)(lambda request, refused: PlainTextResponse("own", 429))
+    if where == "mounted":
+        rate_limits.install(above)
+    else:
+        app.add_middleware(RateLimitMiddleware, rate_limits=rate_limits)
+    above.mount("/below", app)
     client = TestClient(above)
     assert [client.get("/below/x").text for _ in range(2)] == ["1", "own"]
 

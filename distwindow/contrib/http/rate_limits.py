@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
-from ...async_use import only_async_with
+from ...async_use import only_async_with, running_loop
 from ...away.policy import OnStoreError, check_options
 from ...callables import check_not_async, check_takes, function_name
 from ...connect import act_as_owners, open_async_store, open_store, share_store, store_name
@@ -659,6 +659,7 @@ class AsyncRateLimits(BaseRateLimits[R]):
             await store.aclose()
 
     async def __aenter__(self) -> Self:
+        running_loop()
         for limiter in self._limiters.values():
             limiter._policy.announce()
         return self

@@ -779,7 +779,7 @@ class AsyncRedisStore:
         self._closed = True
         with self._lock:
             dispatchers, self._dispatchers = self._dispatchers, {}
-        dispatcher = dispatchers.pop(asyncio.get_running_loop(), None)
+        dispatcher = dispatchers.pop(running_loop(), None)
         for loop, other in dispatchers.items():
             with suppress(RuntimeError):  # that loop is closed
                 loop.call_soon_threadsafe(other.close)
@@ -809,7 +809,7 @@ class AsyncRedisStore:
     def _new_dispatcher(self) -> LoopDispatcher:
         if self._closed:
             raise closed_failure()
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         with self._lock:
             for other in [other for other in self._dispatchers if other.is_closed()]:
                 self._dispatchers.pop(other).close_sockets()
