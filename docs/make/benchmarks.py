@@ -1,5 +1,5 @@
-"""Put a benchmark report into docs/benchmarks.md (all of it), README.md, docs/index.md and
-docs/consistency.md (some rows each):
+"""Put a benchmark report into docs/benchmarks.md, README.md, docs/index.md, docs/consistency.md
+(some rows each), and the pages of docs/make/sections.py:
 
 python -m benchmarks --markdown report.md --json report.json
 python docs/make/benchmarks.py report.md report.json
@@ -15,6 +15,11 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sections import PAGES
+from sections import main as put_sections
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS_FILE = Path(__file__).with_suffix(".json")
@@ -259,10 +264,19 @@ def put(page: str, name: str, text: str) -> None:
 def main() -> None:
     whole, rows = (Path(name).read_text(encoding="utf-8") for name in sys.argv[1:3])
     tables, summary = re.split(r"\n(?=\d+ met, )", whole.strip().replace("MISSED", "missed"))
+    facts, *parts_of = tables.split("\n\n### ")
+    names = dict.fromkeys(row["section"] for row in json.loads(rows)["rows"])
+    kept = [
+        f"### {text.strip()}"
+        for name, text in zip(names, parts_of, strict=True)
+        if name not in PAGES
+    ]
+    tables = "\n\n".join([facts, *kept])
     put("docs/benchmarks.md", "benchmarks", f"{tables}\n\n```text\n{summary}\n```\n")
     ROWS_FILE.write_text(rows, encoding="utf-8")
     for page, name, text in parts(Report(json.loads(rows))):
         put(page, name, text)
+    put_sections()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The picture of how the cost of a call grows, from docs/make/rows/growth.json."""
+"""The picture of how the cost of a call grows, from the rows of docs/make/benchmarks.json."""
 
 from __future__ import annotations
 

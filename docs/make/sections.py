@@ -1,12 +1,5 @@
-"""Put the rows of sections that are measured alone into the pages that are about them:
-
-python -m benchmarks --only guard --json docs/make/rows/guard.json
-python -m benchmarks --only resource --json docs/make/rows/resource.json
-python -m benchmarks --only fleet --json docs/make/rows/fleet.json
-python -m benchmarks --only web --json docs/make/rows/web.json
-python -m benchmarks --only second --json docs/make/rows/second.json
-python -m benchmarks --only growth --json docs/make/rows/growth.json
-python docs/make/sections.py
+"""Put the rows of sections that have a page of their own into these pages.
+`docs/make/benchmarks.py` calls it: all figures are of one run.
 
 `tests/docs/test_sections.py` compares the pages with the rows, so that no page has a figure that
 was not measured.
@@ -21,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = Path(__file__).with_name("rows")
+ROWS_FILE = Path(__file__).with_name("benchmarks.json")
 PAGES = {
     "guard": "docs/howto/guard.md",
     "resource": "docs/operations.md",
@@ -57,8 +50,8 @@ class Growth(NamedTuple):
 
 def load(section: str) -> dict[str, Any]:
     """Return the report of one section."""
-    report: dict[str, Any] = json.loads((ROWS / f"{section}.json").read_text(encoding="utf-8"))
-    return report
+    report: dict[str, Any] = json.loads(ROWS_FILE.read_text(encoding="utf-8"))
+    return {**report, "rows": [row for row in report["rows"] if row["section"] == section]}
 
 
 def _rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:

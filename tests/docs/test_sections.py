@@ -28,12 +28,11 @@ def make() -> Any:
 def test_each_has_rows_and_a_page(make: Any) -> None:
     assert list(make.PAGES) == list(make.TEXTS) == NAMES
     assert set(NAMES) <= SECTIONS.keys()
-    assert {path.stem for path in make.ROWS.glob("*.json")} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_has_the_figures_of_the_rows(make: Any, name: str) -> None:
     report = make.load(name)
-    assert report["command"] == f"python -m benchmarks --only {name}"
+    assert report["rows"]
     assert [row["what"] for row in report["rows"] if row["error"]] == []
     assert make.between(name) == make.TEXTS[name](report)
