@@ -19,7 +19,6 @@ from .http import EXPOSED_HEADERS, RateLimited
 from .http.messages import STARTS, Message, Response, WatchedRequest
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 """Frameworks have types of their own for scope, receive and send."""
@@ -202,7 +201,7 @@ class RateLimitMiddleware:
         if limits is not None:
             self._limit = rate_limits.limit(limits, name=name, **options)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket") or not self.rate_limits.enabled:
             await self.app(scope, receive, send)
             return
@@ -223,7 +222,7 @@ class RateLimitMiddleware:
             return
         limited = scope[SCOPE_KEY] = WatchedRequest()
 
-        def send_with_fields(message: Message) -> Awaitable[None]:
+        def send_with_fields(message: Message) -> Any:
             if limited.is_answered:
                 return _send_nothing()
             if not limited.status_code:

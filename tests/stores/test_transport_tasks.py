@@ -9,7 +9,6 @@ import gc
 import random
 import threading
 import time
-import warnings
 from collections.abc import Awaitable
 from typing import Any
 
@@ -58,9 +57,7 @@ def test_one_limiter_in_one_loop_after_another(redis_url: str, prefix: str) -> N
     async def some() -> None:
         assert all(await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10))))
 
-    with admin(redis_url) as server, warnings.catch_warnings():
-        # A loop that is closed with open connections warns, which is correct.
-        warnings.simplefilter("ignore", ResourceWarning)
+    with admin(redis_url) as server:
         for _ in range(5):
             asyncio.run(some())
             until(lambda: named(server, prefix) <= 1, what="earlier loops' connections")

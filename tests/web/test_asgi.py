@@ -128,7 +128,7 @@ async def test_every_message_is_forwarded_at_once_and_as_it_is(rate_limits: Rate
     async def send(message: Any) -> None:
         seen.append(message)
 
-    await RateLimitMiddleware(app, rate_limits, "2/minute")(http_scope(), object(), send)  # type: ignore[arg-type]  # nobody receives
+    await RateLimitMiddleware(app, rate_limits, "2/minute")(http_scope(), object(), send)
     assert [seen[0], *seen[2:]] == [messages[0], *messages[2:]]
     assert all(mine is theirs for mine, theirs in zip(seen[2:], messages[2:], strict=True))
     assert fields(seen[1]).keys() >= FIELDS
@@ -160,7 +160,7 @@ async def test_scope_and_receive_are_handed_on(rate_limits: RateLimits) -> None:
 
     scope, receive = http_scope(), object()
     before = set(scope)
-    await RateLimitMiddleware(app, rate_limits, "2/minute")(scope, receive, None)  # type: ignore[arg-type]  # nobody sends
+    await RateLimitMiddleware(app, rate_limits, "2/minute")(scope, receive, None)
     assert seen[0] is scope
     assert seen[1] is receive
     assert set(scope) - before == {"distwindow"}
@@ -176,7 +176,7 @@ async def test_lifespan_and_unknown_scopes_are_not_touched(rate_limits: RateLimi
         sent.append(message)
 
     scope = {"type": "lifespan"}
-    await RateLimitMiddleware(app, rate_limits, "1/minute")(scope, None, send)  # type: ignore[arg-type]  # nobody receives
+    await RateLimitMiddleware(app, rate_limits, "1/minute")(scope, None, send)
     assert scope == {"type": "lifespan"}
     assert sent == [START]
 
@@ -251,7 +251,7 @@ async def test_a_refusal_after_the_response_has_begun_is_raised(rate_limits: Rat
         sent.append(message)
 
     with pytest.raises(RateLimited):
-        await RateLimitMiddleware(app, rate_limits)(http_scope(), None, send)  # type: ignore[arg-type]  # nobody receives
+        await RateLimitMiddleware(app, rate_limits)(http_scope(), None, send)
     assert len(sent) == 2
 
 

@@ -109,15 +109,8 @@ def test_websockets_of_wsproto(store: Standalone) -> None:
     assert tried.retry_after is not None
 
 
-@pytest.mark.parametrize(
-    ("command", "app"),
-    [(GRANIAN, APP), (SERVERS["uvicorn"], "tests.web.litestar_app")],
-    ids=["granian", "Litestar"],
-)
-def test_another_server_and_another_framework(
-    store: Standalone, source: str, command: str, app: str
-) -> None:
-    with serve(command, app, store.url) as served:
+def test_another_server(store: Standalone, source: str) -> None:
+    with serve(GRANIAN, APP, store.url) as served:
         answers = burst(f"{served.url}/", 200, source=source)
         assert statuses(answers) == {200: 20, 429: 180}
         assert {each.limits for each in answers} == {FIELDS, (*FIELDS, "retry-after")}

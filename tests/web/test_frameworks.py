@@ -15,6 +15,7 @@ import quart
 from litestar.middleware import DefineMiddleware
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 
@@ -22,7 +23,6 @@ from distwindow.contrib.asgi import RateLimited, RateLimitMiddleware, RateLimits
 from tests.web.test_asgi import http_scope, websocket_scope
 
 Ask = Callable[[Any], Any]
-Wrap = Callable[..., Any]
 WAYS = {
     "Starlette": ("around", "middleware=", "around a mounted one"),
     "Litestar": ("around", "middleware="),
@@ -31,7 +31,7 @@ WAYS = {
 }
 
 
-def starlette(way: str, ask: Ask, wrap: Wrap) -> Any:
+def starlette(way: str, ask: Ask, rate_limits: RateLimits) -> Any:
     async def home(request: Any) -> Any:
         await ask(request)
         return PlainTextResponse("home")
@@ -42,13 +42,14 @@ def starlette(way: str, ask: Ask, wrap: Wrap) -> Any:
 
     routes = [Route("/", home), WebSocketRoute("/ws", socket)]
     if way == "middleware=":
-        return Starlette(routes=routes, middleware=[Middleware(wrap)])
+        return Starlette(routes=routes, middleware=[Middleware(RateLimitMiddleware, rate_limits)])
     if way == "around a mounted one":
-        return wrap(Starlette(routes=[Mount("/", Starlette(routes=routes))]))
-    return wrap(Starlette(routes=routes))
+        mounted = Starlette(routes=[Mount("/", Starlette(routes=routes))])
+        return RateLimitMiddleware(mounted, rate_limits)
+    return RateLimitMiddleware(Starlette(routes=routes), rate_limits)
 
 
-def of_litestar(way: str, ask: Ask, wrap: Wrap) -> Any:
+def of_litestar(way: str, ask: Ask, rate_limits: RateLimits) -> Any:
     @litestar.get("/")
     async def home(request: litestar.Request[Any, Any, Any]) -> str:
         await ask(request)
@@ -60,11 +61,12 @@ def of_litestar(way: str, ask: Ask, wrap: Wrap) -> Any:
         await socket.accept()
 
     if way == "middleware=":
-        return litestar.Litestar([home, socket], middleware=[DefineMiddleware(wrap)])
-    return wrap(litestar.Litestar([home, socket]))
+        limited = DefineMiddleware(RateLimitMiddleware, rate_limits=rate_limits)
+        return litestar.Litestar([home, socket], middleware=[limited])
+    return RateLimitMiddleware(litestar.Litestar([home, socket]), rate_limits)
 
 
-def of_quart(way: str, ask: Ask, wrap: Wrap) -> Any:
+def of_quart(way: str, ask: Ask, rate_limits: RateLimits) -> Any:
     app = quart.Quart("app")
 
     @app.get("/")
@@ -78,12 +80,13 @@ def of_quart(way: str, ask: Ask, wrap: Wrap) -> Any:
         await quart.websocket.accept()
 
     if way == "asgi_app":
-        app.asgi_app = wrap(app.asgi_app)  # type: ignore[method-assign]  # as Quart's docs have it
+        inner = app.asgi_app
+        app.asgi_app = RateLimitMiddleware(inner, rate_limits)  # type: ignore[method-assign]  # as in its docs
         return app
-    return wrap(app)
+    return RateLimitMiddleware(app, rate_limits)
 
 
-def none(way: str, ask: Ask, wrap: Wrap) -> Any:
+def none(way: str, ask: Ask, rate_limits: RateLimits) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await ask(scope)
         if scope["type"] == "websocket":
@@ -92,7 +95,7 @@ def none(way: str, ask: Ask, wrap: Wrap) -> Any:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"home"})
 
-    return wrap(app)
+    return RateLimitMiddleware(app, rate_limits)
 
 
 MAKERS = {"Starlette": starlette, "Litestar": of_litestar, "Quart": of_quart, "none": none}
@@ -137,11 +140,7 @@ def serve(framework: str, way: str, ask: Callable[[Any, RateLimits], Any], *scop
 
     async def run() -> list[list[dict[str, Any]]]:
         async with RateLimits("memory://", on_store_error="raise") as rate_limits:
-
-            def wrap(app: Any) -> Any:
-                return RateLimitMiddleware(app, rate_limits)
-
-            app = MAKERS[framework](way, lambda of: ask(of, rate_limits), wrap)
+            app = MAKERS[framework](way, lambda of: ask(of, rate_limits), rate_limits)
             return [await call(app, each) for each in scopes]
 
     return asyncio.run(run())
@@ -212,3 +211,19 @@ def test_what_a_handler_makes_of_a_refusal_is_the_response(framework: str, way: 
 
     ((start, *_),) = serve(framework, way, ask, scope())
     assert start["status"] == 200
+
+
+@pytest.mark.parametrize("way", ["around", "middleware="])
+async def test_a_refusal_has_the_fields_of_cors_that_stands_outside(way: str) -> None:
+    async with RateLimits("memory://", on_store_error="raise") as rate_limits:
+        if way == "around":
+            limited = RateLimitMiddleware(Starlette(), rate_limits, "1/hour")
+            app: Any = CORSMiddleware(limited, allow_origins=["*"])
+        else:
+            inside = Middleware(RateLimitMiddleware, rate_limits, "1/hour")
+            outside = Middleware(CORSMiddleware, allow_origins=["*"])
+            app = Starlette(middleware=[outside, inside])
+        origin = (b"origin", b"https://shop.example")
+        starts = [(await call(app, {**scope(), "headers": [origin]}))[0] for _ in range(2)]
+        assert [start["status"] for start in starts] == [404, 429]
+        assert all((b"access-control-allow-origin", b"*") in start["headers"] for start in starts)

@@ -295,6 +295,28 @@ at the earliest.
 """
 
 
+_LONGER_THAN_LOOPS_S = 10**8
+
+
+class _UntilLoopIsClosed:
+    """Is scheduled for a time that never comes, and dropped by `loop.close()`, which tells nobody
+    else. Closes the sockets of `dispatcher` then, of which asyncio would warn.
+    """
+
+    __slots__ = ("_dispatcher", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, dispatcher: LoopDispatcher) -> None:
+        self._loop = loop
+        self._dispatcher = weakref.ref(dispatcher)
+
+    def __call__(self) -> None: ...
+
+    def __del__(self) -> None:
+        dispatcher = self._dispatcher()
+        if dispatcher is not None and self._loop.is_closed():
+            dispatcher.close_sockets()
+
+
 class LoopDispatcher:
     """Sends the calls of one event loop, over one connection to each node."""
 
@@ -336,6 +358,8 @@ class LoopDispatcher:
         self._shutdown_hook = self._end_with_loop()
         with suppress(StopIteration):
             self._shutdown_hook.__anext__().send(None)  # up to its `yield`
+        until_closed = loop.call_later(_LONGER_THAN_LOOPS_S, _UntilLoopIsClosed(loop, self))
+        self._until_closed = weakref.ref(until_closed)  # nobody but the loop keeps it
         self.topology: Topology | None = None
         """None until a cluster's map has been read."""
         if not isinstance(client, redis.asyncio.RedisCluster):
@@ -404,6 +428,8 @@ class LoopDispatcher:
         """End the generator now and without the loop, which would otherwise start a task for it
         when it is garbage-collected.
         """
+        if (until_closed := self._until_closed()) is not None:
+            until_closed.cancel()
         with suppress(StopIteration, StopAsyncIteration, RuntimeError):
             self._shutdown_hook.aclose().send(None)
 
@@ -812,7 +838,7 @@ class AsyncRedisStore:
         loop = running_loop()
         with self._lock:
             for other in [other for other in self._dispatchers if other.is_closed()]:
-                self._dispatchers.pop(other).close_sockets()
+                del self._dispatchers[other]
             dispatcher = self._dispatchers[loop] = LoopDispatcher(
                 loop, self._new_client(), self._settings, self._count_unknown, self._close_client
             )
