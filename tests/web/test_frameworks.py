@@ -119,16 +119,21 @@ def handshake() -> dict[str, Any]:
 async def call(app: Any, scope: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages that `app` sends."""
     sent: list[dict[str, Any]] = []
+    ended = asyncio.Event()
     is_socket = scope["type"] == "websocket"
     begin = {"type": "websocket.connect"} if is_socket else {"type": "http.request", "body": b""}
     received = [begin]
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
+        is_body = message["type"].endswith("response.body") and not message.get("more_body")
+        if is_body or message["type"] in ("websocket.accept", "websocket.close"):
+            ended.set()
 
     async def receive() -> dict[str, Any]:
         if not received:
-            await asyncio.Event().wait()  # the client stays, and says nothing more
+            await ended.wait()  # then a server says that the client has gone
+            return {"type": f"{scope['type']}.disconnect"}
         return received.pop()
 
     await app(scope, receive, send)
