@@ -61,3 +61,28 @@ def interrupt_at(number: int, action: Callable[[], Any], package: str) -> str | 
         sys.unraisablehook = before
     assert place is None or dropped, f"the exception was swallowed: {place}"
     return place
+
+
+def call_at(
+    number: int, action: Callable[[], Any], other: Callable[[], Any], package: str
+) -> str | None:
+    """Call `action`, and `other` at the `number`-th place in the code of `package` where another
+    thread might run. Return that place, or None where there are fewer.
+    """
+    seen, place = 0, None
+
+    def watch(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal seen, place
+        if str(frame.f_globals.get("__name__")).startswith(package):
+            seen += 1
+            if seen == number:
+                sys.setprofile(None)
+                place = f"{frame.f_code.co_filename}:{frame.f_lineno} {event} {arg}"
+                other()
+
+    sys.setprofile(watch)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return place

@@ -8,7 +8,9 @@ The middleware changes the header fields of the response, and forwards all else 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from ..async_use import Unawaited, UnawaitedCoroutine
@@ -16,7 +18,7 @@ from ..errors import ConfigurationError, short_repr
 from ..ring.decision import Decision
 from . import http
 from .http import EXPOSED_HEADERS, RateLimited
-from .http.messages import STARTS, Message, Response, WatchedRequest
+from .http.messages import STARTS, Message, Response, Settlements, WatchedRequest
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -109,6 +111,18 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
     scope. Without it they are called with the scope.
     """
 
+    @cached_property
+    def settlements(self) -> Settlements:
+        """What is to be settled by responses of now."""
+        return Settlements()
+
+    async def aclose(self) -> None:
+        """See `AsyncRateLimits.aclose`. A server that ends closes this where it has cancelled what
+        is still being answered: that is settled before.
+        """
+        await self.settlements.end_all()
+        await super().aclose()
+
     def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:
         """See `BaseRateLimits`; `client_address` is the default, too."""
         return super().key_function(None if key is client_address else key)
@@ -137,7 +151,7 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
     ) -> Decision | None:
         limited = scope_of(connection).get(SCOPE_KEY)
         if limited is None or not limited.is_watched or limited.status_code:
-            limited = http.LimitedRequest()
+            limited = http.UnwatchedRequest()
         decision = None
         for limit in limits:
             if limit.settles and not limited.is_watched:
@@ -227,13 +241,15 @@ class RateLimitMiddleware:
                 return _send_nothing()
             if not limited.status_code:
                 if limited and (refused := limited.refusal_to_send(message)) is not None:
-                    return limited.refuse(scope, send, refused)
+                    return self._send_and_settle(send, limited, *limited.refuse(scope, refused))
                 if message["type"] in STARTS:
                     message = limited.begin(message)
+                    if limited.needs_response:
+                        self.rate_limits.settlements.begin(limited)
             elif limited.needs_response:
                 limited.go_on(message)
                 if limited.is_complete:
-                    return self._send_and_settle(send, message, limited)
+                    return self._send_and_settle(send, limited, message)
             return send(message)
 
         try:
@@ -247,16 +263,22 @@ class RateLimitMiddleware:
                 return
             if limited.status_code:
                 raise  # the response has begun: nothing can be said to the client any more
-            await limited.refuse(scope, send, refused)
+            await self._send_and_settle(send, limited, *limited.refuse(scope, refused))
         finally:
             if limited.needs_response:
-                await limited.settle(limited.response())
+                await asyncio.shield(self.rate_limits.settlements.end(limited))
 
-    @staticmethod
-    async def _send_and_settle(send: Send, message: Message, limited: WatchedRequest) -> None:
-        """Send the last message of a response, which then decides about charges."""
-        await send(message)
-        await limited.settle(limited.response())
+    async def _send_and_settle(
+        self, send: Send, limited: WatchedRequest, *messages: Message
+    ) -> None:
+        """Send the last messages of a response, which decides about charges."""
+        settling = self.rate_limits.settlements.end(limited) if limited.needs_response else None
+        if settling is not None:
+            await asyncio.sleep(0)  # What is given back is sent before the client can ask again.
+        for message in messages:
+            await send(message)
+        if settling is not None:
+            await asyncio.shield(settling)
 
     def _is_exempt_path(self, scope: Scope) -> bool:
         path, root = scope["path"], scope.get("root_path", "")

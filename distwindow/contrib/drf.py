@@ -38,6 +38,8 @@ class StoreIsAway(exceptions.APIException):  # type: ignore[misc]  # REST framew
 class ThrottleLimit(http.RequestLimit):
     """One limit of throttles: those of one scope."""
 
+    asks_once = True
+
 
 class RateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # without types
     """Base class of throttles: define `get_cache_key`, and `scope` or `rate`.
@@ -81,6 +83,9 @@ class RateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # with
             of.run(self._limit(of).decide(self, limited, key=str(key)))
         except http.RateLimited as refused:
             self._refused = refused
+            # The response is a refusal in any case, and there may be no middleware that sees it.
+            throttles = [each for each in limited if isinstance(each.limit, ThrottleLimit)]
+            of.run(limited.settle(None, refused.status_code, throttles))
             if refused.status_code == StoreIsAway.status_code:
                 raise StoreIsAway(refused) from None
             return bool(self.throttle_failure())

@@ -79,7 +79,7 @@ class RequestLimit(asgi.RequestLimit):
         """Ask this limit for a request; for FastAPI."""
         limited = connection.scope.get(asgi.SCOPE_KEY)
         if limited is None:
-            limited = connection.scope[asgi.SCOPE_KEY] = http.LimitedRequest()
+            limited = connection.scope[asgi.SCOPE_KEY] = http.UnwatchedRequest()
         if self.settles and not limited.is_watched:
             self.raise_without_middleware()
         known = self.decide_at_once(connection, limited, key)

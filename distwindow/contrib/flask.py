@@ -177,6 +177,7 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         clock: ClockChoice | None = None,
         consistency: Consistency | None = None,
         share: float | None = None,
+        max_local_keys: int | None = None,
         trusted_proxies: Sequence[str] | None = None,
         headers: http.Headers | None = None,
         enabled: bool | None = None,
@@ -186,6 +187,7 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
             "url": store, "on_store_error": on_store_error, "prefix": prefix, "timeout": timeout,
             "clock": clock, "consistency": consistency, "share": share, "headers": headers,
             "trusted_proxies": trusted_proxies, "enabled": enabled, "name": name,
+            "max_local_keys": max_local_keys,
         }  # fmt: skip
         self._apps: WeakKeyDictionary[Flask, _AppRateLimits] = WeakKeyDictionary()
         self._of_all: dict[str, DeclaredLimit] = {}
@@ -199,7 +201,8 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
             raise ConfigurationError(f"init_app was called twice for the application {app.name!r}")
         self._apps[app] = _AppRateLimits(**self._configured(app))
         app.before_request(self._before)
-        app.after_request(self._after)
+        # They run from the end of the list: this is the last, and sees what others put in place.
+        app.after_request_funcs.setdefault(None, []).insert(0, self._after)
         app.teardown_request(self._after_error)
 
     def limit_blueprint(self, blueprint: Blueprint, limits: Any, **options: Any) -> None:
@@ -274,19 +277,20 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         for name, value in fields.items():
             headers[name] = value
         if limited.needs_response:
-            run = self.of_app().run
+            run, status_code = self.of_app().run, response.status_code
+            is_served = status_code < 400  # a refusal is streamed, too, but its charges are known
             # Werkzeug does not close what the server sends as a file.
-            if response.is_streamed and not response.direct_passthrough:
-                response.call_on_close(lambda: run(limited.settle(response)))
+            if is_served and response.is_streamed and not response.direct_passthrough:
+                response.call_on_close(lambda: run(limited.settle(response, status_code)))
             else:
-                run(limited.settle(response))
+                run(limited.settle(response, status_code))
         return response
 
     def _after_error(self, error: BaseException | None) -> None:
         """Settle where there was no response: the exception goes to the server, which sends 500."""
         limited = flask.request.environ.get(_LIMITED_REQUEST)
         if error is not None and limited is not None and limited.needs_response:
-            self.of_app().run(limited.settle(current_app.response_class(status=500)))
+            self.of_app().run(limited.settle(current_app.response_class(status=500), 500))
 
 
 def _check_order(app: Flask) -> None:

@@ -29,6 +29,7 @@ from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.key import AnyKey, Key, encode_key
 from ..ring.limit import LimitSpec, parse_limits
 from ..runtime.command_cache import check_cost
+from .shared_windows import SharedWindows
 
 
 class FailureLog:
@@ -275,6 +276,13 @@ def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
 _log = logging.getLogger("distwindow")
 
 
+def add_windows(windows: SharedWindows, task: str, key: object, limits: Sequence[Limit]) -> None:
+    """Add the limits of a task to those of its application, if its key is a template."""
+    if isinstance(key, str) and "{task}" not in key:
+        advice = f'write limit_key="{{task}}:{key}" for a window of each task'
+        windows.add(key, limits, f"task {task!r}", advice)
+
+
 class TaskLimits:
     """Which limits a task has, and under which key and for what cost a call of it counts.
 
@@ -296,6 +304,7 @@ class TaskLimits:
         injected: Collection[str] = (),
     ) -> None:
         self.name = name
+        self.key = key
         if limits is None:
             raise ConfigurationError(f'task {name!r} has no limits; write limits="100/minute"')
         try:
@@ -417,14 +426,17 @@ class _Gate(Generic[L]):
         self._held_until: float | None = None
         """Until when the limiter is not asked, because it failed (monotonic); None: it works."""
         self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
+        self._shared_windows = SharedWindows(_log)
 
     def add(self, task: T) -> T:
         """Create the limiters of `task`, and return it. Nothing is connected to.
 
         Raises `ConfigurationError` for a store or a prefix that can never work.
         """
-        if task is not None and task.limits not in self._limiters:
-            self._limiters[task.limits] = self._make(task.limits)
+        if task is not None:
+            if task.limits not in self._limiters:
+                self._limiters[task.limits] = self._make(task.limits)
+            add_windows(self._shared_windows, task.name, task.key, task.limits)
         return task
 
     def _remaining_hold_s(self) -> float:

@@ -10,6 +10,8 @@
                                                               whatever the window holds
     open        `release`                         released    all is given back
     open        its block is left                 open        nothing changes: the estimate stays
+    open        `reset` of its key                open        nothing: its permits are gone, and are
+                                                              not given back
     committed   `commit` of the same              committed   nothing
     committed   `commit` of another number        committed   nothing: `RuntimeError`
     refused     `commit`, `extend`, `release`     refused     nothing: `RuntimeError`
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOG = logging.getLogger("distwindow")
+_MAX_RESETS = 1000
+"""Of so many keys the last `reset` is known, for reservations that are open."""
 
 State = Literal["open", "committed", "released", "refused"]
 OnError = Literal["keep", "release"]
@@ -69,6 +73,8 @@ class ReservedPart(NamedTuple):
     permits: int
     decided_at: float
     """Monotonic seconds."""
+    resets: int
+    """How many `reset`s the limiter had made before."""
 
 
 class ReservedKey:
@@ -90,11 +96,24 @@ class ReservedKey:
     def limits(self) -> list[Limit]:
         return limits_in(self.charges)
 
-    def add(self, decision: Decision, permits: int, decided_at: float) -> None:
-        """Add what `decision` has admitted."""
+    def add(self, decision: Decision, permits: int, decided_at: float, resets: int) -> ReservedPart:
+        """Add what `decision` has admitted, and return it."""
         rings = {charge.ring for charge in self.charges}
         charges = tuple(charge for charge in decision.charged or () if charge.ring in rings)
-        self.parts.append(ReservedPart(decision, charges, permits, decided_at))
+        part = ReservedPart(decision, charges, permits, decided_at, resets)
+        self.parts.append(part)
+        return part
+
+    def take_part(self, part: ReservedPart) -> bool:
+        """Take `part` out. Return False if another thread has."""
+        while True:
+            try:
+                self.parts.remove(part)
+            except ValueError:
+                return False
+            except IndexError:  # others were taken out meanwhile
+                continue
+            return True
 
     def take_parts(self) -> list[ReservedPart]:
         """Take all parts out, the newest first."""
@@ -124,6 +143,10 @@ class Settlement:
         self.max_cost = strategy.max_cost
         self.monotonic = clock.monotonic
         self.closed = False
+        self.resets = 0
+        """How many there were."""
+        self._last_resets: dict[AnyKey, int] = {}
+        """The number of the last one of a key: what was charged before it is gone."""
         self._strategy = strategy
         self._policy = policy
         self._on_freed = on_freed
@@ -134,8 +157,13 @@ class Settlement:
         policy.source.sources.insert(0, self._refunds)
 
     def reset(self, key: AnyKey) -> None:
-        """Drop what is to be given back of `key`, as its windows have been emptied."""
+        """Give back nothing that was charged for `key` so far, as its windows have been emptied."""
         self._refunds.reset(key)
+        self.resets += 1
+        self._last_resets.pop(key, None)
+        self._last_resets[key] = self.resets
+        if len(self._last_resets) > _MAX_RESETS:
+            self._last_resets.pop(next(iter(self._last_resets), key), None)
 
     def close(self) -> None:
         """Settle nothing any more; what was committed is flushed."""
@@ -193,6 +221,8 @@ class Settlement:
             unused = min(part.permits, permits)
             permits -= unused
             if not (unused and part.charges):
+                continue
+            if part.resets < self._last_resets.get(part.charges[0].key, 0):
                 continue
             strategy = self._policy.strategy_of(part.decision)
             refund = PartRefund(part.decision, part.charges, unused, strategy, part.decided_at)
@@ -304,7 +334,7 @@ class BaseReservation:
         if decision.allowed:
             now = settlement.monotonic()
             for item, estimate in zip(self._items, self._estimates, strict=True):
-                item.add(decision, estimate, now)
+                item.add(decision, estimate, now, settlement.resets)
 
     @property
     def key(self) -> AnyKey:
@@ -418,16 +448,24 @@ class BaseReservation:
         )
 
     def _add_extension(self, decision: Decision, more: tuple[int, ...]) -> Operation[None]:
-        """Add what `decision` has admitted; give it back if the reservation was settled since."""
+        """Add what `decision` has admitted. If the reservation was settled since, give that back,
+        unless who settles it has taken it already.
+        """
         if not decision.allowed:
             return
         now = self._settlement.monotonic()
+        added = []
         for n, (item, permits) in enumerate(zip(self._items, more, strict=True)):
             if permits:
-                item.add(decision, permits, now)
+                added.append((item, item.add(decision, permits, now, self._settlement.resets)))
                 self._estimates[n] += permits
         if self._settled:
-            yield from self._settlement.settle(self._items, self._nothing, now=False)
+            late = []
+            for item, part in added:
+                if item.take_part(part):
+                    late.append(ReservedKey(item.charges))
+                    late[-1].parts.append(part)
+            yield from self._settlement.settle(late, (0,) * len(late), now=False)
 
     def _enter(self) -> None:
         if not self.decision.allowed:

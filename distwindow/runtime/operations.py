@@ -8,7 +8,7 @@ import itertools
 from ..errors import short_repr
 from ..ring.clock import Clock
 from ..ring.commands import Refund
-from ..ring.decision import Charge, Decision, Source
+from ..ring.decision import Charge, Decision, Source, with_cost
 from ..ring.decisions import decision_of
 from ..ring.key import AnyKey
 from ..ring.stats import Stats, stats_of, window_at
@@ -50,16 +50,26 @@ def stats(
 
 def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[int]:
     """Give back what `decision` was charged, to the bucket it was charged in. Return how many
-    permits the store has given back, the most of any limit. Raises `ValueError` for a decision that
+    permits were given back, the most of any limit. Raises `ValueError` for a decision that
     was charged nothing.
     """
-    charges = _checked_charges(decision)
+    charges, most = _checked_charges(decision), 0
+    if decision.source == "local":  # what was not sent yet is taken back here
+        left: list[Charge] = []
+        for _, group in itertools.groupby(charges, lambda charge: charge.key):
+            own = tuple(group)
+            taken = strategy.take_back(own, own[0].cost, decision.now_ms)
+            most = max(most, taken)
+            left += with_cost(own, own[0].cost - taken) if taken < own[0].cost else ()
+        if not left:
+            return most
+        charges = tuple(left)
     yield from _flush_key(strategy, decision.key, clock)
     count, _ = yield from send(Refund(charges, charged_ms=decision.now_ms))
     strategy.invalidate(decision.key)
     # Again, so that what this process knows of the key includes the refund.
     yield from _flush_key(strategy, decision.key, clock)
-    return count
+    return most + count
 
 
 def reset(

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +18,12 @@ from distwindow import Decision, Limiter, Reservation, StoreError
 from distwindow.ring.commands import Acquire
 from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
 from tests.clock_and_stores import ManualClock
+from tests.interruptions import call_at
 from tests.local.caller_processes import ROOT
 from tests.reserve import litellm_18730
 from tests.reserve.test_settlement_law import FaultyStore
+
+PACKAGE = "distwindow.reserve"
 
 
 @pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
@@ -192,6 +201,31 @@ class CommittingStore(RemoteStore):
         return decision
 
 
+class PausingStore(RemoteStore):
+    """Begins a commit in another thread while it decides a call. That pauses until the call has
+    ended.
+    """
+
+    commit: Callable[[], Future[str | None]] | None = None
+    committing: Future[str | None]
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.is_paused, self.is_extended = threading.Event(), threading.Event()
+
+    def pause(self) -> None:
+        self.is_paused.set()
+        self.is_extended.wait(0.1)  # the commit may have a lock for which the other thread waits
+
+    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
+        decision = super().decide(command, deadline)
+        if self.commit is not None:
+            self.committing = self.commit()
+            self.committing.add_done_callback(lambda _: self.is_paused.set())
+            assert self.is_paused.wait(60)
+        return decision
+
+
 def test_an_extension_that_arrives_after_the_commit_is_given_back() -> None:
     store = CommittingStore(ManualClock())
     limiter = limiter_on(store, "100/minute")
@@ -230,6 +264,74 @@ def test_a_reset_drops_what_is_to_be_given_back() -> None:
     limiter.acquire("k", 80)
     limiter.flush()
     assert limiter.stats("k").passed == 80
+
+
+@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+@pytest.mark.parametrize("url", ["memory://", "remote"])
+def test_what_is_open_over_a_reset_gives_back_nothing_of_before(url: str, mode: Any) -> None:
+    store: Any = RemoteStore(ManualClock()) if url == "remote" else url
+    limiter = Limiter(store, "100/minute", time=ManualClock(), consistency=mode)
+    less, more, later = limiter.reserve("k", 60), limiter.reserve("k", 10), limiter.reserve("a", 9)
+    limiter.reset("k")
+    limiter.acquire("k", 80)
+    less.commit(10, now=True)
+    more.commit(15, now=True)  # the debt is of now
+    later.commit(1, now=True)
+    limiter.flush()
+    assert (limiter.stats("k").passed, limiter.stats("a").passed) == (85, 1)
+    limiter.reserve("k", 10).commit(1, now=True)
+    unspent = 2 if mode == "leased" and url == "remote" else 0
+    assert limiter.stats("k").passed == 86 + unspent
+
+
+def test_resets_of_so_many_keys_are_known() -> None:
+    limiter = limiter_on(RemoteStore(ManualClock()), "100/minute")
+    for number in range(1500):
+        limiter.reset(f"k{number}")
+    assert len(limiter._settlement._last_resets) == 1000
+
+
+@pytest.mark.parametrize("used", [0, 12, 17, 40])
+def test_a_commit_at_any_moment_of_an_extension(used: int) -> None:
+    """As another thread would make it. What it has said is what counts."""
+    for number in itertools.count(1):
+        limiter = limiter_on(RemoteStore(ManualClock()), "100/minute")
+        limiter.acquire("k", 20)
+        reservation = limiter.reserve("k", 10)
+
+        def extend(reservation: Reservation = reservation) -> None:
+            with suppress(RuntimeError):  # it was settled before
+                reservation.extend(5)
+
+        place = call_at(number, extend, partial(reservation.commit, used), PACKAGE)
+        if place is None:
+            break
+        limiter.flush()
+        assert limiter.stats("k").passed == 20 + used, place
+    assert number > 20
+
+
+@pytest.mark.parametrize("used", [0, 12, 17, 40])
+def test_an_extension_that_ends_at_any_moment_of_a_commit(used: int) -> None:
+    """The store decides on it before the commit begins, in another thread."""
+    for number in itertools.count(1):
+        store = PausingStore(ManualClock())
+        limiter = limiter_on(store, "100/minute")
+        limiter.acquire("k", 20)
+        reservation = limiter.reserve("k", 10)
+        with ThreadPoolExecutor(1) as thread:
+            store.commit = partial(
+                thread.submit, call_at, number, partial(reservation.commit, used), store.pause,
+                PACKAGE,
+            )  # fmt: skip
+            reservation.extend(5)
+            store.is_extended.set()
+            place = store.committing.result()
+        if place is None:
+            break
+        limiter.flush()
+        assert limiter.stats("k").passed == 20 + used, place
+    assert number > 20
 
 
 @pytest.mark.parametrize("policy", ["allow", "local"])

@@ -33,7 +33,10 @@ SOURCES = (f"127.0.{n // 250}.{n % 250 + 2}" for n in itertools.count())
 class Served:
     """A server that runs."""
 
-    def __init__(self, port: int, output: Path, store_url: str) -> None:
+    def __init__(
+        self, port: int, output: Path, store_url: str, process: subprocess.Popen[bytes]
+    ) -> None:
+        self._process = process
         self.store_url = store_url
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
@@ -43,6 +46,11 @@ class Served:
     def output(self) -> str:
         """What it has printed so far."""
         return self._output.read_text()
+
+    def end(self) -> None:
+        """Ask it to end, as each deployment does, and wait until it has."""
+        self._process.terminate()
+        self._process.wait(60)
 
 
 @contextmanager
@@ -64,7 +72,7 @@ def serve(command: str, app: str, url: str, **environment: str) -> Iterator[Serv
                     "DISTWINDOW_TIMEOUT": str(PATIENT_S), **environment,
                 },
             )  # fmt: skip
-        served = Served(port, output, url)
+        served = Served(port, output, url, process)
         try:
             until(lambda: _answers(port), 60, what=f"{command} answers\n{served.output}")
             yield served

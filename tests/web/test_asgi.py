@@ -429,6 +429,78 @@ async def test_cost_after_is_counted_however_the_response_ends(rate_limits: Rate
     assert decision.remaining == 100 - 2 * 3 * len(b"home") - 1
 
 
+async def test_a_cost_that_takes_time_is_counted_where_the_request_is_cancelled(
+    rate_limits: RateLimits,
+) -> None:
+    begun = asyncio.Event()
+
+    async def cost(scope: Any, response: Response) -> int:
+        begun.set()
+        await asyncio.sleep(0.05)
+        return response.body_bytes
+
+    outer = RateLimitMiddleware(
+        home, rate_limits, "100/minute", name="bytes", cost=50, cost_after=cost
+    )
+    request = asyncio.ensure_future(call(outer, http_scope()))
+    await begun.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await rate_limits.settlements.end_all()  # what `aclose` begins with
+    decision = await rate_limits.limit("100/minute", name="bytes").check(http_scope())
+    assert decision is not None
+    assert decision.remaining == 100 - len(b"home") - 1
+
+
+async def test_what_is_being_answered_is_settled_when_it_is_closed(redis_url: str) -> None:
+    """A server that ends cancels its requests, and does not wait for them."""
+    seen: list[Response] = []
+    begun = asyncio.Semaphore(0)
+
+    def count(response: Response) -> bool:
+        seen.append(response)
+        return False
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        await send({**BODY, "more_body": True})
+        begun.release()
+        await asyncio.sleep(60)
+
+    async with RateLimits(redis_url, on_store_error="raise", prefix="ends") as rate_limits:
+        outer = RateLimitMiddleware(stream, rate_limits, "9/minute", count_when=count)
+        requests = [asyncio.ensure_future(call(outer, http_scope())) for _ in range(3)]
+        for _ in requests:
+            await begun.acquire()
+        for request in requests:
+            request.cancel()
+    assert [(each.body_bytes, each.complete) for each in seen] == [(4, False)] * 3
+    await asyncio.wait(requests)
+    assert len(seen) == 3
+
+
+async def test_checks_at_once_name_what_refused_and_keep_nothing(rate_limits: RateLimits) -> None:
+    free = rate_limits.limit("100/minute", name="free")
+    full = [rate_limits.limit("1/hour", name=name) for name in "abc"]
+    for limit in full:
+        await limit.check(http_scope())
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found = await asyncio.gather(
+            *(limit.check(scope) for limit in (free, *full)), return_exceptions=True
+        )
+        refusals = [each for each in found if isinstance(each, RateLimited)]
+        assert [each.problem["violated-policies"] for each in refusals] == [["a"], ["b"], ["c"]]
+        raise refusals[0]
+
+    outer = RateLimitMiddleware(app, rate_limits)
+    assert await statuses(outer, *[http_scope() for _ in range(5)]) == [429] * 5
+    decision = await free.check(http_scope())
+    assert decision is not None
+    assert decision.remaining == 99
+
+
 async def test_count_when_needs_the_middleware(rate_limits: RateLimits) -> None:
     limit = rate_limits.limit("1/minute", name="n", count_when=lambda response: True)
     with pytest.raises(ConfigurationError, match="middleware"):

@@ -410,6 +410,34 @@ def test_count_when_gives_back_what_is_not_to_be_counted(app: Any, rate_limits: 
     assert seen == [200, 401, 200, 200, 401, 429]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_what_another_after_request_puts_in_place_is_settled(before: bool) -> None:
+    def replace(response: Any) -> Any:
+        return flask.Response("other", 203)
+
+    app = application()
+    rate_limits = RateLimits("memory://", on_store_error="raise")
+    if before:
+        app.after_request(replace)
+    rate_limits.init_app(app)
+    if not before:
+        app.after_request(replace)
+    seen: list[int] = []
+
+    def count(response: Any) -> bool:
+        seen.append(response.status_code)
+        return False
+
+    @app.get("/")
+    @rate_limits.limit("2/minute", count_when=count)
+    def home() -> str:
+        return "home"
+
+    sent = answers(app, times=5)
+    assert [answer.status_code for answer in sent] == seen == [203] * 5
+    assert all(field in sent[0].headers for field in FIELDS[:2])
+
+
 def test_count_when_is_asked_once_at_the_end_of_a_stream(app: Any, rate_limits: RateLimits) -> None:
     ended: list[str] = []
 

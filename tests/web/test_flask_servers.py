@@ -71,9 +71,8 @@ def _check_stream(url: str) -> None:
 
 def test_wrong_passwords_alone_are_counted(served: OnRedis) -> None:
     url = served.url + "/login"
-    assert get(url, FORM, method="POST", body=b"password=right").status == 200
-    with Limiter(served.redis_url, "5/minute") as limiter:  # given back with the next flush
-        until(lambda: limiter.stats("POST /login:127.0.0.1").passed == 0)
+    for _ in range(20):  # of which each gives its permit back before the next one comes
+        assert get(url, FORM, method="POST", body=b"password=right").status == 200
     got = burst(url, 200, FORM, method="POST", body=b"password=wrong")
     assert statuses(got) == {401: 5, 429: 195}
 
@@ -81,7 +80,7 @@ def test_wrong_passwords_alone_are_counted(served: OnRedis) -> None:
 def test_a_permit_of_the_blueprint_is_back_when_the_route_refuses(served: OnRedis) -> None:
     assert statuses(burst(served.url + "/api/reports", 50)) == {200: 5, 429: 45}
     with Limiter(served.redis_url, "100/hour") as limiter:
-        assert limiter.stats("api:127.0.0.1").passed == 5
+        assert limiter.stats("api 100/hour:127.0.0.1").passed == 5
 
 
 def test_redis_is_stopped_and_comes_back() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -75,14 +77,14 @@ class Application:
 
     def ask(self, *limits: Any, then: Any = None, **request: Any) -> http.LimitedRequest:
         """Ask `limits` for one request, until one refuses; `then` is its response."""
-        asked = http.LimitedRequest()
+        asked, status = http.LimitedRequest(), 200
         try:
             for limit in limits:
                 self.done(self.decide(limit, request, asked))
-        except http.RateLimited:
-            pass
-        if then is not None and asked.needs_response:
-            self.done(self.of.run(asked.settle(then)))
+        except http.RateLimited as refused:
+            status = refused.status_code
+        if asked.needs_response and (then is not None or status >= 400):
+            self.done(self.of.run(asked.settle(then, then if isinstance(then, int) else status)))
         return asked
 
     def decide(self, limit: Any, request: Any, asked: http.LimitedRequest) -> Any:
@@ -320,6 +322,16 @@ def test_a_later_refusal_gives_back_what_earlier_limits_charged(app: Application
     assert app.ask(router)[0].decision.remaining == 7
 
 
+def test_the_share_of_a_process_is_given_back_too(app: Application) -> None:
+    """While the store is away, by `on_store_error="local"`."""
+    rate_limits = app.rate_limits(AWAY, on_store_error="local", share=1.0)
+    router, route = rate_limits.limit("9/minute", name="a"), rate_limits.limit("2/hour", name="b")
+    assert [app.ask(router, route)[-1].decision.allowed for _ in range(5)] == [True] * 2 + [
+        False
+    ] * 3
+    assert app.admits(router, 20) == 7
+
+
 def test_fields_name_all_limits_that_were_asked(app: Application) -> None:
     rate_limits = app.rate_limits()
     router, route = rate_limits.limit("9/minute", name="a"), rate_limits.limit("1/hour", name="b")
@@ -386,17 +398,23 @@ def test_what_was_reserved_is_given_back_at_a_later_refusal(app: Application) ->
     assert app.ask(tokens)[0].decision.remaining == 4
 
 
-def test_what_was_given_back_stays_so_at_a_second_refusal(app: Application) -> None:
+@pytest.mark.parametrize("kind", [http.LimitedRequest, http.UnwatchedRequest])
+def test_what_was_given_back_stays_so_at_a_second_refusal(app: Application, kind: Any) -> None:
     rate_limits = app.rate_limits()
     first, *full = (rate_limits.limit("9/minute", name=name) for name in "abc")
     for limit in full:
         app.admits(limit, 9)
     app.ask(first)
-    asked = http.LimitedRequest()
+    asked = kind()
     app.done(app.decide(first, {}, asked))
     for limit in full:  # of a handler that goes on after a refusal
         with pytest.raises(http.RateLimited):
             app.done(app.decide(limit, {}, asked))
+    assert (
+        asked.needs_response is asked.is_watched
+    )  # where it is, the response says whether it is one
+    for _ in range(2):
+        app.done(app.of.run(asked.settle(None, 429)))
     assert app.ask(first)[0].decision.remaining == 7
 
 
@@ -411,7 +429,7 @@ def test_two_refusals_at_once_give_back_once(redis_url: str, prefix: str) -> Non
             full = [rate_limits.limit("1/hour", name=name) for name in "de"]
             for limit in [*full, *charged]:
                 await ask(limit, http.LimitedRequest())
-            asked = http.LimitedRequest()
+            asked = http.UnwatchedRequest()
             for limit in charged:
                 await ask(limit, asked)
             refusals = [ask(limit, asked) for limit in full]
@@ -420,6 +438,28 @@ def test_two_refusals_at_once_give_back_once(redis_url: str, prefix: str) -> Non
             return [(await ask(limit, http.LimitedRequest())).remaining for limit in charged]
 
     assert asyncio.run(left()) == [7, 7, 7]
+
+
+@pytest.mark.parametrize("consistency", ["direct", "leased"])  # with "eventual", after a sync
+def test_what_another_process_gives_back_is_there_at_once(
+    redis_url: str, prefix: str, consistency: Any
+) -> None:
+    def limit() -> Any:
+        rate_limits = Blocking(
+            redis_url, on_store_error="raise", prefix=prefix, timeout=10.0, consistency=consistency
+        )
+        opened.enter_context(closing(rate_limits))
+        return rate_limits.limit("1/minute", name="n", count_when=lambda response: response == 401)
+
+    with ExitStack() as opened:
+        app, here, there = Application(Blocking, None), limit(), limit()
+        for of, other in ((here, there), (there, here)):
+            open_request = http.LimitedRequest()
+            app.decide(of, {}, open_request)
+            assert app.admits(other) == 0
+            of.rate_limits.run(open_request.settle(200, 200))
+            app.of = other.rate_limits
+            assert app.ask(other, then=200)[0].decision.allowed
 
 
 def test_cost_after_and_count_when_together(app: Application) -> None:
@@ -447,7 +487,7 @@ def test_a_charge_is_settled_once(app: Application) -> None:
     asked = app.ask(first, then=200)
     app.done(app.decide(second, {}, asked))
     for _ in range(2):
-        app.done(app.of.run(asked.settle(200)))
+        app.done(app.of.run(asked.settle(200, 200)))
     assert settled == ["first", "second"]
 
 
@@ -458,7 +498,7 @@ def test_nothing_is_settled_of_what_the_store_has_not_decided(
         "1/minute", cost_after=lambda request, response: 1 / 0
     )
     asked = app.ask(limit, then=200)
-    app.done(app.of.run(asked.settle(200)))
+    app.done(app.of.run(asked.settle(200, 200)))
     assert not asked.needs_response
     assert "could not be settled" not in caplog.text
 
@@ -617,3 +657,29 @@ def test_the_decision_is_returned(app: Application) -> None:
     decision = app.done(app.of.run(limit.decide({}, http.LimitedRequest())))
     assert isinstance(decision, Decision)
     assert decision.remaining == 4
+
+
+@pytest.mark.parametrize("given", [{}, {"prefix": "distwindow"}])
+def test_names_that_other_applications_may_have_are_logged_once(
+    app: Application, redis_url: str, caplog: Any, given: Any
+) -> None:
+    for name, expected in ((None, "GET /"), ("n", "n")):
+        caplog.clear()
+        rate_limits = app.rate_limits(redis_url, **given)
+        for _ in range(2):
+            app.ask(rate_limits.limit("9/minute", name=name, key=lambda request: uuid.uuid4().hex))
+        warned = [each for each in caplog.messages if "prefix of its own" in each]
+        assert len(warned) == (not given)
+        assert all(repr(expected) in each for each in warned)
+
+
+def test_a_process_keeps_so_many_keys(app: Application, redis_url: str, prefix: str) -> None:
+    rate_limits = app.rate_limits(
+        redis_url, prefix=prefix, consistency="eventual", max_local_keys=10
+    )
+    limit = rate_limits.limit("1000/minute", key=lambda request: request["key"])
+    for number in range(50):
+        app.ask(limit, key=str(number))
+    assert len(limit._limiter._strategy._key_states) == 10
+    with pytest.raises(ConfigurationError, match="max_local_keys"):
+        app.rate_limits(max_local_keys=0)

@@ -15,7 +15,15 @@ from celery import Task
 from ...errors import ConfigurationError
 from ...ring.key import AnyKey
 from ...ring.limit import Limit, LimitSpec, parse_limits
-from ..tasks import TASK_OPTIONS, KeyAndCost, TaskArguments, check_has_limits, check_option_names
+from ..shared_windows import SharedWindows
+from ..tasks import (
+    TASK_OPTIONS,
+    KeyAndCost,
+    TaskArguments,
+    add_windows,
+    check_has_limits,
+    check_option_names,
+)
 from .settings import Annotations, listed
 from .worker import logger
 
@@ -60,6 +68,7 @@ class LimitTable:
         self, configured: Mapping[str, Any] | None, annotations: Annotations | None = None
     ) -> None:
         self._annotations = Annotations() if annotations is None else annotations
+        self._shared_windows = SharedWindows(logger)
         self._configured = {} if configured is None else _checked_table(configured)
 
     def of(self, task: Any) -> CeleryTaskLimits:
@@ -80,6 +89,7 @@ class LimitTable:
             check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
         parsed = () if limits is None else _parse(f"task {name!r}: {source}", limits)
+        add_windows(self._shared_windows, name, key, parsed)
         charge = KeyAndCost(arguments, key, 1 if cost is None else cost, parsed, logger)
         return CeleryTaskLimits(name, parsed, charge, source)
 

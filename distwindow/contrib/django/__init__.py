@@ -45,25 +45,33 @@ def limited_request(request: Any) -> tuple[http.LimitedRequest, bool]:
     return limited, True
 
 
-async def _respond(limit: Any, request: Any, view: Callable[[], Any], block: bool = True) -> Any:
-    """Return the response to `request`: that of `view`, or a refusal by `limit`. The first of a
-    request sets the header fields.
+async def _respond(
+    limit: Any, request: Any, view: Callable[[], Any], *, awaits: bool, block: bool = True
+) -> Any:
+    """Return the response to `request`: that of `view`, or a refusal by `limit`. Each gives back
+    what its limit charged where the response is a refusal, as an inner one may be served all the
+    same. The first of a request sets the header fields. `awaits`: there is an event loop.
     """
     limited, begins = limited_request(request)
     request.limited = getattr(request, "limited", False)
-    own, response = http.LimitedRequest(), None
+    before, response = len(limited), None
     try:
         try:
-            if limit is not None and await limit.decide(request, limited) is not None:
-                own.append(limited[-1])
+            if limit is not None:
+                await limit.decide(request, limited)
         except http.RateLimited as refused:
             request.limited = True
             if block:
-                response = await _refusal(request, refused, limit.rate_limits.awaits)
+                response = await _refusal(request, refused, awaits)
+        own = limited[before:]
         if response is None:
             response = await http.result_of(view())
-            await own.settle(response)
+        # A framework's operation may return a value, and raise what becomes a refusal.
+        await limited.settle(response, getattr(response, "status_code", 200), own)
         if begins:
+            # Those of throttles, which are of threads.
+            rest = limited.settle(response, response.status_code)
+            await (sync_to_async(rate_limits().run)(rest) if awaits else rest)
             fields = limited.fields_to_set(response.status_code, response.get)
             for name, value in fields.items():
                 response[name] = value
@@ -98,12 +106,12 @@ class RateLimitMiddleware:
         awaits = iscoroutinefunction(get_response)
         if awaits:
             markcoroutinefunction(self)
-        self._run = rate_limits(awaits=awaits).run
+        self._awaits, self._run = awaits, rate_limits(awaits=awaits).run
         self._limit = limit_of_all_requests(awaits)
 
     def __call__(self, request: Any) -> Any:
         view = functools.partial(self._get_response, request)
-        return self._run(_respond(self._limit, request, view))
+        return self._run(_respond(self._limit, request, view, awaits=self._awaits))
 
 
 def rate_limit(
@@ -145,12 +153,12 @@ def rate_limit(
             of = rate_limits(awaits=awaits, under_wsgi="wsgi.input" in request.META)
             limit = made.get((name, awaits))
             if limit is None or limit.rate_limits is not of:
-                limit = of.limit(limits, **{"name": prefix + name, **options})
+                limit = of.limit(limits, **options)
+                limit.view_name = prefix + name
                 made[name, awaits] = limit
             call = functools.partial(view, request, *args, **kwargs)
-            return of.run(
-                _respond(limit if applies(request.method) else None, request, call, block)
-            )
+            asked = limit if applies(request.method) else None
+            return of.run(_respond(asked, request, call, awaits=awaits, block=block))
 
         functools.update_wrapper(respond, view)
         if awaits:

@@ -34,8 +34,18 @@ class ClientAddress(http.ClientAddress):
         return [request.headers.get(name, "")]
 
 
+class ViewLimit(http.RequestLimit):
+    """One limit: of a view, or of all requests."""
+
+    view_name = ""
+
+    def name_of(self, request: Any) -> str:
+        """Return the name of the view, for all its routes."""
+        return self.view_name
+
+
 class _OfDjango:
-    limit_type = http.RequestLimit
+    limit_type = ViewLimit
     address_type: type[http.ClientAddress] = ClientAddress
     awaits: ClassVar[bool]
     client_address: http.ClientAddress
@@ -58,11 +68,11 @@ class _OfDjango:
         return functools.partial(_key_in_task if self.awaits else _key_of_user, anonymous)
 
 
-class RateLimits(_OfDjango, http.BlockingRateLimits[http.RequestLimit]):
+class RateLimits(_OfDjango, http.BlockingRateLimits[ViewLimit]):
     """The limits of functions and throttles."""
 
 
-class AsyncRateLimits(_OfDjango, http.AsyncRateLimits[http.RequestLimit]):
+class AsyncRateLimits(_OfDjango, http.AsyncRateLimits[ViewLimit]):
     """The limits of coroutine functions under ASGI."""
 
 
@@ -144,7 +154,7 @@ def rate_limits(*, awaits: bool = False, under_wsgi: bool = False) -> Any:
     return made
 
 
-def limit_of_all_requests(awaits: bool) -> http.RequestLimit | None:
+def limit_of_all_requests(awaits: bool) -> ViewLimit | None:
     """Return the limit of all requests by the settings, if they have one."""
     of, given = rate_limits(awaits=awaits), settings_options()
     options = {name: given[name] for name in _OF_ALL_REQUESTS & given.keys()}

@@ -13,7 +13,7 @@ keeps one `LimitedRequest` with each request, and
     decision = await rate_limits.run(limit.decide(request, limited_request))   # may raise
     for name, value in limited_request.fields_to_set(status, headers.get).items(): ...
     if limited_request.needs_response:                     # after the response, or without one
-        await rate_limits.run(limited_request.settle(response))
+        await rate_limits.run(limited_request.settle(response, status))
 
 without `await` where nothing is awaited.
 """
@@ -28,6 +28,7 @@ from .rate_limits import (
     MakesLimits,
     RateLimited,
     RequestLimit,
+    UnwatchedRequest,
     result_of,
 )
 
@@ -44,5 +45,6 @@ __all__ = [
     "MakesLimits",
     "RateLimited",
     "RequestLimit",
+    "UnwatchedRequest",
     "result_of",
 ]

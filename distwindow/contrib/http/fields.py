@@ -38,14 +38,31 @@ Unit = Literal["requests", "content-bytes"]
 class Policies:
     """The limits of one name, as the fields name them."""
 
-    __slots__ = ("_only_string", "_strings", "has_ietf", "has_x", "names", "raw_policy", "text")
+    __slots__ = (
+        "_given", "_only_string", "_strings", "has_ietf", "has_x", "names", "raw_policy", "text",
+    )  # fmt: skip
 
-    def __init__(self, name: str, limits: tuple[Limit, ...], unit: Unit, headers: Headers) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: tuple[Limit, ...],
+        unit: Unit,
+        headers: Headers,
+        *,
+        in_full: bool = False,
+    ) -> None:
+        """With `in_full`, the names have the limits in them."""
+        self._given = name, limits, unit, headers
         self.has_ietf = headers in ("ietf", "both")
         self.has_x = headers in ("x-ratelimit", "both")
         several = len(limits) > 1
         self.names = {
-            limit: f"{name}-{_interval_text(limit)}" if several else name for limit in limits
+            limit: f"{name} {limit}"
+            if in_full
+            else f"{name}-{_interval_text(limit)}"
+            if several
+            else name
+            for limit in limits
         }
         quota_unit = "" if unit == "requests" else f';qu="{unit}"'
         self.text = ", ".join(
@@ -57,6 +74,10 @@ class Policies:
         """The field, as ASGI has it; None if others are written, too."""
         self._strings = {limit: _string(shown).encode() for limit, shown in self.names.items()}
         self._only_string = b"" if several else self._strings[limits[0]]
+
+    def in_full(self) -> Policies:
+        """Return the same with names that other limits of the name do not have."""
+        return Policies(*self._given, in_full=True)
 
     def raw_item(self, decision: Decision) -> bytes:
         """Return the item of `RateLimit` for a decision by these limits. `t` is after how many
@@ -85,6 +106,15 @@ class LimitAnswer:
         return self.decision.source != "policy"
 
 
+def distinct(answers: Sequence[LimitAnswer]) -> Sequence[LimitAnswer]:
+    """Return `answers` with the limits in their names where two that differ have one name."""
+    by_text = {each.policies.text: each.policies for each in answers}
+    names = [name for policies in by_text.values() for name in policies.names.values()]
+    if len(set(names)) == len(names):
+        return answers
+    return [LimitAnswer(each.decision, each.policies.in_full()) for each in answers]
+
+
 def retry_after(decision: Decision) -> int:
     """Return the value of `Retry-After` for a refusal: whole seconds, at least 1."""
     return max(1, math.ceil(decision.retry_after))
@@ -104,7 +134,7 @@ def fields_to_set(
     refused: Decision | None = None
     by_ietf: list[LimitAnswer] = []
     by_x: list[LimitAnswer] = []
-    for each in answers:
+    for each in distinct(answers) if len(answers) > 1 else answers:
         decision = each.decision
         if not decision.allowed:
             refused = decision

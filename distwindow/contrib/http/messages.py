@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -44,7 +45,6 @@ class WatchedRequest(LimitedRequest):
     """What was decided for one request, and what was sent for it, as far as it is known."""
 
     __slots__ = ("body_bytes", "headers", "is_answered", "is_complete", "status_code")
-    is_watched = True
 
     def __init__(self) -> None:
         self.needs_response = False
@@ -60,12 +60,14 @@ class WatchedRequest(LimitedRequest):
         """Return the refusal that a handler has not caught, if `message` is what a framework sends
         for an exception. Not for another exception after it.
         """
-        if self[-1].decision.allowed or message.get("status", message.get("code")) not in _FAILED:
+        asked = self.refusal()
+        if asked is None or message.get("status", message.get("code")) not in _FAILED:
             return None
         handled = sys.exc_info()[1]  # where the framework sends while it handles the exception
-        if handled is not None and not isinstance(handled, RateLimited):
+        if not isinstance(handled, RateLimited) and (handled or self[-1].decision.allowed):
             return None
-        return self[-1].limit.refusal(self)
+        refused: Exception = asked.limit.refusal(self, asked)
+        return refused
 
     def begin(self, message: Message) -> Message:
         """Return the first message of the response, with our header fields."""
@@ -115,14 +117,14 @@ class WatchedRequest(LimitedRequest):
             headers[name] = f"{headers[name]}, {text}" if name in headers else text
         return Response(self.status_code or 500, headers, self.body_bytes, self.is_complete)
 
-    async def refuse(self, scope: Any, send: Any, refused: Any) -> None:
-        """Send the response of a refusal, which is the last answer of this request."""
+    def refuse(self, scope: Any, refused: Any) -> list[Message]:
+        """Return the messages of a refusal, which are the response to this request."""
         self.is_answered = True
         kind = ""
         if scope["type"] == "websocket":
             if "websocket.http.response" not in (scope.get("extensions") or {}):
-                await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
-                return
+                self.status_code = refused.status_code
+                return [{"type": "websocket.close", "code": _TRY_AGAIN_LATER}]
             kind = "websocket."
         body = json.dumps(refused.problem).encode()
         fields = {
@@ -132,7 +134,41 @@ class WatchedRequest(LimitedRequest):
         }
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
         start = {"type": f"{kind}http.response.start", "headers": raw}
-        await send(self.begin({**start, "status": refused.status_code}))
+        start = {**self.begin({**start, "status": refused.status_code})}
         end = {"type": f"{kind}http.response.body", "body": body}
         self.go_on(end)
-        await send(end)
+        return [start, end]
+
+
+class Settlements:
+    """The requests of one application whose response decides about charges, until it has."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, WatchedRequest] = {}
+        """Those whose response has begun, by id."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, limited: WatchedRequest) -> None:
+        """Note that the response to a request has begun."""
+        self._open[id(limited)] = limited
+
+    def end(self, limited: WatchedRequest) -> asyncio.Task[None]:
+        """Return the task that settles a request by what was sent for it. It goes on where the
+        task of the request is cancelled.
+        """
+        self._open.pop(id(limited), None)
+        limited.needs_response = False
+        response = limited.response()
+        settling = limited.settle(response, response.status_code)
+        task = asyncio.get_running_loop().create_task(settling)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def end_all(self) -> None:
+        """Settle all requests by what was sent so far."""
+        for limited in [*self._open.values()]:
+            self.end(limited)
+        loop = asyncio.get_running_loop()
+        if here := [task for task in self._tasks if task.get_loop() is loop]:
+            await asyncio.wait(here)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
 from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
 from ...async_use import only_async_with, running_loop
@@ -22,10 +21,12 @@ from ...connect import act_as_owners, open_async_store, open_store, share_store,
 from ...errors import RateLimitExceeded, short_repr
 from ...options import ClockChoice, Consistency, Options
 from ...ring.clock import SYSTEM, Clock
+from ...ring.decision import Charge
 from ...ring.key import AnyKey, Key
 from ...ring.limit import LimitSpec, parse_limits
+from ..shared_windows import SharedWindows
 from .address import ClientAddress
-from .fields import Headers, LimitAnswer, Policies, Unit, fields_to_set, problem
+from .fields import Headers, LimitAnswer, Policies, Unit, distinct, fields_to_set, problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,7 +55,7 @@ class RateLimited(RateLimitExceeded):
 
     def __init__(self, decision: Decision, answers: Sequence[LimitAnswer], unit: str) -> None:
         super().__init__(decision)
-        self.problem = problem(answers[-1], unit)
+        self.problem = problem(distinct(answers)[-1], unit)
         self.status_code: int = self.problem["status"]
         self.headers = fields_to_set(answers, self.status_code, lambda name: None)
 
@@ -69,8 +70,8 @@ class LimitedRequest(list["AskedLimit"]):
     """
 
     __slots__ = ("needs_response",)
-    is_watched = False
-    """True if a middleware sees the response."""
+    is_watched = True
+    """True if who keeps it sees the response, and runs `settle`."""
 
     def __init__(self) -> None:
         self.needs_response = False
@@ -82,22 +83,44 @@ class LimitedRequest(list["AskedLimit"]):
         """
         return fields_to_set(self, status_code, get)
 
-    async def settle(self, response: Any) -> None:
-        """Have `count_when` and `cost_after` decide about the charges of this request, once. To be
-        run by `RateLimits.run` after the last part of `response` was sent, or when it ends without.
-        It asks no store: that is told with the next flush. Raises no `Exception`: what the
-        functions raise is logged, and the charge stays.
+    async def settle(
+        self, response: Any, status_code: int, own: Sequence[AskedLimit] | None = None
+    ) -> None:
+        """End the charges of this request, or `own` of them, once. Where `response` is a refusal,
+        what was charged beside it is given back; otherwise `count_when` and `cost_after` decide. A
+        refusal that the application has caught, to serve the request all the same, is none:
+        `status_code` is below 400 then.
+
+        To be run by `RateLimits.run` with the last part of `response`, or when it ends without.
+        The store is told at once. Raises no `Exception`: what the functions raise is logged, and
+        the charge stays.
         """
         self.needs_response = False
-        for each in self:
-            if each.settled or each.reservation is None:
+        refusal = self.refusal() if status_code >= 400 else None
+        for each in [*(self if own is None else own)]:
+            if each.settled:
                 continue
             each.settled = True
+            if refusal is not None and each.is_shown and not refusal.is_shown:
+                continue  # the store that would take it back does not answer
             try:
-                await each.limit.settle(each, response)
+                await each.limit.settle(each, response, was_refused=refusal is not None)
+            except StoreError:
+                pass  # what can be is sent with the next flush; the rest leaves with its bucket
             except Exception:
                 _LOG.exception("the cost of a request could not be settled; it stays charged")
             each.arguments = ()
+
+    def refusal(self) -> AskedLimit | None:
+        """Return the last answer that is a refusal, if there is one."""
+        return next((each for each in reversed(self) if not each.decision.allowed), None)
+
+
+class UnwatchedRequest(LimitedRequest):
+    """What was decided where nobody sees the response: a refusal is taken for it."""
+
+    __slots__ = ()
+    is_watched = False
 
 
 class AskedLimit(LimitAnswer):
@@ -109,7 +132,7 @@ class AskedLimit(LimitAnswer):
         self,
         decision: Decision,
         policies: Policies,
-        limit: RequestLimit,
+        limit: Any,
         limiter: Any,
         reservation: Any = None,
         arguments: tuple[Any, ...] = (),
@@ -117,6 +140,7 @@ class AskedLimit(LimitAnswer):
         self.decision = decision
         self.policies = policies
         self.limit = limit
+        """A `RequestLimit`, or `LimitsTogether`."""
         self.limiter = limiter
         self.reservation = reservation
         """What `count_when` and `cost_after` settle; None without them."""
@@ -128,12 +152,27 @@ class AskedLimit(LimitAnswer):
         """True from when its charge is given back or committed on, or if nothing was charged."""
 
 
+class Question(NamedTuple):
+    """What a limit asks its store for one request."""
+
+    limit: RequestLimit
+    key: AnyKey
+    cost: int
+    limits: tuple[Limit, ...]
+    policies: Policies
+    limiter: Any
+    arguments: tuple[Any, ...]
+    """Of the functions of the limit."""
+
+
 class RequestLimit:
     """One limit of requests: what `RateLimits.limit` makes, which documents the arguments.
 
     An integration has a subclass that defines `name_of`.
     """
 
+    asks_once = False
+    """True if an object is to charge a request once, also where it is asked again."""
     takes_request = True
     """True if `key`, `cost`, `exempt` and `limits` are called with the request."""
 
@@ -188,7 +227,8 @@ class RequestLimit:
         self._dynamic: dict[Any, tuple[Limit, ...]] = {}
         self._named: dict[Any, tuple[str, Policies]] = {}
         """By name, and by the limits where these differ: the beginning of keys, and what fields
-        say.
+        say. Without a name of its own the limit is part of the beginning, so that two of one route
+        have windows of their own.
         """
         arguments = 1 if self.takes_request else 0
         self._check_function("key", self._key, arguments)
@@ -211,6 +251,9 @@ class RequestLimit:
                 )
             self._limiter = rate_limits.limiter(self._limits, self.on_store_error)
             self._opening = rate_limits.openings
+            if name is not None:
+                advice = "give them names of their own"
+                rate_limits.shared_windows.add(name, self._limits, "a limit of requests", advice)
         if callable(cost):
             self._check_function("cost", cost, arguments)
         else:
@@ -247,6 +290,33 @@ class RequestLimit:
         back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
         `on_store_error="raise"`, and always `ConfigurationError`.
         """
+        question = await self.question(request, cost, key)
+        if question is None:
+            return None
+        limiter, arguments = question.limiter, question.arguments
+        if earlier and (met := self._same_window(earlier, question)) is not None:
+            return met
+        if not self.settles:
+            decision = limiter.try_acquire(question.key, question.cost, self.priority)
+            return await self._conclude(earlier, decision, question.policies, limiter)
+        clamp = self.cost_after is not None  # so that no guess refuses every request
+        reservation = await result_of(limiter.try_reserve(question.key, question.cost, clamp=clamp))
+        decision = reservation.decision
+        if not decision.allowed:
+            # What others give back is there at once: a refusal that is kept would not see it.
+            limiter._strategy.invalidate(decision.key)
+        if decision.charged is None:  # there is nothing to settle
+            arguments = ()
+        else:
+            earlier.needs_response = True
+        return await self._conclude(
+            earlier, decision, question.policies, limiter, reservation, arguments
+        )
+
+    async def question(
+        self, request: Any, cost: int | None = None, key: Any = NOT_GIVEN
+    ) -> Question | None:
+        """Return what to ask for `request`; see `decide`. None if it is not limited."""
         rate_limits = self.rate_limits
         if not rate_limits.enabled:
             return None
@@ -269,21 +339,11 @@ class RequestLimit:
         name = self.name or self.name_of(request)
         known_as = name if self._limits is not None else (name, limits)
         beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
-        full_key = self._full_key(beginning, key)
         limiter = self._limiter
         if self._limits is None or rate_limits.openings != self._opening:
             limiter = self._open_limiter(limits)
-        if not self.settles:
-            decision = limiter.try_acquire(full_key, cost, self.priority)
-            return await self._conclude(earlier, decision, policies, limiter)
-        clamp = self.cost_after is not None  # so that no guess refuses every request
-        reservation = await result_of(limiter.try_reserve(full_key, cost, clamp=clamp))
-        decision = reservation.decision
-        if decision.charged is None:  # there is nothing to settle
-            arguments = ()
-        else:
-            earlier.needs_response = True
-        return await self._conclude(earlier, decision, policies, limiter, reservation, arguments)
+        full_key = self._full_key(beginning, key)
+        return Question(self, full_key, cost, limits, policies, limiter, arguments)  # type: ignore[arg-type]  # the limiter checks the cost
 
     def decide_at_once(
         self, request: Any, earlier: LimitedRequest, key: Any = NOT_GIVEN
@@ -308,6 +368,8 @@ class RequestLimit:
         if rate_limits.openings != self._opening:
             limiter = self._open_limiter(limits)
         full_key = beginning + key
+        if earlier and any(each.decision.key == full_key for each in earlier):
+            return self.decide(request, earlier, None, key)  # which may be charged already
         decision: Any = limiter._decide_locally(full_key, self._cost)  # as `try_acquire` begins
         # `.allowed` and `.wait`: a name takes three times as long as an index.
         if decision is not None and decision[0] and not decision[7]:
@@ -333,17 +395,39 @@ class RequestLimit:
         """
         if type(decision) is not Decision:  # `result_of`, without a call of Python
             decision = await decision
-        earlier.append(AskedLimit(decision, policies, self, limiter, reservation, arguments))
-        if not decision.allowed:
-            await _give_back(earlier, self.rate_limits)
-            raise self.refusal(earlier)
-        if decision.wait > 0:  # borrowed, or paced: it begins later
-            await result_of(self.rate_limits.sleep(decision.wait))
+        asked = AskedLimit(decision, policies, self, limiter, reservation, arguments)
+        await conclude(earlier, asked, self.rate_limits)
         return decision  # type: ignore[no-any-return]  # a `Decision` by now
 
-    def refusal(self, earlier: LimitedRequest) -> Exception:
-        """Return the error for the last answer in `earlier`, which is a refusal by this limit."""
-        return self.rate_limits.error_type(earlier[-1].decision, earlier, self._counted)
+    def refusal(self, earlier: LimitedRequest, asked: AskedLimit) -> Exception:
+        """Return the error for `asked`, an answer in `earlier` that is a refusal by this limit."""
+        others = [each for each in earlier if each is not asked]
+        return self.rate_limits.error_type(asked.decision, [*others, asked], self._counted)
+
+    def _same_window(self, earlier: LimitedRequest, question: Question) -> Decision | None:
+        """Return the decision that has charged this request in the window of `question` already:
+        it is charged once, however many limits look at it. None if none has.
+
+        Raises `ConfigurationError` for limits that differ, and have one window.
+        """
+        rings: set[bytes] = set()
+        for each in earlier:
+            charged = each.decision.charged
+            if each.limit is self and not self.asks_once:
+                continue  # the handler asks for a second part of the request
+            if not charged or all(charge.key != question.key for charge in charged):
+                continue
+            rings = rings or {charge.ring for charge in charges_of_question(question)}
+            if rings.isdisjoint(charge.ring for charge in charged):
+                continue  # of another interval
+            if self.settles or each.limit.settles or rings != {charge.ring for charge in charged}:
+                raise two_limits_of_one_window(question.policies)
+            if any(charge.cost != question.cost for charge in charged):
+                raise two_limits_of_one_window(question.policies)
+            if [charge.limit for charge in charged] != [*question.limits]:
+                raise two_limits_of_one_window(question.policies)
+            return each.decision
+        return None
 
     def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
@@ -360,16 +444,29 @@ class RequestLimit:
             return "bytes"
         return "requests" if self._cost == 1 and self.cost_after is None else "units"
 
-    async def settle(self, asked: AskedLimit, response: Any) -> None:
-        """Commit what a request has cost; see `LimitedRequest.settle`."""
-        actual = asked.decision.cost
-        counts = True
-        if self.count_when is not None:
-            counts = await self._call("count_when", self.count_when, (response,))
-        if counts and self.cost_after is not None:
-            arguments = (*asked.arguments, response)
-            actual = await self._call("cost_after", self.cost_after, arguments)
-        await result_of(asked.reservation.commit(actual if counts else 0))
+    async def settle(self, asked: AskedLimit, response: Any, *, was_refused: bool) -> None:
+        """End the charge of one request; see `LimitedRequest.settle`."""
+        if asked.reservation is not None:
+            actual = await self.actual(asked.decision.cost, asked.arguments, response, was_refused)
+            await result_of(asked.reservation.commit(actual, now=True))
+        elif was_refused:
+            await result_of(asked.limiter.refund(asked.decision))
+
+    async def actual(
+        self, cost: int, arguments: tuple[Any, ...], response: Any, was_refused: bool
+    ) -> int:
+        """Return what a request has cost. `count_when` sees refusals, too; without it they cost
+        nothing.
+        """
+        if self.count_when is None:
+            if was_refused:
+                return 0
+        elif not await self._call("count_when", self.count_when, (response,)):
+            return 0
+        if self.cost_after is None:
+            return cost
+        actual: int = await self._call("cost_after", self.cost_after, (*arguments, response))
+        return actual
 
     async def _call(self, option: str, function: Any, arguments: tuple[Any, ...]) -> Any:
         return await self._awaited(option, function, function(*arguments))
@@ -404,10 +501,12 @@ class RequestLimit:
         self, known_as: object, name: str, limits: tuple[Limit, ...]
     ) -> tuple[str, Policies]:
         """Return what is the same for all requests at `name` with these limits, and keep it."""
+        self.rate_limits.log_shared_names(name)
         if len(self._named) >= MAX_DYNAMIC_LIMITS:
             self._named.clear()  # the path of a mount may have parameters
+        window = name if self.name else f"{name} {self.text}"
         # So that no key of one limit is one of another.
-        beginning = f"{name.replace('%', '%25').replace(':', '%3A')}:"
+        beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
         named = self._named[known_as] = (
             beginning,
             Policies(name, limits, self._unit, self.rate_limits.headers),
@@ -447,22 +546,38 @@ class RequestLimit:
             )
 
 
-async def _give_back(earlier: LimitedRequest, rate_limits: BaseRateLimits[Any]) -> None:
-    """Give back what was charged before the last limit refused; best effort."""
-    if not earlier[-1].is_shown:
-        return  # the store that would take it back does not answer
-    for each in earlier[:-1]:
-        # Where threads and tasks serve one application, each gives back what it has charged.
-        if each.settled or each.limit.rate_limits.awaits != rate_limits.awaits:
-            continue
-        if each.limit.count_when is not None:
-            continue  # which will see the refusal
-        each.settled, each.arguments = True, ()
-        with suppress(StoreError):  # then it leaves with its bucket
-            if each.reservation is None:
-                await result_of(each.limiter.refund(each.decision))
-            else:
-                await result_of(each.reservation.release(now=True))
+async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any) -> None:
+    """Add an answer to `earlier`, and raise or wait as it says."""
+    earlier.append(asked)
+    if asked.decision.allowed:
+        if asked.decision.wait > 0:  # borrowed, or paced: it begins later
+            await result_of(rate_limits.sleep(asked.decision.wait))
+        return
+    refused = asked.limit.refusal(earlier, asked)
+    if earlier.is_watched:  # then the response says whether it is one
+        if any(not each.settled for each in earlier):
+            earlier.needs_response = True
+    else:
+        await earlier.settle(None, refused.status_code)
+    raise refused
+
+
+def charges_of_question(question: Question) -> tuple[Charge, ...]:
+    """Return what `question` is charged."""
+    charges: tuple[Charge, ...] = question.limiter._command_cache.acquire_command(
+        question.key
+    ).charges
+    return charges
+
+
+def two_limits_of_one_window(policies: Policies) -> ConfigurationError:
+    """Return the error for two limits that differ, of one request and one window."""
+    names = ", ".join(map(short_repr, policies.names.values()))
+    return ConfigurationError(
+        f"two limits of this request that differ have the name {names} and one interval, so they "
+        "count in one window, and it would be charged twice; give each a name of its own: "
+        'limit("100/minute", name="all"), limit("5/minute", name="search")'
+    )
 
 
 R = TypeVar("R")
@@ -521,8 +636,9 @@ class BaseRateLimits(MakesLimits[R]):
     `trusted_proxies` are the addresses and networks of proxies whose `X-Forwarded-For` is believed
     (`ClientAddress`). `headers` says which header fields responses get: `"ietf"`,
     `"x-ratelimit"`, `"both"`, `"none"`. Without `enabled` nothing is asked, and no field is
-    written. `store`, `prefix`, `timeout`, `clock`, `consistency`, `share` and `name` are as for
-    `Limiter`.
+    written. `store`, `prefix`, `timeout`, `clock`, `consistency`, `share`, `max_local_keys` and
+    `name` are as for `Limiter`. Without a `prefix`, which is "distwindow" then, names such as
+    "GET /search" are those of other applications on the store, too; that is logged once.
 
     After it was closed, the next request opens it again: a test starts an application many times.
     """
@@ -543,11 +659,12 @@ class BaseRateLimits(MakesLimits[R]):
         store: Any,
         *,
         on_store_error: OnStoreError = NOT_GIVEN,
-        prefix: str = "distwindow",
+        prefix: str | None = None,
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         consistency: Consistency = "direct",
         share: float | None = None,
+        max_local_keys: int = 100_000,
         trusted_proxies: Sequence[str] = (),
         headers: Headers = "ietf",
         enabled: bool = True,
@@ -573,13 +690,15 @@ class BaseRateLimits(MakesLimits[R]):
         """The address of the client of a request, by `trusted_proxies`: for key functions."""
         self._given_store = store
         self._options = Options(
-            prefix=prefix, timeout=timeout, clock=clock, consistency=consistency, name=name,
-            time=time,
+            prefix="distwindow" if prefix is None else prefix, timeout=timeout, clock=clock,
+            consistency=consistency, name=name, max_local_keys=max_local_keys, time=time,
             on_store_error=on_store_error, share=share,
             on_unknown="local",  # a limit may have a share, whatever `on_store_error` is here
         )  # fmt: skip
         check_options(self._options)
+        self._has_own_names = prefix is not None or store_name(store).lower().startswith("memory")
         self._limiters: dict[tuple[tuple[Limit, ...], Any], Any] = {}
+        self.shared_windows = SharedWindows(_LOG)
         self.openings = 0
         """How many times it was closed, and so opened again."""
         self._open()
@@ -600,12 +719,23 @@ class BaseRateLimits(MakesLimits[R]):
                 self._lent_store, limits, prefix=options.prefix, timeout=options.timeout,
                 clock=options.clock, consistency=options.consistency,
                 share=options.share if has_share else None, on_store_error=on_store_error,
-                time=options.time,
+                max_local_keys=options.max_local_keys, time=options.time,
             )  # fmt: skip
             act_as_owners([limiter], self._lent_store)
             # Of two threads that come here at once, one has its limiter kept.
             limiter = self._limiters.setdefault((limits, on_store_error), limiter)
         return limiter
+
+    def log_shared_names(self, name: str) -> None:
+        """Log once with whom a limit of this name is shared, if no prefix was given."""
+        if not self._has_own_names:
+            self._has_own_names = True
+            _LOG.warning(
+                "the limit %r is one with the limit of that name of each application that uses %s "
+                'without a prefix; give each a prefix of its own: RateLimits(..., prefix="shop"), '
+                'or prefix="distwindow" to share them',
+                name, store_name(self._given_store),
+            )  # fmt: skip
 
     def __repr__(self) -> str:
         shown = store_name(self._given_store)

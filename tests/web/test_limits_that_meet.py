@@ -1,0 +1,404 @@
+"""Two limits of one request, in all places where integrations have limits: each holds by itself,
+and what one refuses costs nothing by the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, get_args
+
+import flask
+import pytest
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi import Request as FastApiRequest
+
+pytest.importorskip("rest_framework")
+
+from django.test import AsyncClient, Client, override_settings
+
+from distwindow import ConfigurationError
+from distwindow.contrib import asgi, fastapi
+from distwindow.contrib.flask import RateLimited as FlaskRateLimited
+from distwindow.contrib.flask import RateLimits as FlaskRateLimits
+from distwindow.options import Consistency
+from tests.web import django_project as project
+from tests.web.test_asgi import call, http_scope
+
+from distwindow.contrib import drf  # isort: skip  # after the settings
+from distwindow.contrib.django import rate_limit, rate_limits  # isort: skip
+from rest_framework.response import Response  # isort: skip
+from rest_framework.views import APIView  # isort: skip
+from tests.web.test_django import Site as DjangoSite  # isort: skip
+
+NAME = "default"
+"""The name that a limit of all requests has, which is given to others here."""
+CONSISTENCIES = get_args(Consistency)
+
+
+class Placed(NamedTuple):
+    """A limit, and where it stands."""
+
+    place: str
+    limits: str
+    by_client: bool = False
+    """True if each client has one of its own; otherwise all have it together."""
+    name: str | None = None
+    counts: int | None = None
+    """The status of the responses that are counted; all are without it."""
+
+
+class Meeting(NamedTuple):
+    """How an integration has two limits of one request."""
+
+    integration: str
+    outer: str
+    inner: str
+
+
+Ask = Callable[..., tuple[int, dict[str, str]]]
+"""Sends one request of a client, and returns its status and its header fields in lower case."""
+
+
+class Loop:
+    """Runs what belongs to one application in one event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self.run = self._loop.run_until_complete
+
+    def close(self, rate_limits: Any) -> None:
+        self.run(rate_limits.aclose())
+        for task in (left := asyncio.all_tasks(self._loop)):  # as `asyncio.run` does
+            task.cancel()
+        self.run(asyncio.wait(left)) if left else None
+        self._loop.close()
+
+    def site(self, app: Any) -> Ask:
+        def ask(client: str = "a") -> tuple[int, dict[str, str]]:
+            scope = http_scope(headers=[(b"client", client.encode())], query_string=b"")
+            start, *_ = self.run(call(app, scope))
+            raw = start.get("headers", ())
+            return start["status"], {name.decode(): value.decode() for name, value in raw}
+
+        return ask
+
+
+def client_of(connection: Any) -> str:
+    """Return the client of a scope, or of what has one."""
+    return str(dict(asgi.scope_of(connection)["headers"])[b"client"].decode())
+
+
+def options_of(placed: Placed, **functions: Any) -> dict[str, Any]:
+    """Return the options of a limit; its key is the one of `functions` by its clients."""
+    options = {"key": functions["each" if placed.by_client else "all"]}
+    if placed.name is not None:
+        options["name"] = placed.name
+    if placed.counts is not None:
+        options["count_when"] = lambda response: response.status_code == placed.counts
+    return options
+
+
+# -- applications with two limits -----------------------------------------------------------------
+
+
+def on_asgi(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterator[Ask]:
+    loop = Loop()
+    rate_limits = asgi.RateLimits(**options)
+    checks: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for limit in checks:
+            try:
+                await limit.check(scope)
+            except asgi.RateLimited:
+                if not served:
+                    raise
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    wrapped: Any = app
+    for placed in (inner, outer):
+        given = options_of(placed, each=client_of, all=lambda scope: "all")
+        if placed.place == "middleware":
+            wrapped = asgi.RateLimitMiddleware(wrapped, rate_limits, placed.limits, **given)
+        else:
+            limit = rate_limits.limit(placed.limits, **{"name": "GET /", **given})
+            limit.name = placed.name
+            limit.name_of = lambda request: "GET /"  # type: ignore[method-assign]  # of a route
+            checks.insert(0, limit)
+    if wrapped is app:
+        wrapped = asgi.RateLimitMiddleware(app, rate_limits)
+    yield loop.site(wrapped)
+    loop.close(rate_limits)
+
+
+def on_fastapi(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterator[Ask]:
+    loop = Loop()
+    rate_limits = fastapi.RateLimits(**options)
+    of: dict[str, list[Any]] = {"application": [], "router": [], "route": [], "check": []}
+    middlewares = []
+    for placed in (outer, inner):
+        given = options_of(placed, each=client_of, all=lambda request: "all")
+        if placed.place == "middleware":
+            middlewares.append((placed.limits, given))
+        else:
+            of[placed.place].append(rate_limits.limit(placed.limits, **given))
+    app = FastAPI(dependencies=[Depends(limit) for limit in of["application"]])
+    router = APIRouter(dependencies=[Depends(limit) for limit in of["router"]])
+
+    @router.get("/", dependencies=[Depends(limit) for limit in of["route"]])
+    async def home(request: FastApiRequest) -> str:
+        for limit in of["check"]:
+            try:
+                await limit.check(request)
+            except fastapi.RateLimited:
+                if not served:
+                    raise
+        return "home"
+
+    app.include_router(router)
+    rate_limits.install(app)
+    for limits, given in reversed(middlewares):
+        app.add_middleware(
+            fastapi.RateLimitMiddleware, rate_limits=rate_limits, limits=limits, **given
+        )
+    yield loop.site(app)
+    loop.close(rate_limits)
+
+
+def on_flask(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterator[Ask]:
+    rate_limits = FlaskRateLimits(**options)
+    app = flask.Flask("app")
+    blueprint = flask.Blueprint("shop", __name__)
+
+    def home() -> str:
+        return "home"
+
+    view: Callable[[], str] = home
+    for placed in (inner, outer):
+        given = options_of(placed, each=lambda: flask.request.headers["client"], all=lambda: "all")
+        if placed.place == "decorator":
+            view = rate_limits.limit(placed.limits, **given)(view)
+    for placed in (outer, inner):
+        given = options_of(placed, each=lambda: flask.request.headers["client"], all=lambda: "all")
+        if placed.place == "application":
+            rate_limits.limit_app(placed.limits, **given)
+        elif placed.place == "blueprint":
+            rate_limits.limit_blueprint(blueprint, placed.limits, **given)
+
+    def serving() -> str:
+        try:
+            return view()
+        except FlaskRateLimited:
+            return home()
+
+    blueprint.add_url_rule("/", view_func=serving if served else view, endpoint="home")
+    app.testing = True  # mistakes are raised
+    rate_limits.init_app(app)
+    app.register_blueprint(blueprint)
+
+    def ask(client: str = "a") -> tuple[int, dict[str, str]]:
+        answer = app.test_client().get("/", headers={"client": client})
+        return answer.status_code, {name.lower(): value for name, value in answer.headers.items()}
+
+    yield ask
+    rate_limits.close()
+
+
+def on_django(kind: str, outer: Placed, inner: Placed, options: Any, served: bool) -> Iterator[Ask]:
+    """`kind` says what the view is, and what serves it: "plain WSGI", "coroutine ASGI", ..."""
+    function, server = kind.split()
+    view: Any = DjangoSite(awaits=function == "coroutine").view()
+    settings = dict(options)
+    if "throttle" in (outer.place, inner.place):
+
+        def get(self: Any, request: Any) -> Response:
+            return Response("home")
+
+        throttles = [throttle_of(each) for each in (outer, inner) if each.place == "throttle"]
+        made: Any = type("View", (APIView,), {"throttle_classes": throttles, "get": get})
+        view = made.as_view()
+    for placed in (inner, outer):
+        given = options_of(placed, each="header:client", all=lambda request: "all")
+        if placed.place == "decorator":
+            block = not (served and placed is inner)
+            view = rate_limit(placed.limits, block=block, **given)(view)
+        elif placed.place == "middleware":
+            settings |= {"limits": placed.limits, **given}
+    store = settings.pop("store")
+    with override_settings(DISTWINDOW={"store": store, **settings}), project.routes(view=view):
+        loop, client = Loop(), AsyncClient() if server == "ASGI" else Client()
+
+        def ask(name: str = "a") -> tuple[int, dict[str, str]]:
+            answer = client.get("/view", headers={"client": name})
+            answer = loop.run(answer) if server == "ASGI" else answer
+            return answer.status_code, {name.lower(): text for name, text in answer.headers.items()}
+
+        yield ask
+        loop.close(rate_limits(awaits=True))
+
+
+def throttle_of(placed: Placed) -> Any:
+    def get_cache_key(self: Any, request: Any, view: Any) -> str:
+        return str(request.headers["client"]) if placed.by_client else "all"
+
+    scope = placed.name or f"scope {placed.limits}"
+    names = {"rate": placed.limits, "scope": scope, "get_cache_key": get_cache_key}
+    return type("Throttle", (drf.RateThrottle,), names)
+
+
+KINDS = [f"{view} {server}" for view in ("plain", "coroutine") for server in ("WSGI", "ASGI")]
+INTEGRATIONS: dict[str, tuple[Any, str, str]] = {
+    "asgi": (on_asgi, "middleware check", "check"),
+    "fastapi": (on_fastapi, "middleware application router route check", "application route check"),
+    "flask": (on_flask, "application blueprint decorator", "blueprint decorator"),
+    **{
+        f"django, {kind}": (
+            lambda *given, kind=kind: on_django(kind, *given), "middleware decorator", "decorator",
+        )
+        for kind in KINDS
+    },
+    **{
+        f"drf, {kind}": (
+            lambda *given, kind=kind: on_django(kind, *given),
+            "middleware decorator throttle", "throttle",
+        )
+        for kind in ("plain WSGI", "plain ASGI")
+    },
+}  # fmt: skip
+"""By name: what makes an application, its places from outside to inside, and those that may have
+two limits."""
+
+
+def meetings() -> Iterator[Meeting]:
+    for integration, (_, places, twice) in INTEGRATIONS.items():
+        pairs = [*itertools.combinations(places.split(), 2), *((one, one) for one in twice.split())]
+        for outer, inner in pairs:
+            if not integration.startswith("drf") or inner == "throttle":
+                yield Meeting(integration, outer, inner)
+
+
+MEETINGS = list(meetings())
+
+
+@pytest.fixture(params=["memory", "Redis"])
+def options(request: pytest.FixtureRequest, prefix: str) -> dict[str, Any]:
+    is_redis = request.param == "Redis"
+    store = request.getfixturevalue("redis_url") if is_redis else "memory://"
+    return {"store": store, "prefix": prefix, "on_store_error": "raise", "timeout": 10.0}
+
+
+class Site:
+    """The application of one meeting."""
+
+    def __init__(
+        self, meeting: Meeting, outer: Any, inner: Any, options: Any, served: bool = False
+    ) -> None:
+        make = INTEGRATIONS[meeting.integration][0]
+        outer, inner = Placed(meeting.outer, *outer), Placed(meeting.inner, *inner)
+        self._made = make(outer, inner, options, served)
+
+    def __enter__(self) -> Site:
+        self._ask: Ask = next(self._made)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        next(self._made, None)
+
+    def admits(self, times: int, client: str = "a") -> int:
+        answers = [self._ask(client)[0] for _ in range(times)]
+        assert set(answers) <= {200, 429}
+        return answers.count(200)
+
+    def policies(self) -> list[str]:
+        return self._ask()[1]["ratelimit-policy"].split(", ")
+
+    def ask(self) -> int:
+        return self._ask()[0]
+
+
+@pytest.mark.parametrize("consistency", CONSISTENCIES)
+@pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
+def test_each_limit_holds_by_itself(meeting: Meeting, options: Any, consistency: str) -> None:
+    """They have no names, one interval, and one key."""
+    options = {**options, "consistency": consistency}
+    for number, (outer, inner) in enumerate([("8/hour", "3/hour"), ("3/hour", "8/hour")]):
+        options = {**options, "prefix": f"{options['prefix']}{number}"}
+        with Site(meeting, (outer,), (inner,), options) as site:
+            names = [policy.split(";")[0] for policy in site.policies()]
+            assert len({*names}) == len(names) == 2
+            assert site.admits(7) == 2
+
+
+@pytest.mark.parametrize("consistency", CONSISTENCIES)
+@pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
+def test_what_one_refuses_costs_nothing_by_the_other(
+    meeting: Meeting, options: Any, consistency: str
+) -> None:
+    options = {**options, "consistency": consistency}
+    with Site(meeting, ("8/hour",), ("3/hour", True), options) as site:
+        assert [site.admits(5, client) for client in "abcd"] == [3, 3, 2, 0]
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
+def test_a_request_is_charged_once_in_a_window(meeting: Meeting, options: Any) -> None:
+    """However many limits look at it: two are the same."""
+    with Site(meeting, ("4/hour", False, NAME), ("4/hour", False, NAME), options) as site:
+        assert site.admits(6) == 4
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
+def test_limits_of_one_name_that_differ_are_a_mistake(meeting: Meeting, options: Any) -> None:
+    for outer, inner in (("8/hour", "3/hour"), ("3/hour", "3/hour, 5/day")):
+        options = {**options, "prefix": f"{options['prefix']}1"}
+        with Site(meeting, (outer, False, NAME), (inner, False, NAME), options) as site:
+            with pytest.raises(ConfigurationError, match="name of its own"):
+                site.ask()
+
+
+CAN_SERVE = [
+    each
+    for each in MEETINGS
+    if each.inner in ("check", "decorator")
+    and (each.outer != each.inner or each.integration.startswith("django"))
+]
+"""Those where what serves a refusal by the inner limit does not serve one by the outer limit."""
+
+
+@pytest.mark.parametrize("consistency", CONSISTENCIES)
+@pytest.mark.parametrize("meeting", CAN_SERVE, ids=", ".join)
+def test_what_is_served_after_a_refusal_counts(
+    meeting: Meeting, options: Any, consistency: str
+) -> None:
+    options = {**options, "consistency": consistency}
+    with Site(meeting, ("5/hour",), ("2/hour",), options, served=True) as site:
+        assert site.admits(7) == 5
+
+
+CAN_COUNT = [
+    each
+    for each in MEETINGS
+    if each.outer != "throttle"
+    and (each.outer != "middleware" or not each.integration.startswith(("django", "drf")))
+]
+"""Those whose outer limit may have `count_when`."""
+
+
+@pytest.mark.parametrize("consistency", CONSISTENCIES)
+@pytest.mark.parametrize("meeting", CAN_COUNT, ids=", ".join)
+def test_what_is_not_counted_is_back_for_the_next_request(
+    meeting: Meeting, options: Any, consistency: str
+) -> None:
+    options = {**options, "consistency": consistency}
+    outer = ("3/hour", False, None, 401)
+    inner = ("2/hour",) if meeting.inner == "throttle" else ("2/hour", False, None, 404)
+    with Site(meeting, outer, inner, options) as site:
+        assert site.admits(9) == (2 if meeting.inner == "throttle" else 9)
+
+
+@pytest.mark.parametrize("meeting", CAN_COUNT, ids=", ".join)
+def test_count_when_sees_the_refusal_by_another(meeting: Meeting, options: Any) -> None:
+    with Site(meeting, ("3/hour", False, None, 429), ("2/hour", True), options) as site:
+        assert [site.admits(4, client) for client in "abcd"] == [2, 2, 0, 0]  # of three 429
