@@ -9,12 +9,13 @@ The middleware changes the header fields of the response, and forwards all else 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from ..async_use import Unawaited, UnawaitedCoroutine
-from ..errors import ConfigurationError, short_repr
+from ..errors import ConfigurationError, RateLimitExceeded, short_repr
 from ..ring.decision import Decision
 from . import http
 from .http import EXPOSED_HEADERS, RateLimited
@@ -240,8 +241,10 @@ class RateLimitMiddleware:
             if limited.is_answered:
                 return _send_nothing()
             if not limited.status_code:
-                if limited and (refused := limited.refusal_to_send(message)) is not None:
-                    return self._send_and_settle(send, limited, *limited.refuse(scope, refused))
+                if limited or sys.exc_info()[1] is not None:
+                    exceeded = limited.refusal_to_send(message)
+                    if exceeded is not None:
+                        return self._refuse(scope, send, limited, exceeded)
                 if message["type"] in STARTS:
                     message = limited.begin(message)
                     if limited.needs_response:
@@ -258,15 +261,19 @@ class RateLimitMiddleware:
                 if not isinstance(known, Decision):
                     await known
             await self.app(scope, receive, send_with_fields)
-        except RateLimited as refused:
+        except RateLimitExceeded as exceeded:
             if limited.is_answered:
                 return
             if limited.status_code:
                 raise  # the response has begun: nothing can be said to the client any more
-            await self._send_and_settle(send, limited, *limited.refuse(scope, refused))
+            await self._refuse(scope, send, limited, exceeded)
         finally:
             if limited.needs_response:
                 await asyncio.shield(self.rate_limits.settlements.end(limited))
+
+    def _refuse(self, scope: Scope, send: Send, limited: WatchedRequest, exceeded: Any) -> Any:
+        messages = limited.refuse(scope, self.rate_limits.refusal_of(exceeded))
+        return self._send_and_settle(send, limited, *messages)
 
     async def _send_and_settle(
         self, send: Send, limited: WatchedRequest, *messages: Message

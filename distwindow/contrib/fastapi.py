@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
 
 from ..callables import function_name
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, RateLimitExceeded
 from ..ring.decision import Decision
 from . import asgi, http
 from .asgi import EXPOSED_HEADERS, ClientAddress, RateLimitMiddleware, client_address
@@ -147,7 +147,8 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
 
     def install(self, app: fastapi.FastAPI, *, openapi: bool = True) -> None:
         """Add to `app`, once: the middleware that writes header fields, a handler that answers
-        refusals with a problem body, unless it has one for `RateLimited`, and with `openapi` the
+        refusals with a problem body, unless it has one for `RateLimited`, and one for what limiters
+        raise in handlers (`RateLimitExceeded`), and with `openapi` the
         responses 429 and 503 of limited routes, unless a route documents them itself.
         """
         for each in app.user_middleware:
@@ -156,6 +157,7 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
                 return
         app.add_middleware(RateLimitMiddleware, rate_limits=self)
         app.exception_handlers.setdefault(RateLimited, _respond)
+        app.exception_handlers.setdefault(RateLimitExceeded, self._respond_exceeded)
         if openapi:
             without_limits = app.openapi
 
@@ -165,6 +167,11 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
                 return without_limits()
 
             app.openapi = with_limits  # type: ignore[method-assign]  # as FastAPI's docs have it
+
+    async def _respond_exceeded(self, connection: HTTPConnection, exceeded: Exception) -> Response:
+        """Answer what a limiter has raised in a handler."""
+        assert isinstance(exceeded, RateLimitExceeded)
+        return await _respond(connection, self.refusal_of(exceeded))
 
     def limits_of(self, app: fastapi.FastAPI) -> list[LimitOfRoutes]:
         """Return the limits that are dependencies of routes of `app`, in their order."""

@@ -28,6 +28,7 @@ from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyReques
 from .. import ConfigurationError, Decision
 from ..away.policy import OnStoreError
 from ..callables import check_decorated, function_name
+from ..errors import RateLimitExceeded
 from ..options import ClockChoice, Consistency
 from . import http
 
@@ -204,6 +205,7 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         # They run from the end of the list: this is the last, and sees what others put in place.
         app.after_request_funcs.setdefault(None, []).insert(0, self._after)
         app.teardown_request(self._after_error)
+        app.error_handler_spec[None][None].setdefault(RateLimitExceeded, self._respond_exceeded)
 
     def limit_blueprint(self, blueprint: Blueprint, limits: Any, **options: Any) -> None:
         """Limit all routes of `blueprint` together, before it is registered. The options are those
@@ -285,6 +287,10 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
             else:
                 run(limited.settle(response, status_code))
         return response
+
+    def _respond_exceeded(self, exceeded: RateLimitExceeded) -> Any:
+        """Answer what a limiter has raised in a view."""
+        return self.of_app().refusal_of(exceeded).get_response()
 
     def _after_error(self, error: BaseException | None) -> None:
         """Settle where there was no response: the exception goes to the server, which sends 500."""

@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import decorators
 
 from ... import ConfigurationError
-from ...errors import short_repr
+from ...errors import RateLimitExceeded, short_repr
 from ...ring.limit import LimitSpec
 from .. import http
 from .settings import (
@@ -108,6 +108,17 @@ class RateLimitMiddleware:
             markcoroutinefunction(self)
         self._awaits, self._run = awaits, rate_limits(awaits=awaits).run
         self._limit = limit_of_all_requests(awaits)
+
+    def process_exception(self, request: Any, exception: Exception) -> Any:
+        """Answer what a limiter has raised in a view."""
+        if not isinstance(exception, RateLimitExceeded):
+            return None
+        of = rate_limits()
+        refused = of.refusal_of(exception)
+        response = of.run(_refusal(request, refused, awaits=False))
+        for name, value in refused.headers.items():
+            response[name] = value
+        return response
 
     def __call__(self, request: Any) -> Any:
         view = functools.partial(self._get_response, request)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+from ...errors import RateLimitExceeded
 from .fields import EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE
 from .rate_limits import LimitedRequest, RateLimited
 
@@ -60,10 +61,14 @@ class WatchedRequest(LimitedRequest):
         """Return the refusal that a handler has not caught, if `message` is what a framework sends
         for an exception. Not for another exception after it.
         """
-        asked = self.refusal()
-        if asked is None or message.get("status", message.get("code")) not in _FAILED:
+        if message.get("status", message.get("code")) not in _FAILED:
             return None
         handled = sys.exc_info()[1]  # where the framework sends while it handles the exception
+        if isinstance(handled, RateLimitExceeded) and not isinstance(handled, RateLimited):
+            return handled
+        asked = self.refusal()
+        if asked is None:
+            return None
         if not isinstance(handled, RateLimited) and (handled or self[-1].decision.allowed):
             return None
         refused: Exception = asked.limit.refusal(self, asked)

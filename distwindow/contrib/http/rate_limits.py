@@ -707,6 +707,17 @@ class BaseRateLimits(MakesLimits[R]):
         """Return the function for `key`: that of this object for the default."""
         return self.client_address if key is None else key
 
+    def refusal_of(self, exceeded: RateLimitExceeded) -> Any:
+        """Return the error of `error_type` for what a limiter has raised in a handler. Its fields
+        name the limit, and not the key.
+        """
+        if isinstance(exceeded, RateLimited):
+            return exceeded
+        limit = exceeded.decision.limit
+        policies = Policies(str(limit), (limit,), "requests", self.headers)
+        answers = [LimitAnswer(exceeded.decision, policies)]
+        return type(self).error_type(exceeded.decision, answers, "requests")
+
     def limiter(self, limits: tuple[Limit, ...], on_store_error: Any) -> Any:
         """Return the limiter for these limits, which is made once."""
         limiter = self._limiters.get((limits, on_store_error))
