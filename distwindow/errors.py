@@ -134,6 +134,10 @@ class ConcurrencyExceeded(Blocked):
         )
 
 
+class KeysOnSeveralNodes(ConfigurationError):
+    """Keys that are to be decided together lie on different slots of a cluster."""
+
+
 class StoreError(DistwindowError):
     """The store failed, or could not be reached.
 

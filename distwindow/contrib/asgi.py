@@ -131,9 +131,9 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
     def check(
         self, connection: Any, *limits: L, cost: int | None = None
     ) -> Unawaited[Decision | None]:
-        """Ask `limits`, which this object has made, one after the other for one request, or for
-        one message of a websocket. Return the decision of the last one; see `RequestLimit.check`.
-        It has no truth value before it is awaited.
+        """Ask `limits`, which this object has made, for one request, or for one message of a
+        websocket: all or none, in one round trip where that can be. Return the decision on all; see
+        `RequestLimit.check`. It has no truth value before it is awaited.
         """
         for limit in limits:
             if not isinstance(limit, RequestLimit):
@@ -153,12 +153,12 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
         limited = scope_of(connection).get(SCOPE_KEY)
         if limited is None or not limited.is_watched or limited.status_code:
             limited = http.UnwatchedRequest()
-        decision = None
         for limit in limits:
             if limit.settles and not limited.is_watched:
                 limit.raise_without_middleware()
-            decision = await limit.decide(connection, limited, cost)
-        return decision
+        if len(limits) == 1:
+            return await limits[0].decide(connection, limited, cost)
+        return await http.decide_all(limits, connection, limited, cost)
 
 
 class RateLimits(AsgiRateLimits[RequestLimit]):

@@ -27,7 +27,16 @@ def test_no_framework_is_imported(module: str, is_integration: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["asgi", "fastapi", "flask", "django/__init__", "django/settings", "drf"]
+    "module",
+    [
+        "asgi",
+        "fastapi/__init__",
+        "fastapi/routes",
+        "flask",
+        "django/__init__",
+        "django/settings",
+        "drf",
+    ],
 )
 def test_an_integration_is_thin(module: str) -> None:
     """What frameworks share belongs into `contrib/http`."""

@@ -19,7 +19,7 @@ without `await` where nothing is awaited.
 """
 
 from .address import ClientAddress
-from .fields import DRAFT, EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE, Headers
+from .fields import DRAFT, EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE, PROBLEM_SCHEMA, Headers
 from .rate_limits import (
     NOT_GIVEN,
     AsyncRateLimits,
@@ -31,12 +31,14 @@ from .rate_limits import (
     UnwatchedRequest,
     result_of,
 )
+from .together import decide_all
 
 __all__ = [
     "DRAFT",
     "EXPOSED_HEADERS",
     "NOT_GIVEN",
     "PROBLEM_MEDIA_TYPE",
+    "PROBLEM_SCHEMA",
     "AsyncRateLimits",
     "BlockingRateLimits",
     "ClientAddress",
@@ -46,5 +48,6 @@ __all__ = [
     "RateLimited",
     "RequestLimit",
     "UnwatchedRequest",
+    "decide_all",
     "result_of",
 ]

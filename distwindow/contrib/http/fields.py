@@ -11,6 +11,7 @@ them. This module alone knows the draft.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -30,6 +31,16 @@ EXPOSED_HEADERS = (
 )  # fmt: skip
 """The fields, for `Access-Control-Expose-Headers`: scripts of other origins see no others."""
 _TYPES = "https://iana.org/assignments/http-problem-types#"
+PROBLEM_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "violated-policies": {"type": "array", "items": {"type": "string"}},
+    },
+}
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 Unit = Literal["requests", "content-bytes"]
 """What a limit counts. Other units need an entry in the registry of the draft."""
@@ -39,7 +50,8 @@ class Policies:
     """The limits of one name, as the fields name them."""
 
     __slots__ = (
-        "_given", "_only_string", "_strings", "has_ietf", "has_x", "names", "raw_policy", "text",
+        "_all", "_given", "_only_string", "_strings", "has_ietf", "has_x", "names", "raw_policy",
+        "text",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +65,8 @@ class Policies:
     ) -> None:
         """With `in_full`, the names have the limits in them."""
         self._given = name, limits, unit, headers
+        self._all: Sequence[Policies] = (self,)
+        """Those that were asked together."""
         self.has_ietf = headers in ("ietf", "both")
         self.has_x = headers in ("x-ratelimit", "both")
         several = len(limits) > 1
@@ -77,7 +91,22 @@ class Policies:
 
     def in_full(self) -> Policies:
         """Return the same with names that other limits of the name do not have."""
+        if len(self._all) > 1:
+            return self.among([each.in_full() for each in self._all])
         return Policies(*self._given, in_full=True)
+
+    def among(self, asked: Sequence[Policies]) -> Policies:
+        """Return these, of which the decision is, with the items of all that were `asked`."""
+        shown = distinct_policies(asked)
+        own = copy.copy(next(each for each in shown if each._given == self._given))
+        own._all, own.text = shown, ", ".join(each.text for each in shown)
+        if own.raw_policy is not None:
+            own.raw_policy = (own.raw_policy[0], own.text.encode())
+        return own
+
+    def all_names(self) -> list[str]:
+        """Return the names of all that were asked together."""
+        return [name for each in self._all for name in each.names.values()]
 
     def raw_item(self, decision: Decision) -> bytes:
         """Return the item of `RateLimit` for a decision by these limits. `t` is after how many
@@ -108,11 +137,18 @@ class LimitAnswer:
 
 def distinct(answers: Sequence[LimitAnswer]) -> Sequence[LimitAnswer]:
     """Return `answers` with the limits in their names where two that differ have one name."""
-    by_text = {each.policies.text: each.policies for each in answers}
-    names = [name for policies in by_text.values() for name in policies.names.values()]
-    if len(set(names)) == len(names):
-        return answers
-    return [LimitAnswer(each.decision, each.policies.in_full()) for each in answers]
+    shown = distinct_policies([each.policies for each in answers])
+    return [
+        each if policies is each.policies else LimitAnswer(each.decision, policies)
+        for each, policies in zip(answers, shown, strict=True)
+    ]
+
+
+def distinct_policies(asked: Sequence[Policies]) -> Sequence[Policies]:
+    """Return `asked` with the limits in their names where two that differ have one name."""
+    by_text = {each.text: each for each in asked}
+    names = [name for policies in by_text.values() for name in policies.all_names()]
+    return asked if len(set(names)) == len(names) else [each.in_full() for each in asked]
 
 
 def retry_after(decision: Decision) -> int:

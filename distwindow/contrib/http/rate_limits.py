@@ -21,8 +21,8 @@ from ...connect import act_as_owners, open_async_store, open_store, share_store,
 from ...errors import RateLimitExceeded, short_repr
 from ...options import ClockChoice, Consistency, Options
 from ...ring.clock import SYSTEM, Clock
-from ...ring.decision import Charge
-from ...ring.key import AnyKey, Key
+from ...ring.decision import limits_in
+from ...ring.key import AnyKey, Key, normalize_key
 from ...ring.limit import LimitSpec, parse_limits
 from ..shared_windows import SharedWindows
 from .address import ClientAddress
@@ -150,6 +150,11 @@ class AskedLimit(LimitAnswer):
         """
         self.settled = decision.charged is None
         """True from when its charge is given back or committed on, or if nothing was charged."""
+
+    def questions(self) -> Sequence[Question]:
+        """Return what was asked."""
+        questions: Sequence[Question] = self.limit.questions_of(self)
+        return questions
 
 
 class Question(NamedTuple):
@@ -293,9 +298,13 @@ class RequestLimit:
         question = await self.question(request, cost, key)
         if question is None:
             return None
-        limiter, arguments = question.limiter, question.arguments
-        if earlier and (met := self._same_window(earlier, question)) is not None:
+        if earlier and (met := charged_before(earlier, question)) is not None:
             return met
+        return await self.ask(question, earlier)
+
+    async def ask(self, question: Question, earlier: LimitedRequest) -> Decision:
+        """Ask the store, and conclude; see `decide`."""
+        limiter, arguments = question.limiter, question.arguments
         if not self.settles:
             decision = limiter.try_acquire(question.key, question.cost, self.priority)
             return await self._conclude(earlier, decision, question.policies, limiter)
@@ -399,35 +408,16 @@ class RequestLimit:
         await conclude(earlier, asked, self.rate_limits)
         return decision  # type: ignore[no-any-return]  # a `Decision` by now
 
+    def questions_of(self, asked: AskedLimit) -> Sequence[Question]:
+        """Return what `asked`, which was charged, has asked for."""
+        charged = asked.decision.charged or ()
+        of, limits = charged[0], tuple(limits_in(charged))
+        return [Question(self, of.key, of.cost, limits, asked.policies, asked.limiter, ())]
+
     def refusal(self, earlier: LimitedRequest, asked: AskedLimit) -> Exception:
         """Return the error for `asked`, an answer in `earlier` that is a refusal by this limit."""
         others = [each for each in earlier if each is not asked]
         return self.rate_limits.error_type(asked.decision, [*others, asked], self._counted)
-
-    def _same_window(self, earlier: LimitedRequest, question: Question) -> Decision | None:
-        """Return the decision that has charged this request in the window of `question` already:
-        it is charged once, however many limits look at it. None if none has.
-
-        Raises `ConfigurationError` for limits that differ, and have one window.
-        """
-        rings: set[bytes] = set()
-        for each in earlier:
-            charged = each.decision.charged
-            if each.limit is self and not self.asks_once:
-                continue  # the handler asks for a second part of the request
-            if not charged or all(charge.key != question.key for charge in charged):
-                continue
-            rings = rings or {charge.ring for charge in charges_of_question(question)}
-            if rings.isdisjoint(charge.ring for charge in charged):
-                continue  # of another interval
-            if self.settles or each.limit.settles or rings != {charge.ring for charge in charged}:
-                raise two_limits_of_one_window(question.policies)
-            if any(charge.cost != question.cost for charge in charged):
-                raise two_limits_of_one_window(question.policies)
-            if [charge.limit for charge in charged] != [*question.limits]:
-                raise two_limits_of_one_window(question.policies)
-            return each.decision
-        return None
 
     def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
@@ -562,12 +552,33 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
     raise refused
 
 
-def charges_of_question(question: Question) -> tuple[Charge, ...]:
-    """Return what `question` is charged."""
-    charges: tuple[Charge, ...] = question.limiter._command_cache.acquire_command(
-        question.key
-    ).charges
-    return charges
+def charged_before(earlier: LimitedRequest, question: Question) -> Decision | None:
+    """Return the decision that has charged this request in the window of `question` already: it is
+    charged once, however many limits look at it. None if none has.
+
+    Raises `ConfigurationError` for limits that differ, and have one window.
+    """
+    for each in earlier:
+        if each.decision.charged and any(is_same(question, part) for part in each.questions()):
+            return each.decision
+    return None
+
+
+def is_same(question: Question, other: Question) -> bool:
+    """Return whether both ask for the same. False if the handler asks one limit for a second part
+    of the request. Raises `ConfigurationError` for limits that differ, and have one window.
+    """
+    if question.limit is other.limit and not question.limit.asks_once:
+        return False
+    if normalize_key(question.key) != normalize_key(other.key):
+        return False
+    windows = [{(each.bucket_ms, each.span) for each in of.limits} for of in (question, other)]
+    if windows[0].isdisjoint(windows[1]):
+        return False
+    differs = question.limits != other.limits or question.cost != other.cost
+    if differs or question.limit.settles or other.limit.settles:
+        raise two_limits_of_one_window(question.policies)
+    return True
 
 
 def two_limits_of_one_window(policies: Policies) -> ConfigurationError:

@@ -21,7 +21,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from ...away.outages import BACKOFF_S, Outages, Reachability
-from ...errors import ConfigurationError, StoreUnavailable, short_repr
+from ...errors import ConfigurationError, KeysOnSeveralNodes, StoreUnavailable, short_repr
 from ...ring.clock import Clock
 from ...ring.command import Command, ServerClock
 
@@ -260,7 +260,7 @@ def _slot_of(command: Command[Any]) -> int:
         slot: int = key_slot(charges[0].ring if charges else command.keys[0])
         for charge in charges[1:]:
             if key_slot(charge.ring) != slot:
-                raise ConfigurationError(
+                raise KeysOnSeveralNodes(
                     f"keys {short_repr(charges[0].key)} and {short_repr(charge.key)} lie on "
                     "different slots of the cluster, so no script can decide over both; give them "
                     "a common tag: Key(resource, tag=...)"

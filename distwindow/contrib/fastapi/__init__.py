@@ -11,33 +11,23 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import fastapi
-import fastapi.routing
 from fastapi.params import Depends
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
 
-from ..callables import function_name
-from ..errors import ConfigurationError, RateLimitExceeded
-from ..ring.decision import Decision
-from . import asgi, http
-from .asgi import EXPOSED_HEADERS, ClientAddress, RateLimitMiddleware, client_address
+from ...callables import function_name
+from ...errors import ConfigurationError, RateLimitExceeded, short_repr
+from ...ring.decision import Decision
+from .. import asgi, http
+from ..asgi import EXPOSED_HEADERS, ClientAddress, RateLimitMiddleware, client_address
+from .all_of import AllOf, limited_request
+from .routes import LimitOfRoutes, document, limits_of, path_of
 
 _LOG = logging.getLogger("distwindow")
-_PROBLEM_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "format": "uri"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "violated-policies": {"type": "array", "items": {"type": "string"}},
-    },
-}
 
 
 class RateLimited(fastapi.HTTPException, http.RateLimited):  # type: ignore[misc]  # `headers`
@@ -77,28 +67,18 @@ class RequestLimit(asgi.RequestLimit):
         self, *, connection: HTTPConnection, response: Response, key: Any = http.NOT_GIVEN
     ) -> Decision | None:
         """Ask this limit for a request; for FastAPI."""
-        limited = connection.scope.get(asgi.SCOPE_KEY)
-        if limited is None:
-            limited = connection.scope[asgi.SCOPE_KEY] = http.UnwatchedRequest()
-        if self.settles and not limited.is_watched:
-            self.raise_without_middleware()
+        limited = limited_request(connection, self)
         known = self.decide_at_once(connection, limited, key)
-        try:
-            decision = known if isinstance(known, Decision) else await known
-        except RateLimited:
-            _answer_in_mounted(connection.scope)
-            raise
-        if not limited.is_watched and limited:
-            self.rate_limits.log_missing_install()
-            response.headers.update(limited.fields_to_set(200, lambda name: None))
-        return decision
+        if limited.is_watched and isinstance(known, Decision):
+            return known
+        return await self.rate_limits.conclude(known, connection, response, limited)
 
     def name_of(self, request: Any) -> str:
         """Return the method and the whole path template of the route of `request`."""
         scope = asgi.scope_of(request)
         context = (scope.get("fastapi") or {}).get("effective_route_context")
         route = scope.get("route") if context is None else context
-        return self.name_of_route(scope, getattr(route, "path", None) or _path_of(route))
+        return self.name_of_route(scope, getattr(route, "path", None) or path_of(route))
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -115,16 +95,6 @@ def _resolved_by_fastapi(dependency: Any) -> Callable[..., Any]:
 
     key.__qualname__ = f"Depends({function_name(dependency)})"
     return key
-
-
-class LimitOfRoutes(NamedTuple):
-    """One limit of an application, as `RateLimits.limits_of` lists them."""
-
-    name: str
-    limits: str
-    """As text; the name of the function that returns them, if there is one."""
-    routes: tuple[str, ...]
-    """Method and path template of each."""
 
 
 class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
@@ -145,6 +115,32 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
             _answer_in_mounted(asgi.scope_of(connection))
             raise
 
+    def all_of(self, *limits: RequestLimit) -> AllOf:
+        """Return a dependency that asks several limits, which this object has made, each with its
+        key and cost: all or none, in one round trip where that can be. Its value is the decision
+        on all.
+        """
+        if not limits or not all(isinstance(limit, RequestLimit) for limit in limits):
+            raise ConfigurationError(
+                "all_of takes limits that rate_limits.limit(...) has made, not "
+                f"{short_repr(limits)}"
+            )
+        return AllOf(self, limits)
+
+    async def conclude(
+        self, known: Any, connection: Any, response: Response, limited: http.LimitedRequest
+    ) -> Decision | None:
+        """Return the decision of a dependency, which may be known already."""
+        try:
+            decision: Decision | None = known if isinstance(known, Decision) else await known
+        except RateLimited:
+            _answer_in_mounted(connection.scope)
+            raise
+        if not limited.is_watched and limited:
+            self.log_missing_install()
+            response.headers.update(limited.fields_to_set(200, lambda name: None))
+        return decision
+
     def install(self, app: fastapi.FastAPI, *, openapi: bool = True) -> None:
         """Add to `app`, once: the middleware that writes header fields, a handler that answers
         refusals with a problem body, unless it has one for `RateLimited`, and one for what limiters
@@ -163,7 +159,7 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
 
             def with_limits() -> dict[str, Any]:
                 if not app.openapi_schema:
-                    self._document(app, without_limits())
+                    document(app, without_limits(), self.headers)
                 return without_limits()
 
             app.openapi = with_limits  # type: ignore[method-assign]  # as FastAPI's docs have it
@@ -175,13 +171,7 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
 
     def limits_of(self, app: fastapi.FastAPI) -> list[LimitOfRoutes]:
         """Return the limits that are dependencies of routes of `app`, in their order."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for path, route in _walk(app.routes):
-            for limit in _limits_of(route):
-                for method in sorted(getattr(route, "methods", None) or {"WEBSOCKET"}):
-                    name = limit.name or f"{asgi.method_of({'method': method})} {path}"
-                    found.setdefault((name, limit.text), []).append(f"{method} {path}")
-        return [LimitOfRoutes(*key, tuple(routes)) for key, routes in found.items()]
+        return limits_of(app)
 
     def log_missing_install(self) -> None:
         """Log once that responses may lack the header fields."""
@@ -191,32 +181,6 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
                 "responses of routes that return a Response have no RateLimit fields, and refusals "
                 "no problem body: call rate_limits.install(app)"
             )
-
-    def _document(self, app: fastapi.FastAPI, schema: dict[str, Any]) -> None:
-        """Add the refusals of limited routes to an OpenAPI schema."""
-        for _, route in _walk(app.routes, into_mounts=False):
-            limits = list(_limits_of(route))
-            operations = schema.get("paths", {}).get(getattr(route, "path_format", None), {})
-            for method in getattr(route, "methods", None) or ():
-                responses = operations.get(method.lower(), {}).get("responses")
-                if limits and responses is not None:
-                    responses.setdefault("429", self._response("Too Many Requests", fields=True))
-                    if any(limit.on_store_error == "deny" for limit in limits):
-                        responses.setdefault("503", self._response("Service Unavailable"))
-
-    def _response(self, description: str, *, fields: bool = False) -> dict[str, Any]:
-        policy, limit, retry_after, *older = EXPOSED_HEADERS
-        names = [policy, limit] if fields and self.headers in ("ietf", "both") else []
-        names += older if fields and self.headers in ("x-ratelimit", "both") else []
-        integers = {retry_after, *older}
-        return {
-            "description": description,
-            "headers": {
-                name: {"schema": {"type": "integer" if name in integers else "string"}}
-                for name in [*names, retry_after]
-            },
-            "content": {http.PROBLEM_MEDIA_TYPE: {"schema": _PROBLEM_SCHEMA}},
-        }
 
 
 def _answer_in_mounted(scope: Any) -> None:
@@ -240,54 +204,6 @@ async def _respond(connection: HTTPConnection, refused: Exception) -> Response:
     return JSONResponse(
         refused.problem, refused.status_code, refused.headers, http.PROBLEM_MEDIA_TYPE
     )
-
-
-def _walk(
-    routes: Sequence[BaseRoute], prefix: str = "", *, into_mounts: bool = True
-) -> Iterator[tuple[str, Any]]:
-    """Yield the whole path template and the route, or its context, of all routes.
-
-    Raises `ConfigurationError` for an entry that it cannot read: FastAPI 0.137.0 and 0.137.1 have
-    such, and no function that walks their routes.
-    """
-    iter_contexts = getattr(fastapi.routing, "iter_route_contexts", iter)
-    for route in iter_contexts(routes):
-        entry = getattr(route, "original_route", route)
-        if isinstance(entry, (Mount, Host)):
-            if into_mounts and isinstance(entry, Mount):
-                yield from _walk(entry.routes or (), prefix + entry.path)
-        elif isinstance(entry, (Route, WebSocketRoute, BaseRoute)) and _path_of(route) is not None:
-            yield f"{prefix}{_path_of(route)}", route
-        else:
-            raise ConfigurationError(
-                f"the routes of this FastAPI {fastapi.__version__} cannot be read "
-                f"({type(entry).__name__}): update FastAPI, or rate_limits.install(app, "
-                "openapi=False); limits hold in either case"
-            )
-
-
-def _path_of(route: Any) -> str | None:
-    """Return the path template of a route or of its context, with the prefixes of routers."""
-    path = getattr(_effective(route), "path", None)
-    return path if isinstance(path, str) else None
-
-
-def _limits_of(route: Any) -> Iterator[RequestLimit]:
-    """Yield the limits in the tree of dependencies of a route or of its context."""
-    dependants = [getattr(_effective(route), "dependant", None)]
-    for dependant in dependants:
-        for each in getattr(dependant, "dependencies", ()):
-            if isinstance(each.call, RequestLimit):
-                yield each.call
-            dependants.append(each)
-
-
-def _effective(route: Any) -> Any:
-    """Return what has the path and the dependencies: of a websocket in a router, a route that its
-    context has.
-    """
-    inner = getattr(route, "starlette_route", None)
-    return route if inner is None else inner
 
 
 __all__ = [

@@ -1,0 +1,52 @@
+"""Several limits as one dependency of FastAPI."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from ...ring.decision import Decision
+from .. import asgi, http
+
+
+def limited_request(connection: HTTPConnection, *limits: Any) -> http.LimitedRequest:
+    """Return what was decided for a request."""
+    limited: http.LimitedRequest | None = connection.scope.get(asgi.SCOPE_KEY)
+    if limited is None:
+        limited = connection.scope[asgi.SCOPE_KEY] = http.UnwatchedRequest()
+    for limit in limits:
+        if limit.settles and not limited.is_watched:
+            limit.raise_without_middleware()
+    return limited
+
+
+class AllOf:
+    """Several limits as one dependency, asked together; see `RateLimits.all_of`."""
+
+    def __init__(self, rate_limits: Any, limits: Sequence[Any]) -> None:
+        self._rate_limits = rate_limits
+        self.limits = limits
+        keys = [
+            parameter.replace(name=f"key{n}")
+            for n, limit in enumerate(limits)
+            for parameter in limit.__signature__.parameters.values()
+            if parameter.name == "key"
+        ]
+        plain = [*limits[0].__signature__.parameters.values()][:2]
+        self.__signature__ = inspect.Signature([*plain, *keys])
+
+    async def __call__(
+        self, *, connection: HTTPConnection, response: Response, **keys: Any
+    ) -> Decision | None:
+        """Ask these limits for a request; for FastAPI."""
+        limited = limited_request(connection, *self.limits)
+        given = [keys.get(f"key{n}", http.NOT_GIVEN) for n in range(len(self.limits))]
+        steps = http.decide_all(self.limits, connection, limited, None, given)
+        decision: Decision | None = await self._rate_limits.conclude(
+            steps, connection, response, limited
+        )
+        return decision

@@ -1,0 +1,113 @@
+"""Which limits the routes of an application have, and what OpenAPI says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import fastapi
+import fastapi.routing
+from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
+
+from ...errors import ConfigurationError
+from .. import asgi, http
+from .all_of import AllOf
+
+
+class LimitOfRoutes(NamedTuple):
+    """One limit of an application, as `RateLimits.limits_of` lists them."""
+
+    name: str
+    limits: str
+    """As text; the name of the function that returns them, if there is one."""
+    routes: tuple[str, ...]
+    """Method and path template of each."""
+
+
+def limits_of(app: fastapi.FastAPI) -> list[LimitOfRoutes]:
+    """Return the limits that are dependencies of routes of `app`, in their order."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, route in _walk(app.routes):
+        for limit in _limits_of(route):
+            for method in sorted(getattr(route, "methods", None) or {"WEBSOCKET"}):
+                name = limit.name or f"{asgi.method_of({'method': method})} {path}"
+                found.setdefault((name, limit.text), []).append(f"{method} {path}")
+    return [LimitOfRoutes(*key, tuple(routes)) for key, routes in found.items()]
+
+
+def document(app: fastapi.FastAPI, schema: dict[str, Any], headers: http.Headers) -> None:
+    """Add the refusals of limited routes to an OpenAPI schema."""
+    for _, route in _walk(app.routes, into_mounts=False):
+        limits = list(_limits_of(route))
+        operations = schema.get("paths", {}).get(getattr(route, "path_format", None), {})
+        for method in getattr(route, "methods", None) or ():
+            responses = operations.get(method.lower(), {}).get("responses")
+            if limits and responses is not None:
+                responses.setdefault("429", _response(headers, "Too Many Requests", fields=True))
+                if any(limit.on_store_error == "deny" for limit in limits):
+                    responses.setdefault("503", _response(headers, "Service Unavailable"))
+
+
+def _response(headers: http.Headers, description: str, *, fields: bool = False) -> dict[str, Any]:
+    policy, limit, retry_after, *older = http.EXPOSED_HEADERS
+    names = [policy, limit] if fields and headers in ("ietf", "both") else []
+    names += older if fields and headers in ("x-ratelimit", "both") else []
+    integers = {retry_after, *older}
+    return {
+        "description": description,
+        "headers": {
+            name: {"schema": {"type": "integer" if name in integers else "string"}}
+            for name in [*names, retry_after]
+        },
+        "content": {http.PROBLEM_MEDIA_TYPE: {"schema": http.PROBLEM_SCHEMA}},
+    }
+
+
+def _walk(
+    routes: Sequence[BaseRoute], prefix: str = "", *, into_mounts: bool = True
+) -> Iterator[tuple[str, Any]]:
+    """Yield the whole path template and the route, or its context, of all routes.
+
+    Raises `ConfigurationError` for an entry that it cannot read: FastAPI 0.137.0 and 0.137.1 have
+    such, and no function that walks their routes.
+    """
+    iter_contexts = getattr(fastapi.routing, "iter_route_contexts", iter)
+    for route in iter_contexts(routes):
+        entry = getattr(route, "original_route", route)
+        if isinstance(entry, (Mount, Host)):
+            if into_mounts and isinstance(entry, Mount):
+                yield from _walk(entry.routes or (), prefix + entry.path)
+        elif isinstance(entry, (Route, WebSocketRoute, BaseRoute)) and path_of(route) is not None:
+            yield f"{prefix}{path_of(route)}", route
+        else:
+            raise ConfigurationError(
+                f"the routes of this FastAPI {fastapi.__version__} cannot be read "
+                f"({type(entry).__name__}): update FastAPI, or rate_limits.install(app, "
+                "openapi=False); limits hold in either case"
+            )
+
+
+def path_of(route: Any) -> str | None:
+    """Return the path template of a route or of its context, with the prefixes of routers."""
+    path = getattr(_effective(route), "path", None)
+    return path if isinstance(path, str) else None
+
+
+def _limits_of(route: Any) -> Iterator[Any]:
+    """Yield the limits in the tree of dependencies of a route or of its context."""
+    dependants = [getattr(_effective(route), "dependant", None)]
+    for dependant in dependants:
+        for each in getattr(dependant, "dependencies", ()):
+            if isinstance(each.call, asgi.RequestLimit):
+                yield each.call
+            elif isinstance(each.call, AllOf):
+                yield from each.call.limits
+            dependants.append(each)
+
+
+def _effective(route: Any) -> Any:
+    """Return what has the path and the dependencies: of a websocket in a router, a route that its
+    context has.
+    """
+    inner = getattr(route, "starlette_route", None)
+    return route if inner is None else inner

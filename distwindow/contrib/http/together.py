@@ -1,0 +1,123 @@
+"""Several limits of one request, asked together: in one round trip, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import KeysOnSeveralNodes
+from ...ring.decision import Decision
+from ...ring.key import normalize_key
+from .rate_limits import (
+    NOT_GIVEN,
+    AskedLimit,
+    LimitedRequest,
+    Question,
+    RequestLimit,
+    charged_before,
+    conclude,
+    is_same,
+    result_of,
+)
+
+
+async def decide_all(
+    limits: Sequence[RequestLimit],
+    request: Any,
+    earlier: LimitedRequest,
+    cost: int | None = None,
+    keys: Sequence[Any] = (),
+) -> Decision | None:
+    """Do `RequestLimit.decide` for several limits: together where that can be, and otherwise one
+    after the other. Return the decision on all; None if none limits the request.
+
+    They cannot be asked together on different nodes of a cluster, with different `on_store_error`,
+    with `priority`, or where one has a cost afterwards and another one is paced or warms up.
+    """
+    decision: Decision | None = None
+    questions: list[Question] = []
+    for limit, key in zip(limits, keys or (NOT_GIVEN,) * len(limits), strict=True):
+        question = await limit.question(request, cost, key)
+        if question is None:
+            continue
+        met = charged_before(earlier, question)
+        if met is not None:
+            decision = met
+        elif not any(is_same(question, other) for other in questions):
+            questions.append(question)
+    if len(questions) > 1 and _can_be_asked_together(questions):
+        try:
+            return await _ask(questions, earlier)
+        except KeysOnSeveralNodes:
+            pass
+    for question in questions:
+        decision = await question.limit.ask(question, earlier)
+    return decision
+
+
+def _can_be_asked_together(questions: Sequence[Question]) -> bool:
+    limits = [each.limit for each in questions]
+    if len({each.on_store_error for each in limits}) > 1 or any(each.priority for each in limits):
+        return False
+    settles = any(each.settles for each in limits)
+    return not (settles and any(limit.is_shaped for each in questions for limit in each.limits))
+
+
+async def _ask(questions: Sequence[Question], earlier: LimitedRequest) -> Decision:
+    limiter, reservation = questions[0].limiter, None
+    if any(each.limit.settles for each in questions):
+        items = [(each.key, each.limits, _estimate(each)) for each in questions]
+        reservation = await result_of(limiter.reserve_all(items))
+        decision: Decision = reservation.decision
+        if decision.charged is not None:
+            earlier.needs_response = True
+    else:
+        items = [(each.key, each.limits, each.cost) for each in questions]
+        decision = await result_of(limiter.try_acquire_all(items))
+    binding = next(
+        (
+            each
+            for each in questions
+            if normalize_key(each.key) == decision.key and decision.limit in each.limits
+        ),
+        questions[0],
+    )
+    policies = binding.policies.among([each.policies for each in questions])
+    limit = LimitsTogether(questions, binding.limit)
+    asked = AskedLimit(decision, policies, limit, limiter, reservation)
+    await conclude(earlier, asked, binding.limit.rate_limits)
+    return decision
+
+
+def _estimate(question: Question) -> int:
+    """Return the cost that is reserved: no guess refuses every request."""
+    if question.limit.cost_after is None:
+        return question.cost
+    return min(question.cost, *(limit.amount for limit in question.limits))
+
+
+class LimitsTogether:
+    """What was asked together for one request, in the place of one `RequestLimit`."""
+
+    def __init__(self, questions: Sequence[Question], binding: RequestLimit) -> None:
+        self._questions = questions
+        self._binding = binding
+
+    def questions_of(self, asked: AskedLimit) -> Sequence[Question]:
+        """See `RequestLimit.questions_of`."""
+        return self._questions
+
+    def refusal(self, earlier: LimitedRequest, asked: AskedLimit) -> Exception:
+        """See `RequestLimit.refusal`."""
+        return self._binding.refusal(earlier, asked)
+
+    async def settle(self, asked: AskedLimit, response: Any, *, was_refused: bool) -> None:
+        """See `RequestLimit.settle`."""
+        if asked.reservation is not None:
+            actuals = [
+                await each.limit.actual(_estimate(each), each.arguments, response, was_refused)
+                for each in self._questions
+            ]
+            await result_of(asked.reservation.commit(*actuals, now=True))
+        elif was_refused:
+            await result_of(asked.limiter.refund(asked.decision))

@@ -1,0 +1,215 @@
+"""Limits that are asked together: in one round trip, all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, get_args
+
+import pytest
+import redis
+from fastapi import Depends, FastAPI, Header
+from fastapi.testclient import TestClient
+
+from distwindow import ConfigurationError, Key
+from distwindow.contrib import asgi, fastapi
+from distwindow.options import Consistency
+from tests.web.test_asgi import call, http_scope
+
+CONSISTENCIES = get_args(Consistency)
+SCRIPTS = ("evalsha", "eval", "fcall")
+
+
+@pytest.fixture(params=["memory", "Redis"])
+def options(request: pytest.FixtureRequest, prefix: str) -> dict[str, Any]:
+    is_redis = request.param == "Redis"
+    store = request.getfixturevalue("redis_url") if is_redis else "memory://"
+    return {"store": store, "prefix": prefix, "on_store_error": "raise", "timeout": 10.0}
+
+
+def by_client(scope: Any) -> str:
+    return str(dict(asgi.scope_of(scope)["headers"])[b"client"].decode())
+
+
+class Site:
+    """One application whose handler checks some limits together."""
+
+    def __init__(self, rate_limits: asgi.RateLimits) -> None:
+        self.rate_limits = rate_limits
+        self.limits: list[Any] = []
+        self.status = 200
+
+    def limit(self, limits: str, **options: Any) -> Any:
+        name = f"n{len(self.limits)}"
+        self.limits.append(self.rate_limits.limit(limits, **{"name": name, **options}))
+        return self.limits[-1]
+
+    async def ask(self, client: str = "a") -> tuple[int, dict[str, str]]:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await self.rate_limits.check(scope, *self.limits)
+            await send({"type": "http.response.start", "status": self.status, "headers": []})
+            await send({"type": "http.response.body", "body": b"four"})
+
+        scope = http_scope(headers=[(b"client", client.encode())])
+        start, *_ = await call(asgi.RateLimitMiddleware(app, self.rate_limits), scope)
+        return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}
+
+    async def admits(self, times: int, client: str = "a") -> int:
+        return [(await self.ask(client))[0] for _ in range(times)].count(200)
+
+
+@pytest.fixture(params=CONSISTENCIES)
+async def site(request: pytest.FixtureRequest, options: dict[str, Any]) -> AsyncIterator[Site]:
+    async with asgi.RateLimits(**options, consistency=request.param) as rate_limits:
+        yield Site(rate_limits)
+
+
+def scripts_run(url: str) -> int:
+    """Return how many calls of scripts the server has executed."""
+    with redis.Redis.from_url(url) as client:
+        stats: Any = client.info("commandstats")
+    return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in SCRIPTS)
+
+
+async def test_one_round_trip_decides_on_all(site: Site, options: Any) -> None:
+    site.limit("9/hour", key=by_client)
+    site.limit("1000/hour", cost=300)
+    site.limit("9/day", key=lambda scope: None)
+    await site.ask()  # connects
+    url = options["store"]
+    before = 0 if url == "memory://" else scripts_run(url)
+    status, fields = await site.ask()
+    assert status == 200
+    assert url == "memory://" or scripts_run(url) == before + 1
+    assert fields["ratelimit-policy"] == '"n0";q=9;w=3600, "n1";q=1000;w=3600, "n2";q=9;w=86400'
+    assert fields["ratelimit"].startswith('"n0";r=7;')
+
+
+async def test_what_one_refuses_costs_nothing(site: Site) -> None:
+    site.limit("8/hour")
+    site.limit("3/hour", key=by_client)
+    assert [await site.admits(5, client) for client in "abcd"] == [3, 3, 2, 0]
+    status, fields = await site.ask("d")
+    assert status == 429
+    assert fields["ratelimit"].startswith('"n0";r=0;')
+
+
+# With "eventual" a process learns of what was decided in the store at the next sync.
+EXACT = pytest.mark.parametrize("site", ["direct", "leased"], indirect=True)
+
+
+@EXACT
+async def test_a_burst_takes_what_there_is(site: Site) -> None:
+    """A refusal by one never makes another refuse a request."""
+    site.limit("60/hour")
+    site.limit("1000/hour", cost=300)
+    answers = await asyncio.gather(*(site.ask() for _ in range(50)))
+    assert [status for status, _ in answers].count(200) == 3
+    assert {fields["ratelimit"].split(";")[0] for status, fields in answers if status == 429} == {
+        '"n1"'
+    }
+    site.limits.pop()
+    assert await site.admits(60) == 57
+
+
+@EXACT
+async def test_each_has_its_own_cost_afterwards(site: Site) -> None:
+    site.limit("100/hour", cost=50, cost_after=lambda scope, response: response.body_bytes)
+    site.limit("9/hour", count_when=lambda response: response.status_code == 401)
+    site.limit("9/day")
+    assert (await site.ask())[0] == 200
+    site.status = 401
+    assert (await site.ask())[0] == 401
+    left = [await limit.check(http_scope()) for limit in site.limits[2:]]
+    assert [each.remaining for each in left] == [6]
+    peeked = [await limit._limiter.peek(f"{limit.name}:9.9.9.9") for limit in site.limits]
+    assert [each.remaining for each in peeked] == [92, 8, 6]
+
+
+async def test_a_guess_above_the_limit_is_cut(site: Site) -> None:
+    site.limit("100/hour", cost=500, cost_after=lambda scope, response: 0)
+    site.limit("9/hour")
+    assert await site.admits(3) == 3
+
+
+async def test_equal_ones_are_asked_once_and_others_of_one_window_never(site: Site) -> None:
+    site.limit("3/hour", name="n")
+    site.limit("3/hour", name="n")
+    assert await site.admits(5) == 3
+    site.limit("9/hour", name="n")
+    with pytest.raises(ConfigurationError, match="name of its own"):
+        await site.ask()
+
+
+async def test_those_that_cannot_be_asked_together_are_asked_in_turn(site: Site) -> None:
+    site.limit("9/hour", on_store_error="allow")
+    site.limit("3/hour", on_store_error="deny", key=by_client)
+    assert [await site.admits(5, client) for client in "abcd"] == [3, 3, 3, 0]
+
+
+async def test_two_names_that_are_alike_are_told_apart_in_the_fields(site: Site) -> None:
+    site.limit("9/hour", name="n")
+    site.limit("5/minute", name="n")
+    policies = (await site.ask())[1]["ratelimit-policy"].split(", ")
+    assert policies == ['"n 9/hour";q=9;w=3600', '"n 5/minute";q=5;w=60']
+
+
+# -- as a dependency ------------------------------------------------------------------------------
+
+
+def user(x_user: str = Header()) -> str:
+    return x_user
+
+
+def application(rate_limits: fastapi.RateLimits, dependency: Callable[..., Any]) -> TestClient:
+    app = FastAPI()
+    rate_limits.install(app)
+    app.get("/", dependencies=[Depends(dependency)])(lambda: "home")
+    return TestClient(app)
+
+
+def test_a_dependency_with_keys_of_their_own(options: Any) -> None:
+    rate_limits = fastapi.RateLimits(**options)
+    each = rate_limits.limit("3/hour", key=Depends(user))
+    every = rate_limits.limit("8/hour", key=lambda request: "all")
+    client = application(rate_limits, rate_limits.all_of(each, every))
+    answers = [
+        [client.get("/", headers={"x-user": name}).status_code for _ in range(5)] for name in "abcd"
+    ]
+    assert [codes.count(200) for codes in answers] == [3, 3, 2, 0]
+    assert client.get("/").status_code == 422  # without the header of the key
+    app: Any = client.app
+    assert [(one.name, one.limits) for one in rate_limits.limits_of(app)] == [
+        ("GET /", "3/hour"),
+        ("GET /", "8/hour"),
+    ]
+    assert "429" in client.get("/openapi.json").json()["paths"]["/"]["get"]["responses"]
+
+
+@pytest.mark.parametrize("given", [(), ("5/minute",), (None,)])
+def test_all_of_takes_limits(options: Any, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="all_of takes limits"):
+        fastapi.RateLimits(**options).all_of(*given)
+
+
+# -- on a cluster ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+async def test_on_a_cluster_keys_without_a_common_tag_are_asked_in_turn(
+    cluster_url: str, prefix: str, tagged: bool
+) -> None:
+    def key(name: str) -> Callable[[Any], Any]:
+        return lambda scope: Key(name, tag=prefix) if tagged else name
+
+    async with asgi.RateLimits(
+        cluster_url, on_store_error="raise", prefix=prefix, timeout=10.0
+    ) as rate_limits:
+        site = Site(rate_limits)
+        for number in range(6):
+            site.limit("3/hour" if number == 3 else "9/hour", key=key(f"k{number}"))
+        assert await site.admits(5) == 3
+        fields = (await site.ask())[1]
+        assert fields["ratelimit"].startswith('"n3";r=0;')
+        del site.limits[3]
+        assert await site.admits(9) == 6
