@@ -570,3 +570,28 @@ def test_test_clients_with_and_without_lifespan_on_several_loops(on_redis: RateL
     for expected in ([200], [200, 429]):
         with TestClient(app) as client:
             assert [client.get("/a").status_code for _ in expected] == expected
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_limits_and_cost_may_be_dependencies(
+    app: FastAPI, rate_limits: RateLimits, together: bool
+) -> None:
+    def plan(x_plan: Annotated[str, Header()] = "free") -> str | None:
+        return {"free": "3/minute", "paid": "9/minute"}.get(x_plan)
+
+    def tokens(n: Annotated[int, fastapi.Query(ge=1)]) -> int:
+        return n
+
+    limit: Any = rate_limits.limit(
+        Depends(plan), cost=Depends(tokens), key=Depends(plan), name="tokens"
+    )
+    if together:
+        limit = rate_limits.all_of(rate_limits.limit("100/minute", name="all"), limit)
+    app.get("/", dependencies=[Depends(limit)])(one)
+    assert asked(app, "/?n=2", "/?n=2", "/?n=1") == [200, 429, 200]
+    assert asked(app, "/?n=2", "/?n=9", headers={"x-plan": "paid"}) == [200, 429]
+    assert asked(app, "/?n=500", "/?n=500", headers={"x-plan": "staff"}) == [200, 200]
+    assert asked(app, "/?n=0", "/?n=x", "/") == [422] * 3
+    refused = TestClient(app).get("/?n=4")
+    assert (refused.status_code, "retry-after" in refused.headers) == (429, False)
+    assert refused.json()["detail"] == "3 units per minute are allowed; this request takes 4"

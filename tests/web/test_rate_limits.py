@@ -227,16 +227,54 @@ def test_limits_may_be_a_function_of_the_request(app: Application) -> None:
     assert app.admits(limit, 5, plan=["2/hour", Limit("9/day")]) == 2
 
 
-def test_too_many_distinct_limits_are_a_mistake(app: Application) -> None:
-    def plan(request: dict[str, Any]) -> str:
-        return f"{request['amount']}/minute"
+@pytest.mark.parametrize("settles", [False, True])
+def test_more_distinct_limits_than_are_kept_hold_as_well(app: Application, settles: bool) -> None:
+    """A tenant may have a limit of its own."""
+    rate_limits = app.rate_limits()
+    options = {"cost_after": lambda request, response: 1} if settles else {}
+    limit = rate_limits.limit(
+        lambda request: f"{request['amount']}/minute", key=lambda request: str(request["amount"]),
+        **options,
+    )  # fmt: skip
+    for amount in range(1, 1101):
+        app.ask(limit, amount=amount, then=200)
+    for amount in (1, 2, 1099, 1100):
+        assert app.ask(limit, amount=amount, then=200)[0].decision.remaining == max(amount - 2, 0)
+    refused = rate_limits.limit("1/minute", name="refused")
+    for _ in range(3):
+        app.ask(limit, refused, amount=1100)
+    assert app.ask(limit, amount=1100)[0].decision.remaining == 1096  # two were given back
+    assert len(rate_limits._limiters) <= 1002
+
+
+def test_a_function_may_say_that_there_is_no_limit(app: Application) -> None:
+    limit = app.rate_limits().limit(lambda request: None if request.get("staff") else "1/minute")
+    assert (app.admits(limit, 5, staff=True), app.admits(limit, 5)) == (5, 1)
+    assert app.ask(limit, staff=True) == []
+
+
+@pytest.mark.parametrize("spec", ["5/fortnight", 5, ["5/minute", "7/minute"], [None], b"5/minute"])
+def test_what_a_function_returns_wrongly_names_it(app: Application, spec: Any) -> None:
+    def plan(request: dict[str, Any]) -> Any:
+        return spec
 
     limit = app.rate_limits().limit(plan)
-    for amount in range(1, 1001):
-        app.ask(limit, amount=amount)
-    app.ask(limit, amount=1)
-    with pytest.raises(ConfigurationError, match="plan has returned more than 1,000"):
-        app.ask(limit, amount=1001)
+    with pytest.raises(ConfigurationError, match="plan has returned"):
+        app.ask(limit)
+
+
+def test_a_cost_above_the_limit_is_refused_without_a_time(app: Application) -> None:
+    rate_limits = app.rate_limits(headers="both")
+    router = rate_limits.limit("9/minute", name="a")
+    limit = rate_limits.limit("10/minute", name="n", cost=lambda request: request["cost"])
+    asked = app.ask(router, limit, cost=11)
+    assert not asked[-1].decision.allowed
+    refused: Any = limit.refusal(asked, asked[-1])
+    assert (refused.status_code, refused.problem["violated-policies"]) == (429, ["n"])
+    assert refused.problem["detail"] == "10 units per minute are allowed; this request takes 11"
+    assert "Retry-After" not in refused.headers
+    assert refused.headers["X-RateLimit-Limit"] == "9"  # of the router's
+    assert app.ask(router, limit, cost=10)[0].decision.remaining == 8  # and was given back
 
 
 def test_switched_off_nothing_is_asked(app: Application) -> None:

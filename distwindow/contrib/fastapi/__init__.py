@@ -49,26 +49,30 @@ class RequestLimit(asgi.RequestLimit):
 
     rate_limits: RateLimits
 
-    def __init__(
-        self, rate_limits: RateLimits, limits: Any, *, key: Any = None, **options: Any
-    ) -> None:
+    def __init__(self, rate_limits: RateLimits, limits: Any, **options: Any) -> None:
         parameters = [
             inspect.Parameter("connection", _KEYWORD, annotation=HTTPConnection),
             inspect.Parameter("response", _KEYWORD, annotation=Response),
         ]
-        if isinstance(key, Depends):
-            parameters.append(inspect.Parameter("key", _KEYWORD, default=key))
-            key = _resolved_by_fastapi(key.dependency)
+        options["limits"] = limits
+        for name in ("key", "cost", "limits"):
+            option = options.get(name)
+            if isinstance(option, Depends):
+                parameters.append(inspect.Parameter(name, _KEYWORD, default=option))
+                options[name] = _resolved_by_fastapi(name, option.dependency)
         # FastAPI asks for the values of these, which it finds by their types.
         self.__signature__ = inspect.Signature(parameters)
-        super().__init__(rate_limits, limits, key=key, **options)
+        super().__init__(rate_limits, **options)
 
     async def __call__(
-        self, *, connection: HTTPConnection, response: Response, key: Any = http.NOT_GIVEN
+        self, *, connection: HTTPConnection, response: Response, **given: Any
     ) -> Decision | None:
         """Ask this limit for a request; for FastAPI."""
         limited = limited_request(connection, self)
-        known = self.decide_at_once(connection, limited, key)
+        if given.keys() <= {"key"}:
+            known = self.decide_at_once(connection, limited, **given)
+        else:
+            known = self.decide(connection, limited, **given)
         if limited.is_watched and isinstance(known, Decision):
             return known
         return await self.rate_limits.conclude(known, connection, response, limited)
@@ -84,17 +88,17 @@ class RequestLimit(asgi.RequestLimit):
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def _resolved_by_fastapi(dependency: Any) -> Callable[..., Any]:
-    """Return what stands for a key that is a dependency."""
+def _resolved_by_fastapi(option: str, dependency: Any) -> Callable[..., Any]:
+    """Return what stands for an option that is a dependency."""
 
-    def key(request: object) -> str:
+    def resolved(request: object) -> Any:
         raise ConfigurationError(
-            f"{key.__qualname__} is resolved where the limit is a dependency; in a handler, ask a "
-            "limit whose key is a function of the request"
+            f"{option}={resolved.__qualname__} is resolved where the limit is a dependency; in a "
+            f"handler, ask a limit whose {option} is a function of the request"
         )
 
-    key.__qualname__ = f"Depends({function_name(dependency)})"
-    return key
+    resolved.__qualname__ = f"Depends({function_name(dependency)})"
+    return resolved
 
 
 class RateLimits(asgi.AsgiRateLimits[RequestLimit]):

@@ -30,21 +30,23 @@ class AllOf:
     def __init__(self, rate_limits: Any, limits: Sequence[Any]) -> None:
         self._rate_limits = rate_limits
         self.limits = limits
-        keys = [
-            parameter.replace(name=f"key{n}")
-            for n, limit in enumerate(limits)
-            for parameter in limit.__signature__.parameters.values()
-            if parameter.name == "key"
+        given = [[*limit.__signature__.parameters.values()] for limit in limits]
+        dependencies = [
+            parameter.replace(name=f"{parameter.name}{n}")
+            for n, parameters in enumerate(given)
+            for parameter in parameters[2:]
         ]
-        plain = [*limits[0].__signature__.parameters.values()][:2]
-        self.__signature__ = inspect.Signature([*plain, *keys])
+        self.__signature__ = inspect.Signature([*given[0][:2], *dependencies])
 
     async def __call__(
-        self, *, connection: HTTPConnection, response: Response, **keys: Any
+        self, *, connection: HTTPConnection, response: Response, **values: Any
     ) -> Decision | None:
         """Ask these limits for a request; for FastAPI."""
         limited = limited_request(connection, *self.limits)
-        given = [keys.get(f"key{n}", http.NOT_GIVEN) for n in range(len(self.limits))]
+        given: list[dict[str, Any]] = [{} for _ in self.limits]
+        for name, value in values.items():
+            option = name.rstrip("0123456789")
+            given[int(name[len(option) :])][option] = value
         steps = http.decide_all(self.limits, connection, limited, None, given)
         decision: Decision | None = await self._rate_limits.conclude(
             steps, connection, response, limited

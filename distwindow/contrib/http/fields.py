@@ -153,6 +153,8 @@ def distinct_policies(asked: Sequence[Policies]) -> Sequence[Policies]:
 
 def retry_after(decision: Decision) -> int:
     """Return the value of `Retry-After` for a refusal: whole seconds, at least 1."""
+    if decision.retry_after == math.inf:
+        return 0
     return max(1, math.ceil(decision.retry_after))
 
 
@@ -174,7 +176,7 @@ def fields_to_set(
         decision = each.decision
         if not decision.allowed:
             refused = decision
-        if decision.source != "policy":  # as `is_shown` says
+        if decision.source != "policy" and decision.retry_after < math.inf:  # as `is_shown` says
             if each.policies.has_ietf:
                 by_ietf.append(each)
             if each.policies.has_x:
@@ -202,7 +204,8 @@ def fields_to_set(
             values["X-RateLimit-Limit"] = str(decision.limit.amount)
             values["X-RateLimit-Remaining"] = str(decision.remaining)
             values["X-RateLimit-Reset"] = str(math.ceil(decision.now_ms / 1000 + after_s))
-    if refused is not None and status >= 400:  # not where the handler went on without
+    # Not where the handler went on without.
+    if refused is not None and refused.retry_after < math.inf and status >= 400:
         present = get("Retry-After")
         ours = retry_after(refused)
         if present is None or _seconds_of(present, refused.now_ms) < ours:
@@ -226,13 +229,16 @@ def problem(answer: LimitAnswer, unit: str) -> dict[str, Any]:
         }
     limit = decision.limit
     one = limit.amount == 1
+    then = f"try again in {retry_after(decision)} s"
+    if decision.retry_after == math.inf:
+        then = f"this request takes {decision.cost}"
     return {
         "type": f"{_TYPES}quota-exceeded",
         "title": "Request cannot be satisfied as assigned quota has been exceeded",
         "status": 429,
         "detail": f"{limit.amount} {unit.removesuffix('s') if one else unit} per "
         f"{_interval_words(limit)} {'is' if one else 'are'} allowed; "
-        f"try again in {retry_after(decision)} s",
+        f"{then}",
         "violated-policies": [answer.policies.names[limit]],
     }
 

@@ -9,6 +9,7 @@ frequent request of tasks.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
@@ -162,12 +163,19 @@ class Question(NamedTuple):
 
     limit: RequestLimit
     key: AnyKey
-    cost: int
     limits: tuple[Limit, ...]
+    cost: int
     policies: Policies
     limiter: Any
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...] = ()
     """Of the functions of the limit."""
+    is_kept: bool = True
+    """False if `limiter` has other limits, as too many are in use for each to have one."""
+
+    def is_above_limit(self) -> bool:
+        """Return whether the cost can never be admitted."""
+        smallest = min(limit.amount for limit in self.limits)
+        return self.cost > smallest and self.limit.cost_after is None
 
 
 class RequestLimit:
@@ -285,17 +293,22 @@ class RequestLimit:
     # -- what an integration calls -------------------------------------------------------------
 
     async def decide(
-        self, request: Any, earlier: LimitedRequest, cost: int | None = None, key: Any = NOT_GIVEN
+        self,
+        request: Any,
+        earlier: LimitedRequest,
+        cost: int | None = None,
+        key: Any = NOT_GIVEN,
+        limits: Any = NOT_GIVEN,
     ) -> Decision | None:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
         the decision; None if the request is not limited: it is exempt, or the limits are
-        switched off. `cost` and `key` replace those of the limit.
+        switched off. `cost`, `key` and `limits` replace those of the limit.
 
         To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
         back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
         `on_store_error="raise"`, and always `ConfigurationError`.
         """
-        question = await self.question(request, cost, key)
+        question = await self.question(request, cost, key, limits)
         if question is None:
             return None
         if earlier and (met := charged_before(earlier, question)) is not None:
@@ -304,12 +317,21 @@ class RequestLimit:
 
     async def ask(self, question: Question, earlier: LimitedRequest) -> Decision:
         """Ask the store, and conclude; see `decide`."""
-        limiter, arguments = question.limiter, question.arguments
-        if not self.settles:
-            decision = limiter.try_acquire(question.key, question.cost, self.priority)
-            return await self._conclude(earlier, decision, question.policies, limiter)
+        limiter, arguments, item = question.limiter, question.arguments, question[1:4]
         clamp = self.cost_after is not None  # so that no guess refuses every request
-        reservation = await result_of(limiter.try_reserve(question.key, question.cost, clamp=clamp))
+        if question.is_above_limit():
+            await conclude(earlier, never(question), self.rate_limits)
+        if not self.settles:
+            if question.is_kept:
+                decision = limiter.try_acquire(question.key, question.cost, self.priority)
+            else:
+                decision = limiter.try_acquire_all([item])
+            return await self._conclude(earlier, decision, question.policies, limiter)
+        if question.is_kept:
+            steps = limiter.try_reserve(question.key, question.cost, clamp=clamp)
+        else:
+            steps = limiter.reserve_all([item], clamp=clamp)
+        reservation = await result_of(steps)
         decision = reservation.decision
         if not decision.allowed:
             # What others give back is there at once: a refusal that is kept would not see it.
@@ -323,7 +345,11 @@ class RequestLimit:
         )
 
     async def question(
-        self, request: Any, cost: int | None = None, key: Any = NOT_GIVEN
+        self,
+        request: Any,
+        cost: int | None = None,
+        key: Any = NOT_GIVEN,
+        limits: Any = NOT_GIVEN,
     ) -> Question | None:
         """Return what to ask for `request`; see `decide`. None if it is not limited."""
         rate_limits = self.rate_limits
@@ -338,21 +364,28 @@ class RequestLimit:
             key = await self._awaited("key", self._key, key)
         if key is None:  # a mistake of the client, such as a header left out, lets nobody pass
             key = rate_limits.client_address(*arguments)
-        limits = self._limits
-        if limits is None:
-            limits = await self._dynamic_limits(arguments)
+        is_kept = True
+        if self._limits is not None:
+            limits = self._limits
+        else:
+            if limits is NOT_GIVEN:
+                limits = await self._call("limits", self._limits_of, arguments)
+            if limits is None:
+                return None
+            limits, is_kept = self._parsed(limits)
         if cost is None:
             cost = self._cost  # type: ignore[assignment]  # checked where it is no function
             if callable(cost):
                 cost = await self._call("cost", cost, arguments)
+        assert cost is not None
         name = self.name or self.name_of(request)
         known_as = name if self._limits is not None else (name, limits)
         beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
         limiter = self._limiter
         if self._limits is None or rate_limits.openings != self._opening:
-            limiter = self._open_limiter(limits)
+            limiter = self._open_limiter(limits if is_kept else next(iter(self._dynamic.values())))
         full_key = self._full_key(beginning, key)
-        return Question(self, full_key, cost, limits, policies, limiter, arguments)  # type: ignore[arg-type]  # the limiter checks the cost
+        return Question(self, full_key, limits, cost, policies, limiter, arguments, is_kept)
 
     def decide_at_once(
         self, request: Any, earlier: LimitedRequest, key: Any = NOT_GIVEN
@@ -412,7 +445,7 @@ class RequestLimit:
         """Return what `asked`, which was charged, has asked for."""
         charged = asked.decision.charged or ()
         of, limits = charged[0], tuple(limits_in(charged))
-        return [Question(self, of.key, of.cost, limits, asked.policies, asked.limiter, ())]
+        return [Question(self, of.key, limits, of.cost, asked.policies, asked.limiter)]
 
     def refusal(self, earlier: LimitedRequest, asked: AskedLimit) -> Exception:
         """Return the error for `asked`, an answer in `earlier` that is a refusal by this limit."""
@@ -474,18 +507,22 @@ class RequestLimit:
             value = await value
         return value
 
-    async def _dynamic_limits(self, arguments: tuple[Any, ...]) -> tuple[Limit, ...]:
-        spec = await self._call("limits", self._limits_of, arguments)
-        known = spec if isinstance(spec, (str, Limit)) else tuple(spec)
-        limits = self._dynamic.get(known)
-        if limits is None:
-            if len(self._dynamic) >= MAX_DYNAMIC_LIMITS:
-                raise ConfigurationError(
-                    f"limits={function_name(self._limits_of)} has returned more than "
-                    f"{MAX_DYNAMIC_LIMITS:,} distinct limits, and each is kept; return one of a few"
-                )
-            limits = self._dynamic[known] = parse_limits(spec)
-        return limits
+    def _parsed(self, spec: Any) -> tuple[tuple[Limit, ...], bool]:
+        """Return the limits that a function has returned, and whether they are kept."""
+        try:
+            known = spec if isinstance(spec, (str, Limit)) else tuple(spec)
+            limits = self._dynamic.get(known)
+            if limits is not None:
+                return limits, True
+            limits = parse_limits(spec)
+        except (TypeError, ConfigurationError) as exc:
+            raise ConfigurationError(
+                f"limits={function_name(self._limits_of)} has returned {short_repr(spec)}: {exc}"
+            ) from None
+        if len(self._dynamic) >= MAX_DYNAMIC_LIMITS:
+            return limits, False
+        self._dynamic[known] = limits
+        return limits, True
 
     def _remember(
         self, known_as: object, name: str, limits: tuple[Limit, ...]
@@ -534,6 +571,16 @@ class RequestLimit:
             raise ConfigurationError(
                 f"cost={cost} can never be admitted: the smallest limit is {smallest}"
             )
+
+
+def never(question: Question) -> AskedLimit:
+    """Return the refusal of a cost above the limit, which no store has to decide."""
+    smallest = min(question.limits, key=lambda limit: limit.amount)
+    decision = Decision(
+        False, question.key, question.cost, smallest, 0, math.inf, math.inf, 0.0, "over_limit",
+        "local", 0,
+    )  # fmt: skip
+    return AskedLimit(decision, question.policies, question.limit, question.limiter)
 
 
 async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import KeysOnSeveralNodes
 from ...ring.decision import Decision
 from ...ring.key import normalize_key
 from .rate_limits import (
-    NOT_GIVEN,
     AskedLimit,
     LimitedRequest,
     Question,
@@ -26,18 +25,19 @@ async def decide_all(
     request: Any,
     earlier: LimitedRequest,
     cost: int | None = None,
-    keys: Sequence[Any] = (),
+    given: Sequence[Mapping[str, Any]] = (),
 ) -> Decision | None:
     """Do `RequestLimit.decide` for several limits: together where that can be, and otherwise one
-    after the other. Return the decision on all; None if none limits the request.
+    after the other. Return the decision on all; None if none limits the request. `given` is what
+    replaces the key, cost and limits of each.
 
     They cannot be asked together on different nodes of a cluster, with different `on_store_error`,
     with `priority`, or where one has a cost afterwards and another one is paced or warms up.
     """
     decision: Decision | None = None
     questions: list[Question] = []
-    for limit, key in zip(limits, keys or (NOT_GIVEN,) * len(limits), strict=True):
-        question = await limit.question(request, cost, key)
+    for limit, own in zip(limits, given or ({},) * len(limits), strict=True):
+        question = await limit.question(request, **{"cost": cost, **own})
         if question is None:
             continue
         met = charged_before(earlier, question)
@@ -45,6 +45,7 @@ async def decide_all(
             decision = met
         elif not any(is_same(question, other) for other in questions):
             questions.append(question)
+    questions.sort(key=Question.is_above_limit, reverse=True)  # which is refused without asking
     if len(questions) > 1 and _can_be_asked_together(questions):
         try:
             return await _ask(questions, earlier)
@@ -57,6 +58,8 @@ async def decide_all(
 
 def _can_be_asked_together(questions: Sequence[Question]) -> bool:
     limits = [each.limit for each in questions]
+    if questions[0].is_above_limit():
+        return False
     if len({each.on_store_error for each in limits}) > 1 or any(each.priority for each in limits):
         return False
     settles = any(each.settles for each in limits)
@@ -72,7 +75,7 @@ async def _ask(questions: Sequence[Question], earlier: LimitedRequest) -> Decisi
         if decision.charged is not None:
             earlier.needs_response = True
     else:
-        items = [(each.key, each.limits, each.cost) for each in questions]
+        items = [each[1:4] for each in questions]
         decision = await result_of(limiter.try_acquire_all(items))
     binding = next(
         (
