@@ -90,7 +90,10 @@ def open_store(store: Any, options: Options) -> Store:
             return register_after_fork(MemoryStore(options.time))
         store = urls.parse_url_text(store)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
-        raise ConfigurationError("this is an asyncio client; use AsyncLimiter with it")
+        raise ConfigurationError(
+            "this is an asyncio client, and here calls block: give a redis.Redis or the URL, or "
+            "use AsyncLimiter with it"
+        )
     elif hasattr(store, "decide") and hasattr(store, "close"):
         store_object: Store = store
         return store_object
@@ -113,7 +116,10 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
         load_scripts()
         return register_after_fork(AsyncRedisStore(partial(_unchanged, store), settings))
     if isinstance(store, (redis.Redis, redis.RedisCluster)):
-        raise ConfigurationError("this is a blocking client; use Limiter with it")
+        raise ConfigurationError(
+            "this is a blocking client, and here calls are awaited: give a redis.asyncio.Redis or "
+            "the URL, or use Limiter with it"
+        )
     if isinstance(store, MemoryStore):
         return AsyncMemoryStore(store)
     if hasattr(store, "decide") and hasattr(store, "aclose"):

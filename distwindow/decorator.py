@@ -25,7 +25,7 @@ from .callables import (
 from .errors import ConfigurationError, RateLimitExceeded, short_repr
 from .ring.decision import Decision
 from .ring.key import AnyKey, normalize_key, ring_name_prefix
-from .ring.limit import Limit
+from .ring.limit import Limit, reads_as_limit
 from .runtime.command_cache import check_cost
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,6 +57,11 @@ class DecoratorKey:
         if (text is None) == (key is None):
             given = "both were given" if text is not None else "there is none"
             raise TypeError(f"{self._name} takes one key, and {given}: write {how}")
+        if reads_as_limit(text):
+            raise ConfigurationError(
+                f"{self._name}({text!r}) is given a limit in the place of a key; the object has "
+                f"the limits, and this is the key: {how}"
+            )
         self._key = text if key is None else key
         if callable(self._key):
             check_not_async(f"{self._name}: key", self._key)

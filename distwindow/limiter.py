@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._fork import register_after_fork
 from ._locks import PATCH_STATE, check_patched_before_import, check_patched_whole
@@ -33,7 +33,7 @@ from .connect import (
 )
 from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
 from .entry import AsyncEntry, Entry, EntrySettings
-from .errors import StoreError, closed_failure
+from .errors import ConfigurationError, StoreError, closed_failure
 from .failure_types import ErrorTypes, FailureTypes
 from .lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
 from .minute import operations as minute_views
@@ -51,13 +51,16 @@ from .ring.clock import SYSTEM, Clock
 from .ring.commands import Acquire
 from .ring.decision import Charge, Decision
 from .ring.key import AnyKey, line_name
-from .ring.limit import Limit, LimitSpec
+from .ring.limit import Limit, LimitSpec, reads_as_limit
 from .ring.stats import Stats
 from .ring.store import AsyncStore, Store
 from .runtime import operations as key_operations
 from .runtime.steps import Operation, send
 from .shaping.operations import make_command_cache
 from .waiting.waiting import Turns, WaitQueues
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def _raise_closed(key: AnyKey, cost: int) -> NoReturn:
@@ -69,6 +72,15 @@ class BaseLimiter:
 
     _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
     _decide_locally: Callable[[AnyKey, int], Decision | None]
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Say what is missing where the limit is all that is given."""
+        if len(arguments) == 1 and "limits" not in options and reads_as_limit(arguments[0]):
+            raise ConfigurationError(
+                f"the URL of the store comes first, and then the limits: "
+                f'{cls.__name__}("redis://localhost:6379/0", {arguments[0]!r})'
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,

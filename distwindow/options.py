@@ -23,6 +23,8 @@ OTHER_ORIGINS = "(other)"
 MAX_ORIGIN_LENGTH = 128
 """Characters. Each origin is kept in the store as it is."""
 _MAX_ORIGINS = 1000
+_LONGEST_TIMEOUT_S = 100
+"""Above it a timeout is taken for one in milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,11 @@ class Options:
 
     def _check_store(self) -> None:
         _check_above_0("timeout", self.timeout)
+        if self.timeout > _LONGEST_TIMEOUT_S:
+            raise ConfigurationError(
+                f"timeout={self.timeout!r} is in seconds, and a call that waits so long for its "
+                f"store helps nobody; {self.timeout / 1000:g} would be as many ms"
+            )
         if self.clock not in get_args(ClockChoice):
             # A URL may hold a password.
             shown = "..." if "://" in str(self.clock) else short_repr(self.clock)

@@ -1,1 +1,17 @@
 """Integrations: each module needs the library that it is named after, and nothing imports them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Around the imports of a library: say with which extra it is installed, if it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        raise ModuleNotFoundError(
+            f"distwindow.contrib.{extra} needs {exc.name}, which is not installed: "
+            f"pip install 'distwindow[{extra}]', or '.[{extra}]' in a checkout",
+            name=exc.name,
+        ) from None

@@ -17,12 +17,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from arq.constants import retry_key_prefix
-from arq.worker import Retry
-
 from .. import ConfigurationError
 from ..options import ClockChoice
+from . import needs
 from .tasks import AsyncTaskGate, OnStoreError, TaskLimits
+
+with needs("arq"):
+    from arq.constants import retry_key_prefix
+    from arq.worker import Retry
 
 _log = logging.getLogger("distwindow")
 C = TypeVar("C", bound=Callable[..., Awaitable[Any]])

@@ -16,13 +16,15 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from dramatiq import Middleware
-from dramatiq.middleware import MiddlewareError, SkipMessage, TimeLimit
-from dramatiq.threading import Interrupt
-
 from .. import ConfigurationError
 from ..options import ClockChoice
+from . import needs
 from .tasks import TASK_OPTIONS, OnStoreError, TaskGate, TaskLimits, broker_failed, read_options
+
+with needs("dramatiq"):
+    from dramatiq import Middleware
+    from dramatiq.middleware import MiddlewareError, SkipMessage, TimeLimit
+    from dramatiq.threading import Interrupt
 
 
 class InvalidLimits(ConfigurationError, MiddlewareError):

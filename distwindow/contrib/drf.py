@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core import checks
-from rest_framework import exceptions, throttling
-from rest_framework.settings import api_settings
-
 from .. import ConfigurationError
 from ..away.policy import OnStoreError
 from ..ring.limit import LimitSpec, parse_limits
-from . import http
-from .django import limited_request, rate_limits
+from . import http, needs
+
+with needs("drf"):
+    from django.core import checks
+    from rest_framework import exceptions, throttling
+    from rest_framework.settings import api_settings
+
+    from .django import limited_request, rate_limits
 
 
 class StoreIsAway(exceptions.APIException):  # type: ignore[misc]  # REST framework has no types

@@ -21,16 +21,17 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-import flask
-from flask import Blueprint, Flask, Response, current_app
-from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
-
 from .. import ConfigurationError, Decision
 from ..away.policy import OnStoreError
 from ..callables import check_decorated, function_name
 from ..errors import RateLimitExceeded
 from ..options import ClockChoice, Consistency
-from . import http
+from . import http, needs
+
+with needs("flask"):
+    import flask
+    from flask import Blueprint, Flask, Response, current_app
+    from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
 
 EXPOSED_HEADERS = http.EXPOSED_HEADERS
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,7 +71,16 @@ class ClientAddress(http.ClientAddress):
         return super().__call__(flask.request if request is None else request)
 
 
-client_address = ClientAddress()
+class _CurrentAddress(ClientAddress):
+    def __call__(self, request: Any = None) -> str:
+        """Return the address of the client by the `trusted_proxies` of the application's
+        `RateLimits`, if it has one.
+        """
+        rate_limits = current_app.extensions.get("distwindow")
+        return super().__call__(request) if rate_limits is None else rate_limits.client_address()
+
+
+client_address = _CurrentAddress()
 
 
 class _RequestLimit(http.RequestLimit):
@@ -125,6 +135,14 @@ class DeclaredLimit:
         _AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
         if inspect.isfunction(limits):  # which is a view where the parentheses are forgotten
             setattr(limits, _LIMITED, (limits, self))
+
+    @property
+    def __name__(self) -> str:
+        """Asked for by Flask where the parentheses were forgotten, and this is the view."""
+        raise ConfigurationError(
+            f"{function_name(self._limits)} is decorated by a limit that is given no limits; write "
+            '@rate_limits.limit("5/minute")'
+        )
 
     def __call__(self, view: F) -> F:
         """Return `view` with this limit: RateLimited is raised before it is called."""
@@ -201,11 +219,16 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         if app in self._apps:
             raise ConfigurationError(f"init_app was called twice for the application {app.name!r}")
         self._apps[app] = _AppRateLimits(**self._configured(app))
+        app.extensions.setdefault("distwindow", self)
         app.before_request(self._before)
         # They run from the end of the list: this is the last, and sees what others put in place.
         app.after_request_funcs.setdefault(None, []).insert(0, self._after)
         app.teardown_request(self._after_error)
         app.error_handler_spec[None][None].setdefault(RateLimitExceeded, self._respond_exceeded)
+
+    def client_address(self) -> str:
+        """Return the address of the client of the current request, by `trusted_proxies`."""
+        return self.of_app().client_address(flask.request)
 
     def limit_blueprint(self, blueprint: Blueprint, limits: Any, **options: Any) -> None:
         """Limit all routes of `blueprint` together, before it is registered. The options are those

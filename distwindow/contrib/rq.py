@@ -11,14 +11,16 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-import redis
-from rq import Queue, SimpleWorker, Worker
-from rq.job import JobStatus
-from rq.timeouts import JobTimeoutException
-
 from .. import ConfigurationError
 from ..options import ClockChoice
+from . import needs
 from .tasks import OnStoreError, TaskGate, TaskLimits, broker_failed
+
+with needs("rq"):
+    import redis
+    from rq import Queue, SimpleWorker, Worker
+    from rq.job import JobStatus
+    from rq.timeouts import JobTimeoutException
 
 DELAY_ATTRIBUTE = "__distwindow_delay__"
 """The attribute of a limited function: `delay(args, kwargs)` says in how many seconds to ask."""

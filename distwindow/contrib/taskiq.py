@@ -7,14 +7,9 @@ import logging
 from contextvars import ContextVar
 from typing import Any
 
-from taskiq import AckableMessage, AsyncBroker, BrokerMessage, TaskiqMessage, TaskiqMiddleware
-from taskiq.labels import prepare_label
-from taskiq.receiver import Receiver
-from taskiq.utils import maybe_awaitable
-from taskiq_dependencies import DependencyGraph
-
 from .. import ConfigurationError
 from ..options import ClockChoice
+from . import needs
 from .tasks import (
     HOLD_S,
     TASK_OPTIONS,
@@ -24,6 +19,13 @@ from .tasks import (
     broker_failed,
     read_options,
 )
+
+with needs("taskiq"):
+    from taskiq import AckableMessage, AsyncBroker, BrokerMessage, TaskiqMessage, TaskiqMiddleware
+    from taskiq.labels import prepare_label
+    from taskiq.receiver import Receiver
+    from taskiq.utils import maybe_awaitable
+    from taskiq_dependencies import DependencyGraph
 
 _log = logging.getLogger("distwindow")
 

@@ -452,6 +452,14 @@ LimitSpec: TypeAlias = "Limit | str | Iterable[Limit | str]"
 """One limit or several: `Limit` objects, strings, or several limits in one string."""
 
 
+def reads_as_limit(value: object) -> bool:
+    """Return whether `value` is a limit as text, such as "5/minute"."""
+    try:
+        return isinstance(value, str) and bool(Limit(value))
+    except ConfigurationError:
+        return False
+
+
 def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
     """Return the limits of `spec`, the shortest interval first.
 

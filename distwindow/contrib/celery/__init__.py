@@ -4,17 +4,10 @@ A refused task waits unacknowledged in the parent of its worker: it takes no slo
 retry. docs/howto/celery.md
 """
 
-from .rate_limits import RateLimits
-from .worker import task_parked, task_sent_back
+from .. import needs
 
-try:
-    import celery as _celery
-except ImportError as exc:
-    raise ImportError(
-        "distwindow.contrib.celery needs Celery: in a checkout, pip install '.[celery]'"
-    ) from exc
-
+with needs("celery"):
+    from .rate_limits import RateLimits
+    from .worker import task_parked, task_sent_back
 
 __all__ = ["RateLimits", "task_parked", "task_sent_back"]
-
-del _celery

@@ -12,22 +12,29 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
-from django.http import HttpRequest, HttpResponse
-from django.utils import decorators
-
 from ... import ConfigurationError
 from ...errors import RateLimitExceeded, short_repr
 from ...ring.limit import LimitSpec
-from .. import http
-from .settings import (
-    AsyncRateLimits,
-    ClientAddress,
-    RateLimits,
-    limit_of_all_requests,
-    rate_limits,
-    settings_options,
-)
+from .. import http, needs
+
+with needs("django"):
+    from asgiref.sync import (
+        async_to_sync,
+        iscoroutinefunction,
+        markcoroutinefunction,
+        sync_to_async,
+    )
+    from django.http import HttpRequest, HttpResponse
+    from django.utils import decorators
+
+    from .settings import (
+        AsyncRateLimits,
+        ClientAddress,
+        RateLimits,
+        limit_of_all_requests,
+        rate_limits,
+        settings_options,
+    )
 
 __all__ = ["ClientAddress", "RateLimitMiddleware", "rate_limit", "rate_limits"]
 

@@ -14,18 +14,20 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import fastapi
-from fastapi.params import Depends
-from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse, Response
-
 from ...callables import function_name
 from ...errors import ConfigurationError, RateLimitExceeded, short_repr
 from ...ring.decision import Decision
-from .. import asgi, http
+from .. import asgi, http, needs
 from ..asgi import EXPOSED_HEADERS, ClientAddress, RateLimitMiddleware, client_address
-from .all_of import AllOf, limited_request
-from .routes import LimitOfRoutes, document, limits_of, path_of
+
+with needs("fastapi"):
+    import fastapi
+    from fastapi.params import Depends
+    from starlette.requests import HTTPConnection
+    from starlette.responses import JSONResponse, Response
+
+    from .all_of import AllOf, limited_request
+    from .routes import LimitOfRoutes, document, limits_of, path_of
 
 _LOG = logging.getLogger("distwindow")
 
@@ -76,6 +78,14 @@ class RequestLimit(asgi.RequestLimit):
         if limited.is_watched and isinstance(known, Decision):
             return known
         return await self.rate_limits.conclude(known, connection, response, limited)
+
+    @property
+    def dependency(self) -> Any:
+        """Found by FastAPI where a limit stands in a list of dependencies by itself."""
+        raise ConfigurationError(
+            "dependencies=[...] has a limit by itself; write "
+            'dependencies=[Depends(rate_limits.limit("5/minute"))]'
+        )
 
     def name_of(self, request: Any) -> str:
         """Return the method and the whole path template of the route of `request`."""

@@ -1,0 +1,105 @@
+"""Mistakes of the first day are one sentence each, where they are written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flask
+import pytest
+import redis
+from fastapi import FastAPI
+
+import distwindow
+from distwindow import AsyncLimiter, ConfigurationError, Limiter
+from distwindow.contrib import fastapi
+from distwindow.contrib.flask import RateLimits as FlaskRateLimits
+from distwindow.contrib.flask import client_address
+
+URL = "redis://localhost:6379/0"
+
+
+def rate_limits() -> fastapi.RateLimits:
+    return fastapi.RateLimits("memory://", on_store_error="raise")
+
+
+def flask_without_parentheses() -> None:
+    of, app = FlaskRateLimits("memory://", on_store_error="raise"), flask.Flask("app")
+
+    @app.get("/")
+    @of.limit
+    def home() -> str:
+        return ""
+
+
+def limit_by_itself() -> None:
+    limit: Any = rate_limits().limit("5/minute")
+    FastAPI().get("/", dependencies=[limit])(lambda: None)
+
+
+def with_key_of_limit() -> None:
+    with Limiter("memory://", "9/minute") as limiter:
+        limiter.limit("5/minute")
+
+
+MISTAKES: list[tuple[Callable[[], Any], str]] = [
+    (with_key_of_limit, "a limit in the place of a key"),
+    (lambda: Limiter(URL, "5/minute", timeout=250), "in seconds"),
+    (lambda: fastapi.RateLimits(URL, on_store_error="allow", timeout=250), "in seconds"),
+    (lambda: Limiter("10/minute"), "the URL of the store comes first"),  # type: ignore[call-arg]
+    (lambda: AsyncLimiter("10/minute"), "AsyncLimiter.*10/minute"),  # type: ignore[call-arg]
+    (limit_by_itself, r"Depends\(rate_limits.limit"),
+    (flask_without_parentheses, r'@rate_limits.limit\("5/minute"\)'),
+    (lambda: fastapi.RateLimits(redis.Redis(), on_store_error="allow"), "redis.asyncio.Redis"),
+    (lambda: Limiter(redis.asyncio.Redis(), "5/minute"), "redis.Redis or the URL"),
+]
+
+
+@pytest.mark.parametrize(("make", "sentence"), MISTAKES)
+def test_it_says_what_to_write(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [
+        ("arq", "arq"), ("celery", "celery"), ("django", "django"), ("drf", "rest_framework"),
+        ("dramatiq", "dramatiq"), ("fastapi", "fastapi"), ("flask", "flask"), ("rq", "rq"),
+        ("taskiq", "taskiq"),
+    ],
+)  # fmt: skip
+def test_a_missing_library_names_its_extra(module: str, library: str) -> None:
+    program = f"""
+import sys
+sys.modules[{library!r}] = None
+import django.conf
+django.conf.settings.configure()
+import distwindow.contrib.{module}
+"""
+    root = str(Path(distwindow.__file__).parents[1])
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
+    last = ran.stderr.strip().splitlines()[-1]
+    if module == "django":  # which the program itself needs
+        assert "ModuleNotFoundError" in last
+    else:
+        assert f"pip install 'distwindow[{module}]'" in last, ran.stderr
+
+
+def test_addresses_of_flask_believe_the_named_proxies() -> None:
+    of = FlaskRateLimits("memory://", on_store_error="raise", trusted_proxies=["10.0.0.0/8"])
+    app = flask.Flask("app")
+    of.init_app(app)
+    app.add_url_rule(
+        "/", view_func=lambda: f"{of.client_address()} {client_address()}", endpoint="home"
+    )
+    sent = {"environ_base": {"REMOTE_ADDR": "10.0.0.1"}, "headers": {"X-Forwarded-For": "1.2.3.4"}}
+    assert app.test_client().get("/", **sent).text == "1.2.3.4 1.2.3.4"
+    other = flask.Flask("other")
+    other.add_url_rule("/", view_func=client_address, endpoint="home")
+    assert other.test_client().get("/", **sent).text == "10.0.0.1"
