@@ -60,6 +60,17 @@ class FailureLog:
 TASK_OPTIONS = ("limits", "limit_key", "limit_cost")
 """The options of a task, which have the same names for all queues."""
 _OUR_NAMES = re.compile(r"limit|limits?_.*|distwindow_.*")
+_INSTEAD = {
+    "concurrency": (
+        "take a slot in the task, `with slots.try_hold(key) as slot:` of a distwindow.Concurrency, "
+        "and retry it where the slot is false"
+    ),
+    "breaker": (
+        "make the call in the task within `with breaker.call(key):` of a "
+        "distwindow.CircuitBreaker, and retry it after the retry_after of a BreakerOpen"
+    ),
+}
+"""What to write in a task for options that other libraries have, and that do not exist here."""
 REPORT_EVERY_S = 60.0
 """How long a worker does not log a kind of failure of an option again."""
 
@@ -258,6 +269,20 @@ def check_option_names(task: str, options: Mapping[str, object]) -> None:
         )
 
 
+def check_not_for_the_task(subject: str, options: Mapping[str, object]) -> None:
+    """Raise `ConfigurationError` for `concurrency` and `breaker`, which are no options of a task,
+    where the queue accepts options of any name. None and whatever can be called are left alone, as
+    by `check_option_names`. `subject` is what has the options, in the error.
+    """
+    for option, instead in _INSTEAD.items():
+        value = options.get(option)
+        if value is not None and not callable(value):
+            raise ConfigurationError(
+                f"{subject}: {option}={short_repr(value)} is no option of a task, and would do "
+                f"nothing; {instead}"
+            )
+
+
 def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
     """Raise `ConfigurationError` for a key or a cost without limits. `place` says where to give
     these.
@@ -339,6 +364,7 @@ def read_options(
     Raises `ConfigurationError` for wrong ones, and for a key or a cost without limits.
     """
     check_option_names(name, options)
+    check_not_for_the_task(f"task {name!r}", options)
     check_has_limits(name, options, 'add limits, such as limits="100/minute"')
     given = {option: options[option] for option in TASK_OPTIONS if options.get(option) is not None}
     if not given:

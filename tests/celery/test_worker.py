@@ -314,6 +314,7 @@ def test_a_worker_on_a_transport_without_an_event_loop(prefix: str) -> None:
         ({}, {"limits": "fast"}, "'fast'"),
         ({}, {"limits": "5/s", "limit_key": "{tenant}"}, "'tenant', which is no argument"),
         ({}, {"limits": "5/s", "limit_costs": 2}, "unknown option limit_costs=2"),
+        ({}, {"concurrency": 2}, "concurrency=2 is no option of a task"),
         ({"distwindow_max_park": 5}, {"limits": "5/s"}, "'distwindow_max_park'"),
         ({"distwindow_limits": {"nothing": "5/s"}}, {}, "'nothing', which is not registered"),
         ({"distwindow_on_store_error": "deny"}, {}, "neither"),
