@@ -283,6 +283,23 @@ def check_not_for_the_task(subject: str, options: Mapping[str, object]) -> None:
             )
 
 
+def parse_task_limits(spec: LimitSpec) -> tuple[Limit, ...]:
+    """Return the limits of a task, as `parse_limits`. Raises `ConfigurationError` that says what to
+    write for limits with keys of their own, too: a task has one key.
+    """
+    given: object = spec
+    has_keys = isinstance(given, Mapping) or (
+        isinstance(given, (list, tuple)) and any(isinstance(part, (list, tuple)) for part in given)
+    )
+    if has_keys:
+        raise ConfigurationError(
+            f"limits={short_repr(given)} has keys of its own, and all limits of a task count under "
+            "its limit_key; for several keys ask `limiter.try_acquire_all([(key, limit), ...])` in "
+            "the task, and retry it after the retry_after of a refusal"
+        )
+    return parse_limits(spec)
+
+
 def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
     """Raise `ConfigurationError` for a key or a cost without limits. `place` says where to give
     these.
@@ -374,7 +391,7 @@ def read_options(
 
 
 def _plain_limits(spec: LimitSpec) -> tuple[Limit, ...]:
-    limits = parse_limits(spec)
+    limits = parse_task_limits(spec)
     for limit in limits:
         if limit.is_shaped:
             raise ConfigurationError(

@@ -343,6 +343,7 @@ def test_the_gate_hears_of_the_stores_return_from_its_limiter(
         ({}, {"limits": "5/s", "limit_key": "{tenant}"}, "'tenant', which is no argument"),
         ({}, {"limits": "5/s", "limit_costs": 2}, "unknown option limit_costs=2"),
         ({}, {"concurrency": 2}, "concurrency=2 is no option of a task"),
+        ({}, {"limits": [("t:{value}", "2/s"), ("all", "9/s")]}, "try_acquire_all([(key, limit)"),
         ({"distwindow_max_park": 5}, {"limits": "5/s"}, "'distwindow_max_park'"),
         ({"distwindow_limits": {"nothing": "5/s"}}, {}, "'nothing', which is not registered"),
         ({"distwindow_on_store_error": "deny"}, {}, "neither"),

@@ -123,6 +123,8 @@ class AwaitedKey:
         ({"limits": "5/fortnight"}, "'fortnight' is not a unit of time"),
         ({"limits": 5}, "5 is not a limit"),
         ({"limits": []}, "no limit was given"),
+        ({"limits": [("t:{tenant}", "2/s"), ("all", "9/s")]}, "try_acquire_all.*, and retry"),
+        ({"limits": {"t:{tenant}": "2/s", "all": "9/s"}}, "all limits of a task count under its"),
         ({"limits": "5/s paced 1s"}, "a worker starts a task as soon as it is admitted"),
         (
             {"limits": "5/s", "limit_key": "t:{tennant}"},

@@ -14,7 +14,7 @@ from celery import Task
 
 from ...errors import ConfigurationError
 from ...ring.key import AnyKey
-from ...ring.limit import Limit, LimitSpec, parse_limits
+from ...ring.limit import Limit, LimitSpec
 from ..shared_windows import SharedWindows
 from ..tasks import (
     TASK_OPTIONS,
@@ -24,6 +24,7 @@ from ..tasks import (
     check_has_limits,
     check_not_for_the_task,
     check_option_names,
+    parse_task_limits,
 )
 from .settings import Annotations, listed
 from .worker import logger
@@ -140,7 +141,7 @@ class LimitTable:
 
 def _parse(where: str, limits: LimitSpec) -> tuple[Limit, ...]:
     try:
-        return parse_limits(limits)
+        return parse_task_limits(limits)
     except ConfigurationError as exc:
         raise ConfigurationError(f"{where}: {exc}") from None
 
