@@ -60,6 +60,17 @@ class FailureLog:
 TASK_OPTIONS = ("limits", "limit_key", "limit_cost")
 """The options of a task, which have the same names for all queues."""
 _OUR_NAMES = re.compile(r"limit|limits?_.*|distwindow_.*")
+_INSTEAD = {
+    "concurrency": (
+        "take a slot in the task, `with slots.try_hold(key) as slot:` of a distwindow.Concurrency, "
+        "and retry it where the slot is false"
+    ),
+    "breaker": (
+        "make the call in the task within `with breaker.call(key):` of a "
+        "distwindow.CircuitBreaker, and retry it after the retry_after of a BreakerOpen"
+    ),
+}
+"""What to write in a task for options that other libraries have, and that do not exist here."""
 REPORT_EVERY_S = 60.0
 """How long a worker does not log a kind of failure of an option again."""
 
@@ -258,6 +269,37 @@ def check_option_names(task: str, options: Mapping[str, object]) -> None:
         )
 
 
+def check_not_for_the_task(subject: str, options: Mapping[str, object]) -> None:
+    """Raise `ConfigurationError` for `concurrency` and `breaker`, which are no options of a task,
+    where the queue accepts options of any name. None and whatever can be called are left alone, as
+    by `check_option_names`. `subject` is what has the options, in the error.
+    """
+    for option, instead in _INSTEAD.items():
+        value = options.get(option)
+        if value is not None and not callable(value):
+            raise ConfigurationError(
+                f"{subject}: {option}={short_repr(value)} is no option of a task, and would do "
+                f"nothing; {instead}"
+            )
+
+
+def parse_task_limits(spec: LimitSpec) -> tuple[Limit, ...]:
+    """Return the limits of a task, as `parse_limits`. Raises `ConfigurationError` that says what to
+    write for limits with keys of their own, too: a task has one key.
+    """
+    given: object = spec
+    has_keys = isinstance(given, Mapping) or (
+        isinstance(given, (list, tuple)) and any(isinstance(part, (list, tuple)) for part in given)
+    )
+    if has_keys:
+        raise ConfigurationError(
+            f"limits={short_repr(given)} has keys of its own, and all limits of a task count under "
+            "its limit_key; for several keys ask `limiter.try_acquire_all([(key, limit), ...])` in "
+            "the task, and retry it after the retry_after of a refusal"
+        )
+    return parse_limits(spec)
+
+
 def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
     """Raise `ConfigurationError` for a key or a cost without limits. `place` says where to give
     these.
@@ -339,6 +381,7 @@ def read_options(
     Raises `ConfigurationError` for wrong ones, and for a key or a cost without limits.
     """
     check_option_names(name, options)
+    check_not_for_the_task(f"task {name!r}", options)
     check_has_limits(name, options, 'add limits, such as limits="100/minute"')
     given = {option: options[option] for option in TASK_OPTIONS if options.get(option) is not None}
     if not given:
@@ -348,7 +391,7 @@ def read_options(
 
 
 def _plain_limits(spec: LimitSpec) -> tuple[Limit, ...]:
-    limits = parse_limits(spec)
+    limits = parse_task_limits(spec)
     for limit in limits:
         if limit.is_shaped:
             raise ConfigurationError(

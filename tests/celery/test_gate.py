@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from distwindow import ConfigurationError, Limit, Limiter, StoreUnavailable
+from distwindow import ConfigurationError, Health, Limit, Limiter, StoreUnavailable
 from distwindow.contrib.celery.admission import FleetTurns, TaskAdmission
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.stores.memory import MemoryStore
@@ -382,6 +382,89 @@ def test_while_the_store_is_away_tasks_wait_or_run(
     assert all(pause >= 0.25 for pause in pauses)
     assert len(failed_at) <= 5
     assert worker.admission.store_is_up or policy == "run"
+
+
+def health(*, up: bool) -> Health:
+    return Health(up, None, None, 0, 0, () if up else ("the server",))
+
+
+@settings(max_examples=60, deadline=None)
+@example(away_ms=8600, late_ms=0, policy="hold")
+@given(st.integers(1, 20_000), st.integers(0, 400), st.sampled_from(["hold", "run"]))
+def test_the_store_is_asked_again_when_the_limiter_has_heard_of_its_return(
+    away_ms: int, late_ms: int, policy: OnStoreError
+) -> None:
+    timeline = Timeline()
+    store = MemoryStore(timeline.clock)
+    limiter = Limiter(store, "1/second", time=timeline.clock)
+    back_at_s = timeline.clock.monotonic() + away_ms / 1000
+    failed_at: list[float] = []
+    answered_at: list[float] = []
+
+    def ask(key, limits, cost):
+        now_s = timeline.clock.monotonic()
+        if now_s < back_at_s:
+            failed_at.append(now_s)
+            worker.admission.on_health_change(health(up=False))
+            raise StoreUnavailable("away")
+        answered_at.append(now_s)
+        return limiter.try_acquire_all([(key, limits, cost)])
+
+    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
+    worker = SimulatedWorker(timeline, store, [task], on_store_error=policy, ask=ask)
+    heard_after_s = (away_ms + late_ms) / 1000
+    timeline.call_after(heard_after_s, lambda: worker.admission.on_health_change(health(up=True)))
+    for ms in range(0, away_ms + late_ms + 1000, 50):  # with "run", nothing waits
+        request = SimulatedRequest(ms, task, str(ms % 3), 0.0)
+        timeline.call_after(ms / 1000, partial(worker.receive, request))
+    timeline.run_for(60.0)
+    assert all(later - earlier >= 0.25 for earlier, later in pairwise(failed_at))
+    kept_until_s = max(back_at_s + late_ms / 1000, failed_at[-1] + 0.25)
+    assert answered_at[0] <= kept_until_s + 0.1 + 0.01
+    assert len(worker.started) == len(range(0, away_ms + late_ms + 1000, 50))
+    if policy == "hold":
+        # What waits for permits is not asked for earlier: one refusal for each key and bucket.
+        spent_s = max(answered_at) - min(answered_at)
+        assert len(answered_at) <= len(worker.started) + 3 * (1 + spent_s / 0.1)
+
+
+def test_a_return_that_was_heard_before_an_ask_has_failed_ends_no_pause() -> None:
+    clock = ManualClock()
+    fails = True
+
+    def ask(key, limits, cost):
+        if not fails:
+            return limiter.try_acquire_all([(key, limits, cost)])
+        raise StoreUnavailable("away")
+
+    limiter = Limiter(MemoryStore(clock), "1/second", time=clock)
+    admission = TaskAdmission(
+        ask, FleetTurns(partial(Limiter, "memory://")), clock.monotonic, "hold"
+    )
+    admission.on_health_change(health(up=True))
+    for pause_s in (0.25, 0.5, 1.0):
+        assert admission.may_run("key", (LIMIT,), 1).wait_s == pause_s
+        clock.advance(pause_s - 0.001)
+        assert not admission.end_pause()
+        assert admission.is_paused
+        clock.advance(0.001)
+    assert admission.may_run("key", (LIMIT,), 1).wait_s == 2.0
+    admission.on_health_change(health(up=True))
+    admission.on_health_change(health(up=False))
+    clock.advance(0.3)
+    assert not admission.end_pause()
+    admission.on_health_change(health(up=True))
+    assert admission.end_pause()
+    assert admission.may_run("key", (LIMIT,), 1).wait_s == 4.0  # it had not come back after all
+    fails = False
+    admission.on_health_change(health(up=True))
+    clock.advance(0.24)
+    assert not admission.end_pause()
+    clock.advance(0.01)
+    assert admission.end_pause()
+    assert not admission.end_pause()
+    assert admission.may_run("key", (LIMIT,), 1).admitted
+    assert admission.store_is_up
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("NOPERM"), RuntimeError("a bug")])

@@ -11,7 +11,7 @@ from celery import Celery, Task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow import ConfigurationError, Limit
+from distwindow import CircuitBreaker, Concurrency, ConfigurationError, ErrorCount, Limit
 from distwindow.contrib.celery import RateLimits
 from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
 from distwindow.contrib.celery.settings import Settings, check_celery_version, max_hold_s
@@ -311,10 +311,39 @@ def test_names_that_begin_like_ours_are_ours_in_base_classes_too(option: str) ->
         limits_of(base=base)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [
+        ("concurrency", 3, "`with slots.try_hold(key) as slot:` of a distwindow.Concurrency"),
+        ("concurrency", Concurrency("memory://", 3), "retry it where the slot is false"),
+        ("breaker", CircuitBreaker("memory://", ErrorCount(3)), "`with breaker.call(key):`"),
+    ],
+    ids=["number", "Concurrency", "CircuitBreaker"],
+)
+@pytest.mark.parametrize("place", ["task", "annotation", "distwindow_limits"])
+def test_options_that_do_not_exist_say_what_to_write_in_the_task(
+    option: str, value: object, instead: str, place: str
+) -> None:
+    app = Celery("test", set_as_current=False)
+    limits = RateLimits(app, "memory://")
+    given = {"limits": "5/s", option: value}
+    if place == "annotation":
+        app.conf.task_annotations = {"proj.fetch": given}
+    elif place == "distwindow_limits":
+        app.conf.distwindow_limits = {"proj.fetch": given}
+    app.task(name="proj.fetch", shared=False, **(given if place == "task" else {}))(plain)
+    with pytest.raises(ConfigurationError, match=f"{option}=.* is no option of a task") as raised:
+        limits.check()
+    assert "'proj.fetch'" in str(raised.value)
+    assert instead in str(raised.value)
+
+
 def test_options_of_the_applications_own_are_left_alone() -> None:
     class Base(Task):  # type: ignore[misc]  # Celery has no types
         abstract = True
         limit = 100  # rows
+        concurrency = 4
+        breaker = "payments"
 
         def limit_keys(self) -> list[str]:
             return []

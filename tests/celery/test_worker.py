@@ -5,6 +5,7 @@ and what a worker refuses to start with.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -18,6 +19,8 @@ from kombu.utils.uuid import uuid
 
 from distwindow import ConfigurationError
 from distwindow.contrib.celery import RateLimits, task_parked, task_sent_back
+from tests.servers import Proxy, Standalone
+from tests.servers.faults import Blackhole, Fault, Pass, Refuse
 from tests.servers.wait import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]
@@ -26,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.fleet]
 class Project:
     """An application with a broker of its own, and its worker."""
 
-    def __init__(self, url: str, prefix: str, **conf: Any) -> None:
+    def __init__(self, url: str, prefix: str, store: str | None = None, **conf: Any) -> None:
         self.app = Celery("project", broker=url, backend="cache+memory://", set_as_current=False)
         self.app.conf.update(
             task_default_queue=prefix,
@@ -35,7 +38,7 @@ class Project:
             worker_hijack_root_logger=False,
         )
         self.app.conf.update(conf)
-        self.limits = RateLimits(self.app, url, prefix=prefix)
+        self.limits = RateLimits(self.app, store or url, prefix=prefix)
         self.started: list[tuple[Any, float]] = []
         self.gate: Any = None
 
@@ -64,6 +67,10 @@ class Project:
 
     def values(self) -> list[Any]:
         return [value for value, _ in self.started]
+
+    def wait_started(self, count: int, timeout: float) -> None:
+        what = f"{count} tasks to start"
+        until(lambda: len(self.started) == count, what=what, timeout=timeout)
 
     def wait_parked(self, count: int) -> None:
         until(lambda: self.gate.parked == count, what=f"{count} parked tasks", timeout=20)
@@ -308,12 +315,35 @@ def test_a_worker_on_a_transport_without_an_event_loop(prefix: str) -> None:
     assert project.values()[:10] == list(range(10)) or sorted(project.values()) == [*range(50)]
 
 
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+@pytest.mark.parametrize("fault", [Blackhole(), Refuse()], ids=["silent", "refused"])
+def test_the_gate_hears_of_the_stores_return_from_its_limiter(
+    redis_url: str, prefix: str, pool: str, fault: Fault, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Standalone() as store, Proxy(store.port) as proxy:
+        project = Project(redis_url, prefix, proxy.url)
+        limited = project.task(limits="20/second", name="limited")
+        with project.worker(pool):
+            limited.delay(0)
+            project.wait_started(1, timeout=20)
+            proxy.fault = fault
+            for number in range(1, 9):
+                limited.delay(number)
+            until(lambda: " is away: " in caplog.text, what="an outage", timeout=20)
+            project.gate.admission._paused_until_s = math.inf  # no time ends this pause
+            proxy.fault = Pass()
+            project.wait_started(9, timeout=20)
+    assert sorted(project.values()) == [*range(9)]
+
+
 @pytest.mark.parametrize(
     ("conf", "options", "says"),
     [
         ({}, {"limits": "fast"}, "'fast'"),
         ({}, {"limits": "5/s", "limit_key": "{tenant}"}, "'tenant', which is no argument"),
         ({}, {"limits": "5/s", "limit_costs": 2}, "unknown option limit_costs=2"),
+        ({}, {"concurrency": 2}, "concurrency=2 is no option of a task"),
+        ({}, {"limits": [("t:{value}", "2/s"), ("all", "9/s")]}, "try_acquire_all([(key, limit)"),
         ({"distwindow_max_park": 5}, {"limits": "5/s"}, "'distwindow_max_park'"),
         ({"distwindow_limits": {"nothing": "5/s"}}, {}, "'nothing', which is not registered"),
         ({"distwindow_on_store_error": "deny"}, {}, "neither"),

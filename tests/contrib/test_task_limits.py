@@ -107,6 +107,11 @@ def test_what_the_queue_injects_is_no_argument() -> None:
         TaskLimits("t", task_of_taskiq, "5/s", "{context}", injected=["context"])
 
 
+class Breaker:
+    def __repr__(self) -> str:
+        return "<a breaker>"
+
+
 class AwaitedKey:
     async def __call__(self, tenant: str, url: str, *, page: int) -> str:
         return tenant
@@ -118,6 +123,8 @@ class AwaitedKey:
         ({"limits": "5/fortnight"}, "'fortnight' is not a unit of time"),
         ({"limits": 5}, "5 is not a limit"),
         ({"limits": []}, "no limit was given"),
+        ({"limits": [("t:{tenant}", "2/s"), ("all", "9/s")]}, "try_acquire_all.*, and retry"),
+        ({"limits": {"t:{tenant}": "2/s", "all": "9/s"}}, "all limits of a task count under its"),
         ({"limits": "5/s paced 1s"}, "a worker starts a task as soon as it is admitted"),
         (
             {"limits": "5/s", "limit_key": "t:{tennant}"},
@@ -145,6 +152,8 @@ class AwaitedKey:
         ({"limit_cost": 2}, "has limit_cost but no limits"),
         ({"limit": "5/s"}, "option limit='5/s'; .* are limits, limit_key, limit_cost"),
         ({"limits": "5/s", "limit_keys": "x"}, "unknown option limit_keys='x'; names"),
+        ({"limits": "5/s", "concurrency": 3}, "concurrency=3 is no option .*`with slots.try_hold"),
+        ({"breaker": Breaker()}, "breaker=<a breaker> is no option .*`with breaker.call.*Breaker"),
     ],
 )
 def test_a_wrong_option_is_an_error_that_names_the_task(
@@ -161,7 +170,8 @@ def test_a_template_of_a_task_without_arguments_says_so() -> None:
 
 
 def test_a_task_without_options_has_no_limits() -> None:
-    assert read_options("fetch", fetch, {"max_retries": 3, "limits": None}) is None
+    own = {"max_retries": 3, "limits": None, "concurrency": None, "breaker": fetch}
+    assert read_options("fetch", fetch, own) is None
 
 
 @pytest.mark.parametrize("result", [None, "", 5, LookupError("no tenant")])

@@ -42,6 +42,7 @@ async def test_without_the_receiver_tasks_wait_as_well() -> None:
         ({"limit_cost": 2}, "limit_cost but no limits"),
         ({"limit": "1/hour"}, "unknown option limit='1/hour'"),
         ({"limits": "1/hour", "limit_keys": "x"}, "unknown option limit_keys='x'"),
+        ({"concurrency": 3}, "task 'job': concurrency=3 is no option of a task"),
     ],
 )
 async def test_wrong_labels_are_errors_when_the_worker_starts(

@@ -2,6 +2,7 @@
 
 the limiter raises       is asked again                   the tasks meanwhile
 StoreError: an outage    for no line, until a pause ends  wait, or run with on_store_error="run"
+                         or the limiter is back
 anything else            for this line only after a       of this line wait: a mistake opens no
                          pause, for others as usual       limit; others are not affected
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ... import Decision, Limit, Limiter
+from ... import Decision, Health, Limit, Limiter
 from ...errors import ConfigurationError, StoreError, short_repr
 from ...ring.key import AnyKey
 from ..tasks import FailureLog
@@ -23,7 +24,12 @@ from .worker import logger
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 """For how long nothing is asked, or nothing for one line, after a failure; doubled by each further
-one.
+one. The limiter probes a store that is away off the path of its calls, and hears of its return
+within half a second: that ends a pause, but not before the time of the first one is over.
+"""
+LOOK_EVERY_S = 0.1
+"""How often a gate looks in a pause whether the limiter has heard of the return. A thread of its
+own hears of it, which cannot wake an event loop of kombu.
 """
 _FAILURES_OF_ALL = 3
 """After so many failures of single lines in a row, one ask is made in FIRST_PAUSE_S."""
@@ -54,6 +60,8 @@ class Answer(NamedTuple):
     left_for_s: float = 0.0
     failures: int = 0
     """How many asks for this line in a row have failed, though the store answers."""
+    store_is_away: bool = False
+    """True if it waits for the store, and not for permits."""
 
 
 RUN = Answer(True, 0.0)
@@ -110,6 +118,10 @@ class TaskAdmission:
         self._on_store_error = on_store_error
         self._pause_s = 0.0
         self._paused_until_s = 0.0
+        self._failed_at_s = 0.0
+        """When the store has failed to answer the last time."""
+        self._is_back = False
+        """True if the limiter has heard of the store's return since the last ask began."""
         self._line_failures = 0
         """How many asks in a row have failed, though the store answers."""
         self._ask_again_at_s = 0.0
@@ -123,6 +135,27 @@ class TaskAdmission:
     def store_is_up(self) -> bool:
         """False from a failed call to the next one that is answered."""
         return not self._pause_s
+
+    @property
+    def is_paused(self) -> bool:
+        """True while nothing is asked, because the store did not answer."""
+        return self._paused_until_s > self.monotonic()
+
+    def on_health_change(self, health: Health) -> None:
+        """Note whether the store is back: a listener of the limiter, called in any thread."""
+        self._is_back = health.up
+
+    def end_pause(self) -> bool:
+        """End the pause if the limiter has heard of the store's return since the last ask. Return
+        True if it did. A pause of FIRST_PAUSE_S is kept: a store may answer probes and no calls.
+        """
+        now_s = self.monotonic()
+        if not self._is_back or self._paused_until_s <= now_s:
+            return False
+        if now_s < self._failed_at_s + FIRST_PAUSE_S:
+            return False
+        self._paused_until_s = now_s
+        return True
 
     def may_run(
         self, key: AnyKey, limits: tuple[Limit, ...], cost: int, failures: int = 0
@@ -163,6 +196,7 @@ class TaskAdmission:
             left_s = self._ask_again_at_s - now_s
             return Answer(False, max(left_s, _pause_s(failures)), failures=failures)
         self.asks += 1
+        self._is_back = False
         try:
             decision = ask(key, limits, min(cost, *(limit.amount for limit in limits)))
         except StoreError as exc:
@@ -187,7 +221,7 @@ class TaskAdmission:
 
     def _unknown(self, wait_s: float, failures: int) -> Answer:
         runs = self._on_store_error == "run"
-        return RUN if runs else Answer(False, wait_s, failures=failures)
+        return RUN if runs else Answer(False, wait_s, failures=failures, store_is_away=True)
 
     def _pause(self, exc: StoreError) -> float:
         if not self._pause_s:
@@ -197,7 +231,8 @@ class TaskAdmission:
                 "run without their limits" if self._on_store_error == "run" else "wait",
             )
         self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-        self._paused_until_s = self.monotonic() + self._pause_s
+        self._failed_at_s = self.monotonic()
+        self._paused_until_s = self._failed_at_s + self._pause_s
         return self._pause_s
 
     def _log_failure(self, key: AnyKey, exc: Exception, failures: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ... import Limit
 from ...errors import ConfigurationError
-from .admission import RUN, Answer, TaskAdmission
+from .admission import LOOK_EVERY_S, RUN, Answer, TaskAdmission
 from .limits import EffectiveLimits
 from .lines import ParkedTask, TaskQueue, TaskQueues
 from .pool_slots import PoolSlots
@@ -253,6 +253,10 @@ class Gate:
             self._take_arrivals()
             if self._with_revoked:
                 self._drop_revoked()
+            if self.admission.end_pause():
+                for line in self.lines:
+                    if line.waits_for_store:
+                        self.lines.stop_waiting(line)
             self.lines.advance(worker.monotonic())
             while (ready := self.lines.pop_ready()) is not None:
                 self._slots.take(partial(self._grant, ready))
@@ -322,6 +326,7 @@ class Gate:
                 self.lines.ask_again(line)
                 raise
             line.failures = answer.failures
+            line.waits_for_store = answer.store_is_away
         if entry.left or self._is_ending():  # while the store was asked
             self._slots.give_back()
             self.lines.ask_again(line)
@@ -504,5 +509,7 @@ class Gate:
         if self._look_after_s is not None:
             look_s = now_s + self._look_after_s
             next_s = look_s if next_s is None else min(next_s, look_s)
+        if next_s is not None and self.admission.is_paused:
+            next_s = min(next_s, now_s + LOOK_EVERY_S)
         if next_s is not None:
             self._timer.call_by(next_s)

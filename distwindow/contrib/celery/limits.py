@@ -14,7 +14,7 @@ from celery import Task
 
 from ...errors import ConfigurationError
 from ...ring.key import AnyKey
-from ...ring.limit import Limit, LimitSpec, parse_limits
+from ...ring.limit import Limit, LimitSpec
 from ..shared_windows import SharedWindows
 from ..tasks import (
     TASK_OPTIONS,
@@ -22,7 +22,9 @@ from ..tasks import (
     TaskArguments,
     add_windows,
     check_has_limits,
+    check_not_for_the_task,
     check_option_names,
+    parse_task_limits,
 )
 from .settings import Annotations, listed
 from .worker import logger
@@ -85,6 +87,8 @@ class LimitTable:
             source = f"distwindow_limits[{pattern!r}]"
         if not _is_celerys(name):
             check_option_names(name, _others(task))
+            # Base classes may have attributes of such names for their own use.
+            check_not_for_the_task(f"task {name!r}", vars(type(task)))
         if pattern is None:
             check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
@@ -137,7 +141,7 @@ class LimitTable:
 
 def _parse(where: str, limits: LimitSpec) -> tuple[Limit, ...]:
     try:
-        return parse_limits(limits)
+        return parse_task_limits(limits)
     except ConfigurationError as exc:
         raise ConfigurationError(f"{where}: {exc}") from None
 
@@ -159,6 +163,7 @@ def _options_of(name: str, spec: Any) -> dict[str, Any]:
     """Return what an entry of `distwindow_limits` sets: limits, or a dict of options."""
     if not isinstance(spec, Mapping):
         return {"limits": spec}
+    check_not_for_the_task(f"distwindow_limits[{name!r}]", spec)
     unknown = sorted(set(map(str, spec)) - set(TASK_OPTIONS))
     if unknown or "limits" not in spec:
         what = f"has the unknown option {unknown[0]!r}" if unknown else "has no limits"

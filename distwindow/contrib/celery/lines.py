@@ -145,6 +145,7 @@ class TaskQueue(Generic[T]):
         "started",
         "state",
         "task",
+        "waits_for_store",
     )
 
     def __init__(self, task: str, key: AnyKey) -> None:
@@ -160,6 +161,8 @@ class TaskQueue(Generic[T]):
         self.started = 0
         self.failures = 0
         """How many asks in a row have failed, though the store answers."""
+        self.waits_for_store = False
+        """True if the store did not answer when it asked."""
         self.next_turn_s = 0.0
         """Until when the tasks that were sent back have turns."""
 

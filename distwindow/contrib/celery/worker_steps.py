@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
 from celery.worker import state
 
+from ... import Limiter
+from ...ring.limit import LimitSpec
 from .admission import FleetTurns, TaskAdmission
 from .gate import Gate, exit_on_configuration_error
 from .pool_slots import make_slots
@@ -249,7 +250,12 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         effective = limits.effective_limits(settings)
         effective.check(worker.app.tasks)
         store = limits.store
-        make_limiter = partial(settings.limiter, store)
+
+        def make_limiter(spec: LimitSpec) -> Limiter:
+            limiter: Limiter = settings.limiter(store, spec)
+            limiter.on_health_change(lambda health: admission.on_health_change(health))
+            return limiter
+
         # Each call names its own limits; the limiter's own are never used.
         limiter = self.limiter = make_limiter("1/second")
         self.fleet_turns = FleetTurns(make_limiter)
