@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -202,6 +203,12 @@ class BaseLimiter:
         """The beginning of the names of all rings."""
         return self._command_cache.prefix
 
+
+# And not that of `__new__`.
+_of_init = inspect.signature(BaseLimiter.__init__)
+BaseLimiter.__signature__ = _of_init.replace(  # type: ignore[attr-defined]
+    parameters=[*_of_init.parameters.values()][1:], return_annotation=inspect.Signature.empty
+)
 
 _YIELD_EVERY = 64
 """Calls in a row that may return without letting other tasks run."""

@@ -88,7 +88,7 @@ import distwindow.contrib.{module}
     if module == "django":  # which the program itself needs
         assert "ModuleNotFoundError" in last
     else:
-        assert f"pip install 'distwindow[{module}]'" in last, ran.stderr
+        assert f"pip install '.[{module}]'" in last, ran.stderr
 
 
 def test_addresses_of_flask_believe_the_named_proxies() -> None:
