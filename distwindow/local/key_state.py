@@ -435,6 +435,8 @@ class KeyStateCache(Generic[S]):
 
 CLOCK_MARGIN_S = 0.001
 """Moments in replies are whole ms of the store's clock, so they may be this much too late."""
+REFUSAL_S = 1.0
+"""For so long a refusal is repeated at most: another process may give permits back meanwhile."""
 
 
 class Refusals(Generic[S]):
@@ -461,7 +463,7 @@ class Refusals(Generic[S]):
             return decision  # what others are admitted warms it up, so there may be room earlier
         now = self._monotonic()
         bucket_s = decision.limit.bucket_ms / 1000
-        until = sent_at + min(decision.retry_after, bucket_s) - CLOCK_MARGIN_S
+        until = sent_at + min(decision.retry_after, bucket_s, REFUSAL_S) - CLOCK_MARGIN_S
         if until <= now:
             return decision
         state = self._state_of(key, decision.now_ms - now * 1000)

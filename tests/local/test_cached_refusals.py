@@ -131,13 +131,13 @@ def test_a_cached_refusal_ends_at_once_after_an_own(
     ] * (5 if by == "refund" else 1)
 
 
+@pytest.mark.parametrize("limits", ["5/10s 10 buckets", "5/hour"])
 @pytest.mark.parametrize("by", ["refund", "reset"])
-def test_a_cached_refusal_ends_within_a_bucket_after_anothers(
-    harness: Harness, redis_url: str, prefix: str, by: str
+def test_a_cached_refusal_ends_within_a_second_after_anothers(
+    harness: Harness, redis_url: str, prefix: str, by: str, limits: str
 ) -> None:
     clock = ManualClock()
     options: dict[str, Any] = {"prefix": prefix, "clock": "client", "time": clock, **NEVER}
-    limits = "5/10s 10 buckets"
     limiter, other = (harness.limiter(redis_url, limits, **options) for _ in range(2))
     last = limiter.each(["k"] * 5)[-1]
     assert not limiter.try_acquire("k")
