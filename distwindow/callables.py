@@ -5,10 +5,11 @@ templates make of their arguments. What can never work is found before there is 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import re
 import string
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .errors import ConfigurationError, short_repr
@@ -34,6 +35,31 @@ def is_async_generator(function: Any) -> bool:
 def function_name(function: Any) -> str:
     """Return the name of `function` for error messages."""
     return getattr(function, "__qualname__", None) or short_repr(function)
+
+
+def stable_name(function: Any) -> str:
+    """Return a name that all processes of a program have for `function`, and few other functions
+    have: for a part of a key. That of a lambda and of an inner function has a digest of its code
+    and of the texts and numbers that it is bound to.
+    """
+    if isinstance(function, functools.partial):
+        bound = [*function.args, *function.keywords.values()]
+        return f"{stable_name(function.func)}{_digest(_plain(bound))}"
+    name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
+    code = getattr(function, "__code__", None)
+    if code is None or not ("<lambda>" in name or "<locals>" in name):
+        return name
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    name = name.rpartition("<locals>.")[2]
+    return name + _digest((code.co_code, code.co_names, _plain(code.co_consts), _plain(cells)))
+
+
+def _plain(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, (str, bytes, int, float, type(None)))]
+
+
+def _digest(value: object) -> str:
+    return "#" + hashlib.sha256(repr(value).encode()).hexdigest()[:8]
 
 
 def describe_function(function: Any) -> str:

@@ -20,28 +20,14 @@ from ..ring.decision import Decision
 from . import http
 from .http import EXPOSED_HEADERS, RateLimited
 from .http.messages import STARTS, Message, Response, Settlements, WatchedRequest
+from .http.scopes import Scope, method_of, root_template, scope_of
 
-Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 """Frameworks have types of their own for scope, receive and send."""
 
 SCOPE_KEY = "distwindow"
 """The key of the scope under which a request has what was decided for it."""
-
-
-def scope_of(connection: Any) -> Scope:
-    """Return the scope of a request, of any framework, or `connection`, if it is one."""
-    scope: Scope = getattr(connection, "scope", connection)
-    return scope
-
-
-def method_of(scope: Scope) -> str:
-    """Return the method as which a request counts: HEAD is GET without a body, and no second
-    window beside it.
-    """
-    method: str = scope.get("method", "WEBSOCKET")
-    return "GET" if method == "HEAD" else method
 
 
 class ClientAddress(http.ClientAddress):
@@ -79,7 +65,7 @@ class RequestLimit(http.RequestLimit):
                 "the route of this request cannot be read, and without a name all routes would be "
                 'one limit; give the limit a name: limit("10/minute", name="search")'
             )
-        return f"{method_of(scope)} {scope.get('root_path', '')}{path}"
+        return f"{method_of(scope)} {root_template(scope)}{path}"
 
     def check(self, connection: Any, cost: int | None = None) -> Unawaited[Decision | None]:
         """Ask this limit for a request, or for one message of a websocket. `connection` is a
@@ -157,8 +143,8 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
             if limit.settles and not limited.is_watched:
                 limit.raise_without_middleware()
         if len(limits) == 1:
-            return await limits[0].decide(connection, limited, cost)
-        return await http.decide_all(limits, connection, limited, cost)
+            return await limits[0].decide(connection, limited, cost, again=True)
+        return await http.decide_all(limits, connection, limited, cost, again=True)
 
 
 class RateLimits(AsgiRateLimits[RequestLimit]):
@@ -236,6 +222,7 @@ class RateLimitMiddleware:
             await self.app(scope, receive, send)
             return
         limited = scope[SCOPE_KEY] = WatchedRequest()
+        self.rate_limits.settlements.begin(limited)
 
         def send_with_fields(message: Message) -> Any:
             if limited.is_answered:
@@ -247,8 +234,6 @@ class RateLimitMiddleware:
                         return self._refuse(scope, send, limited, exceeded)
                 if message["type"] in STARTS:
                     message = limited.begin(message)
-                    if limited.needs_response:
-                        self.rate_limits.settlements.begin(limited)
             elif limited.needs_response:
                 limited.go_on(message)
                 if limited.is_complete:
@@ -268,8 +253,9 @@ class RateLimitMiddleware:
                 raise  # the response has begun: nothing can be said to the client any more
             await self._refuse(scope, send, limited, exceeded)
         finally:
-            if limited.needs_response:
-                await asyncio.shield(self.rate_limits.settlements.end(limited))
+            settled = self.rate_limits.settlements.end(limited)
+            if settled is not None:
+                await settled
 
     def _refuse(self, scope: Scope, send: Send, limited: WatchedRequest, exceeded: Any) -> Any:
         messages = limited.refuse(scope, self.rate_limits.refusal_of(exceeded))
@@ -279,13 +265,13 @@ class RateLimitMiddleware:
         self, send: Send, limited: WatchedRequest, *messages: Message
     ) -> None:
         """Send the last messages of a response, which decides about charges."""
-        settling = self.rate_limits.settlements.end(limited) if limited.needs_response else None
-        if settling is not None:
+        settled = self.rate_limits.settlements.end(limited)
+        if settled is not None:
             await asyncio.sleep(0)  # What is given back is sent before the client can ask again.
         for message in messages:
             await send(message)
-        if settling is not None:
-            await asyncio.shield(settling)
+        if settled is not None:
+            await settled
 
     def _is_exempt_path(self, scope: Scope) -> bool:
         path, root = scope["path"], scope.get("root_path", "")
@@ -306,4 +292,6 @@ __all__ = [
     "RateLimits",
     "Response",
     "client_address",
+    "method_of",
+    "scope_of",
 ]

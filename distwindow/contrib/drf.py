@@ -40,8 +40,6 @@ class StoreIsAway(exceptions.APIException):  # type: ignore[misc]  # REST framew
 class ThrottleLimit(http.RequestLimit):
     """One limit of throttles: those of one scope."""
 
-    asks_once = True
-
 
 class RateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # without types
     """Base class of throttles: define `get_cache_key`, and `scope` or `rate`.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, StoreError
+from distwindow.contrib import http
 from distwindow.contrib.asgi import RateLimited, RateLimitMiddleware, RateLimits, Response
 from distwindow.testing import ManualClock
 
@@ -478,6 +479,57 @@ async def test_what_is_being_answered_is_settled_when_it_is_closed(redis_url: st
     assert [(each.body_bytes, each.complete) for each in seen] == [(4, False)] * 3
     await asyncio.wait(requests)
     assert len(seen) == 3
+
+
+async def test_all_that_is_given_back_is_on_its_way_before_the_client_can_ask_again(
+    rate_limits: RateLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    async def settle(self: Any, asked: Any, response: Any, *, was_refused: bool) -> None:
+        steps.append("begun")
+        await asyncio.sleep(0.01)  # as a round trip
+        steps.append("ended")
+
+    monkeypatch.setattr(http.RequestLimit, "settle", settle)
+    limits = [
+        rate_limits.limit("9/minute", name=name, count_when=lambda response: False)
+        for name in "abc"
+    ]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for limit in limits:
+            await limit.check(scope)
+        await send(START)
+        await send(BODY)
+
+    async def send(message: Any) -> None:
+        steps.append(message["type"].rpartition(".")[2])
+
+    await RateLimitMiddleware(app, rate_limits)(http_scope(), None, send)
+    assert steps == ["start", *["begun"] * 3, "body", *["ended"] * 3]
+
+
+async def test_a_request_that_is_not_answered_yet_is_settled_when_it_is_closed() -> None:
+    begun = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    seen: list[Response] = []
+
+    def count(response: Response) -> bool:
+        seen.append(response)
+        return False
+
+    async with RateLimits("memory://", on_store_error="raise") as rate_limits:
+        outer = RateLimitMiddleware(slow, rate_limits, "9/minute", count_when=count)
+        request = asyncio.ensure_future(call(outer, http_scope()))
+        await begun.wait()
+    assert [(each.status_code, each.complete) for each in seen] == [(500, False)]
+    request.cancel()
+    await asyncio.wait([request])
 
 
 async def test_checks_at_once_name_what_refused_and_keep_nothing(rate_limits: RateLimits) -> None:

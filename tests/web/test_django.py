@@ -150,6 +150,15 @@ def test_each_response_has_the_fields_once(kind: Site, middleware: list[str]) ->
     assert answer.headers["RateLimit-Policy"].count(";q=9") == 2
 
 
+def test_what_a_view_raises_is_counted_or_not(kind: Site) -> None:
+    def missing(request: Any) -> int:
+        raise Http404
+
+    limited = rate_limit("3/minute", count_when=lambda response: response.status_code == 401)
+    with routes(view=limited(kind.view(missing))):
+        assert [kind.get().status_code for _ in range(6)] == [404] * 6
+
+
 def test_what_a_view_raises_has_the_fields_too(kind: Site) -> None:
     def missing(request: Any) -> int:
         raise Http404

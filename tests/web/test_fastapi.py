@@ -595,3 +595,16 @@ def test_limits_and_cost_may_be_dependencies(
     refused = TestClient(app).get("/?n=4")
     assert (refused.status_code, "retry-after" in refused.headers) == (429, False)
     assert refused.json()["detail"] == "3 units per minute are allowed; this request takes 4"
+
+
+def test_a_client_cannot_write_itself_a_limit_by_the_path_of_a_mount(
+    app: FastAPI, rate_limits: RateLimits
+) -> None:
+    shop = FastAPI()
+    limit = rate_limits.limit("3/minute")
+    shop.get("/{page}", dependencies=[Depends(limit)])(one)
+    app.mount("/shops/{shop}/of/{town}", shop)
+    paths = [f"/shops/{number}/of/{number}/{number}" for number in range(6)]
+    assert asked(app, *paths) == [200] * 3 + [429] * 3
+    policy = TestClient(app).get("/shops/7/of/8/9").headers["ratelimit-policy"]
+    assert policy == '"GET /shops/{shop}/of/{town}/{page}";q=3;w=60'

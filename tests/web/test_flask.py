@@ -223,6 +223,30 @@ def test_views_that_are_classes(app: Any, rate_limits: RateLimits) -> None:
     assert codes(app, times=3) == [200, 200, 429]
 
 
+def test_equal_limits_of_the_methods_of_a_class(app: Any, rate_limits: RateLimits) -> None:
+    class Home(MethodView):
+        @rate_limits.limit("3/minute")
+        def get(self) -> str:
+            return "read"
+
+        @rate_limits.limit("3/minute")
+        def post(self) -> str:
+            return "written"
+
+    app.add_url_rule("/", view_func=Home.as_view("home"))
+    assert codes(app, times=4) == codes(app, times=4, method="POST") == [200] * 3 + [429]
+
+
+def test_equal_limits_by_method(app: Any, rate_limits: RateLimits) -> None:
+    @app.route("/", methods=["GET", "POST"])
+    @rate_limits.limit("3/minute", exempt=lambda: flask.request.method != "GET")
+    @rate_limits.limit("3/minute", exempt=lambda: flask.request.method == "GET")
+    def home() -> str:
+        return "home"
+
+    assert codes(app, times=4) == codes(app, times=4, method="POST") == [200] * 3 + [429]
+
+
 def test_several_limits_of_a_route(app: Any, rate_limits: RateLimits) -> None:
     @app.get("/")
     @rate_limits.limit("9/minute", name="all", key=lambda: "all")

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -721,3 +722,91 @@ def test_a_process_keeps_so_many_keys(app: Application, redis_url: str, prefix: 
     assert len(limit._limiter._strategy._key_states) == 10
     with pytest.raises(ConfigurationError, match="max_local_keys"):
         app.rate_limits(max_local_keys=0)
+
+
+# -- windows of limits without names --------------------------------------------------------------
+
+
+def by_user(request: dict[str, Any]) -> str:
+    return str(request.get("user", "nobody"))
+
+
+def test_limits_by_different_keys_have_windows_of_their_own(app: Application) -> None:
+    """Else a client could use up the limit of an address by writing it as its name."""
+    rate_limits = app.rate_limits()
+    users, addresses = rate_limits.limit("3/minute", key=by_user), rate_limits.limit("3/minute")
+    assert app.admits(users, 5, user="9.9.9.9") == 3
+    assert app.admits(addresses, 5) == 3
+    both = app.ask(users, addresses, user="8.8.8.8", peer="8.8.8.8")
+    assert len(both) == 2
+    for option in (
+        {"cost": 2}, {"exempt": lambda request: False}, {"count_when": lambda response: True},
+        {"cost_after": lambda request, response: 1}, {"key": lambda request: "9.9.9.9"},
+    ):  # fmt: skip
+        assert app.admits(rate_limits.limit("3/minute", **option)) == 1
+
+
+class Plan:
+    """A function of limits that is an object."""
+
+    def __call__(self, request: dict[str, Any]) -> str:
+        return "7/minute"
+
+
+def plan_of(amount: int, request: dict[str, Any]) -> str:
+    return f"{amount}/minute"
+
+
+def lambda_of(amount: int) -> Any:
+    return lambda request: f"{amount}/minute"
+
+
+@pytest.mark.parametrize("make", [Plan, lambda: partial(plan_of, 7), lambda: lambda_of(7)])
+def test_a_function_of_limits_has_one_window_in_all_processes(
+    app: Application, redis_url: str, prefix: str, make: Callable[[], Any]
+) -> None:
+    of_processes = [app.rate_limits(redis_url, prefix=prefix).limit(make()) for _ in range(3)]
+    assert sum(app.admits(limit, 7) for limit in of_processes) == 7
+
+
+def test_inner_functions_that_differ_have_windows_of_their_own(app: Application) -> None:
+    rate_limits = app.rate_limits()
+    limits = [rate_limits.limit(lambda_of(amount)) for amount in (3, 5)]
+    limits += [rate_limits.limit(partial(plan_of, amount)) for amount in (4, 6)]
+    assert [app.ask(*limits)[-1].decision.allowed for _ in range(5)] == [True] * 3 + [False] * 2
+
+
+def test_one_limit_in_two_places_charges_once(app: Application) -> None:
+    rate_limits = app.rate_limits()
+    for option in ({}, {"count_when": lambda response: response == 200}):
+        limit = rate_limits.limit("3/minute", name=f"n{len(option)}", **option)
+        same = rate_limits.limit("3/minute", name=f"n{len(option)}", **option)
+        asked = [app.ask(limit, limit, same, then=200) for _ in range(5)]
+        assert [each[-1].decision.allowed for each in asked] == [True] * 3 + [False] * 2
+        assert {len(each) for each in asked} == {1}
+
+
+def test_a_second_part_of_a_request_is_charged_again(app: Application) -> None:
+    limit = app.rate_limits().limit("5/minute")
+    asked = http.LimitedRequest()
+    for left in (4, 3, 2):
+        steps = limit.rate_limits.run(limit.decide({}, asked, again=True))
+        decision = app.done(steps)
+        assert decision.remaining == left
+
+
+def test_limits_of_other_prefixes_are_other_limits(app: Application, redis_url: str) -> None:
+    limits = [
+        app.rate_limits(redis_url, prefix=uuid.uuid4().hex).limit(text, name="n")
+        for text in ("9/minute", "9/minute", "3/minute")
+    ]
+    assert len(app.ask(*limits)) == 3
+
+
+def test_a_share_is_given_back_where_another_limit_denies(app: Application) -> None:
+    rate_limits = app.rate_limits(AWAY, on_store_error="local", share=1.0)
+    router = rate_limits.limit("3/minute", name="a")
+    login = rate_limits.limit("9/minute", name="b", on_store_error="deny")
+    for _ in range(5):
+        assert app.ask(router, login)[-1].decision.source == "policy"
+    assert app.admits(router, 5) == 3

@@ -76,9 +76,12 @@ async def _respond(
         # A framework's operation may return a value, and raise what becomes a refusal.
         await limited.settle(response, getattr(response, "status_code", 200), own)
         if begins:
-            # Those of throttles, which are of threads.
-            rest = limited.settle(response, response.status_code)
-            await (sync_to_async(rate_limits().run)(rest) if awaits else rest)
+            # Of views that have raised, and of throttles, which are of threads.
+            own = [each for each in limited if each.limit.rate_limits.awaits or not awaits]
+            await limited.settle(response, response.status_code, own)
+            if not all(each.settled for each in limited):
+                rest = limited.settle(response, response.status_code)
+                await sync_to_async(rate_limits().run)(rest)
             fields = limited.fields_to_set(response.status_code, response.get)
             for name, value in fields.items():
                 response[name] = value

@@ -31,7 +31,13 @@ with needs("flask"):
     import flask
     from flask import Blueprint, Flask, Response, current_app
 
-    from .requests import ClientAddress, RateLimited, RateLimitUnavailable, client_address
+    from .requests import (
+        ClientAddress,
+        RateLimited,
+        RateLimitUnavailable,
+        RequestLimit,
+        client_address,
+    )
 
 EXPOSED_HEADERS = http.EXPOSED_HEADERS
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,39 +47,15 @@ _LIMITED = "__distwindow_limited__"
 """The attribute of a function that was decorated: itself, and what has the limit."""
 
 
-class _RequestLimit(http.RequestLimit):
-    """One limit in one application."""
-
-    blueprint: Blueprint | None = None
-
-    takes_request = False
-
-    def name_of(self, request: Any) -> str:
-        """Return the name that the limited blueprint was registered with, or else methods and rule
-        of the route: a view has one window for its methods.
-        """
-        if self.blueprint is not None:
-            all_of = current_app.blueprints
-            return str(next(one for one in request.blueprints if all_of[one] is self.blueprint))
-        rule = request.url_rule
-        if rule is None:
-            raise ConfigurationError(
-                "a limit outside of a route has no name of its own; write limit(..., name=...)"
-            )
-        counted = {"GET" if method == "HEAD" else method for method in rule.methods}
-        methods = "|".join(sorted(counted - {"OPTIONS"} or counted))
-        return f"{methods} {rule.host or rule.subdomain or ''}{rule.rule}"
-
-
-class _AppRateLimits(http.BlockingRateLimits[_RequestLimit]):
+class _AppRateLimits(http.BlockingRateLimits[RequestLimit]):
     """The limits of one application, with its configuration."""
 
-    limit_type = _RequestLimit
+    limit_type = RequestLimit
     address_type = ClientAddress
 
     def __init__(self, store: Any, **options: Any) -> None:
         super().__init__(store, **options)
-        self.by_declaration: dict[DeclaredLimit, _RequestLimit] = {}
+        self.by_declaration: dict[tuple[DeclaredLimit, str], RequestLimit] = {}
         self.is_checked = False
 
     @staticmethod
@@ -105,24 +87,28 @@ class DeclaredLimit:
     def __call__(self, view: F) -> F:
         """Return `view` with this limit: RateLimited is raised before it is called."""
         check_decorated("limit", view)
+        name = function_name(view).rpartition("<locals>.")[2]
+        mark = f" of {name}" if "." in name else ""  # methods of a class, which have one route
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            self.decide()
+            self.decide(mark)
             return current_app.ensure_sync(view)(*args, **kwargs)
 
         with suppress(AttributeError):  # of a bound method
             setattr(view, _LIMITED, (view, limited))
         return cast("F", limited)
 
-    def decide(self) -> None:
-        """Decide about the current request."""
+    def decide(self, mark: str = "") -> None:
+        """Decide about the current request. `mark` is what tells methods of a class apart."""
         of_app = self._rate_limits.of_app()
-        limit = of_app.by_declaration.get(self)
+        limit = of_app.by_declaration.get((self, mark))
         if limit is None:
             limit = of_app.limit(self._limits, **self._options)
             limit.blueprint = self.blueprint
-            limit = of_app.by_declaration.setdefault(self, limit)  # one, if threads come at once
+            limit.marks += mark
+            # One, if threads come at once.
+            limit = of_app.by_declaration.setdefault((self, mark), limit)
         earlier = flask.request.environ.setdefault(_LIMITED_REQUEST, http.LimitedRequest())
         of_app.run(limit.decide(flask.request, earlier))
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import flask
-from flask import Response, current_app
+from flask import Blueprint, Response, current_app
 from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
 
+from ...errors import ConfigurationError
 from .. import http
 
 
@@ -53,3 +54,27 @@ class _CurrentAddress(ClientAddress):
 
 
 client_address = _CurrentAddress()
+
+
+class RequestLimit(http.RequestLimit):
+    """One limit in one application."""
+
+    blueprint: Blueprint | None = None
+
+    takes_request = False
+
+    def name_of(self, request: Any) -> str:
+        """Return the name that the limited blueprint was registered with, or else methods and rule
+        of the route: a view has one window for its methods.
+        """
+        if self.blueprint is not None:
+            all_of = current_app.blueprints
+            return str(next(one for one in request.blueprints if all_of[one] is self.blueprint))
+        rule = request.url_rule
+        if rule is None:
+            raise ConfigurationError(
+                "a limit outside of a route has no name of its own; write limit(..., name=...)"
+            )
+        counted = {"GET" if method == "HEAD" else method for method in rule.methods}
+        methods = "|".join(sorted(counted - {"OPTIONS"} or counted))
+        return f"{methods} {rule.host or rule.subdomain or ''}{rule.rule}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Awaitable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import RateLimitExceeded
@@ -146,29 +146,36 @@ class WatchedRequest(LimitedRequest):
 
 
 class Settlements:
-    """The requests of one application whose response decides about charges, until it has."""
+    """The requests of one application, until their responses have decided about their charges."""
 
     def __init__(self) -> None:
         self._open: dict[int, WatchedRequest] = {}
-        """Those whose response has begun, by id."""
+        """Those that are being answered, by id."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, limited: WatchedRequest) -> None:
-        """Note that the response to a request has begun."""
+        """Note that a request has begun."""
         self._open[id(limited)] = limited
 
-    def end(self, limited: WatchedRequest) -> asyncio.Task[None]:
-        """Return the task that settles a request by what was sent for it. It goes on where the
-        task of the request is cancelled.
+    def end(self, limited: WatchedRequest) -> Awaitable[object] | None:
+        """Settle a request by what was sent for it, all its charges at once. Return what ends when
+        that has, which goes on where the task of the request is cancelled; None if nothing is to be
+        settled.
         """
         self._open.pop(id(limited), None)
+        if not limited.needs_response:
+            return None
         limited.needs_response = False
         response = limited.response()
-        settling = limited.settle(response, response.status_code)
-        task = asyncio.get_running_loop().create_task(settling)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        tasks = []
+        for each in limited:
+            if not each.settled:
+                settling = limited.settle(response, response.status_code, [each])
+                tasks.append(asyncio.get_running_loop().create_task(settling))
+        self._tasks.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._tasks.discard)
+        return asyncio.shield(asyncio.gather(*tasks)) if tasks else None
 
     async def end_all(self) -> None:
         """Settle all requests by what was sent so far."""

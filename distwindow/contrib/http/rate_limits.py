@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, g
 from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
 from ...async_use import only_async_with, running_loop
 from ...away.policy import OnStoreError, check_options
-from ...callables import check_not_async, check_takes, function_name
+from ...callables import check_not_async, check_takes, function_name, stable_name
 from ...connect import act_as_owners, open_async_store, open_store, share_store, store_name
 from ...errors import RateLimitExceeded, short_repr
 from ...options import ClockChoice, Consistency, Options
@@ -102,8 +102,6 @@ class LimitedRequest(list["AskedLimit"]):
             if each.settled:
                 continue
             each.settled = True
-            if refusal is not None and each.is_shown and not refusal.is_shown:
-                continue  # the store that would take it back does not answer
             try:
                 await each.limit.settle(each, response, was_refused=refusal is not None)
             except StoreError:
@@ -184,8 +182,6 @@ class RequestLimit:
     An integration has a subclass that defines `name_of`.
     """
 
-    asks_once = False
-    """True if an object is to charge a request once, also where it is asked again."""
     takes_request = True
     """True if `key`, `cost`, `exempt` and `limits` are called with the request."""
 
@@ -213,6 +209,16 @@ class RequestLimit:
         )
         self.count_when = count_when
         self.cost_after = cost_after
+        functions = {
+            "key": key, "cost": None if cost == 1 else cost, "exempt": exempt,
+            "count_when": count_when, "cost_after": cost_after,
+        }  # fmt: skip
+        self.marks = "".join(
+            f" {option}={stable_name(value) if callable(value) else value}"
+            for option, value in functions.items()
+            if value is not None
+        )
+        """What distinguishes it from others without a name."""
         self.settles = count_when is not None or cost_after is not None
         """True if the response decides about the charge."""
         if not isinstance(priority, bool):
@@ -282,6 +288,12 @@ class RequestLimit:
             return function_name(self._limits_of)
         return "; ".join(map(str, self._limits))
 
+    @property
+    def window(self) -> str:
+        """What tells the windows of two limits without names apart."""
+        of = stable_name(self._limits_of) if self._limits is None else self.text
+        return f"{of}{self.marks}"
+
     # -- what an integration defines -----------------------------------------------------------
 
     def name_of(self, request: Any) -> str:
@@ -299,10 +311,13 @@ class RequestLimit:
         cost: int | None = None,
         key: Any = NOT_GIVEN,
         limits: Any = NOT_GIVEN,
+        *,
+        again: bool = False,
     ) -> Decision | None:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
         the decision; None if the request is not limited: it is exempt, or the limits are
-        switched off. `cost`, `key` and `limits` replace those of the limit.
+        switched off. `cost`, `key` and `limits` replace those of the limit. With `again`, a second
+        call charges it once more, for another part of the request.
 
         To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
         back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
@@ -311,7 +326,7 @@ class RequestLimit:
         question = await self.question(request, cost, key, limits)
         if question is None:
             return None
-        if earlier and (met := charged_before(earlier, question)) is not None:
+        if earlier and (met := charged_before(earlier, question, again)) is not None:
             return met
         return await self.ask(question, earlier)
 
@@ -531,7 +546,7 @@ class RequestLimit:
         self.rate_limits.log_shared_names(name)
         if len(self._named) >= MAX_DYNAMIC_LIMITS:
             self._named.clear()  # the path of a mount may have parameters
-        window = name if self.name else f"{name} {self.text}"
+        window = name if self.name else f"{name} {self.window}"
         # So that no key of one limit is one of another.
         beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
         named = self._named[known_as] = (
@@ -599,23 +614,30 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
     raise refused
 
 
-def charged_before(earlier: LimitedRequest, question: Question) -> Decision | None:
+def charged_before(
+    earlier: LimitedRequest, question: Question, again: bool = False
+) -> Decision | None:
     """Return the decision that has charged this request in the window of `question` already: it is
-    charged once, however many limits look at it. None if none has.
+    charged once, however many limits look at it. None if none has, or if its limit is asked `again`
+    for another part of the request.
 
     Raises `ConfigurationError` for limits that differ, and have one window.
     """
     for each in earlier:
-        if each.decision.charged and any(is_same(question, part) for part in each.questions()):
-            return each.decision
+        if not each.decision.charged:
+            continue
+        for part in each.questions():
+            if not (again and part.limit is question.limit) and is_same(question, part):
+                return each.decision
     return None
 
 
 def is_same(question: Question, other: Question) -> bool:
-    """Return whether both ask for the same. False if the handler asks one limit for a second part
-    of the request. Raises `ConfigurationError` for limits that differ, and have one window.
+    """Return whether both ask for the same. Raises `ConfigurationError` for limits that differ, and
+    have one window.
     """
-    if question.limit is other.limit and not question.limit.asks_once:
+    one, two = question.limit, other.limit
+    if one.rate_limits.windows_of != two.rate_limits.windows_of:
         return False
     if normalize_key(question.key) != normalize_key(other.key):
         return False
@@ -623,7 +645,7 @@ def is_same(question: Question, other: Question) -> bool:
     if windows[0].isdisjoint(windows[1]):
         return False
     differs = question.limits != other.limits or question.cost != other.cost
-    if differs or question.limit.settles or other.limit.settles:
+    if differs or (one.count_when, one.cost_after) != (two.count_when, two.cost_after):
         raise two_limits_of_one_window(question.policies)
     return True
 
@@ -754,9 +776,12 @@ class BaseRateLimits(MakesLimits[R]):
             on_unknown="local",  # a limit may have a share, whatever `on_store_error` is here
         )  # fmt: skip
         check_options(self._options)
-        self._has_own_names = prefix is not None or store_name(store).lower().startswith("memory")
+        is_here = store_name(store).lower().startswith("memory")
+        self._has_own_names = prefix is not None or is_here
         self._limiters: dict[tuple[tuple[Limit, ...], Any], Any] = {}
         self.shared_windows = SharedWindows(_LOG)
+        self.windows_of: object = (store_name(store), self._options.prefix)
+        """The same for all whose limits of one name are one limit."""
         self.openings = 0
         """How many times it was closed, and so opened again."""
         self._open()

@@ -26,6 +26,8 @@ async def decide_all(
     earlier: LimitedRequest,
     cost: int | None = None,
     given: Sequence[Mapping[str, Any]] = (),
+    *,
+    again: bool = False,
 ) -> Decision | None:
     """Do `RequestLimit.decide` for several limits: together where that can be, and otherwise one
     after the other. Return the decision on all; None if none limits the request. `given` is what
@@ -40,7 +42,7 @@ async def decide_all(
         question = await limit.question(request, **{"cost": cost, **own})
         if question is None:
             continue
-        met = charged_before(earlier, question)
+        met = charged_before(earlier, question, again)
         if met is not None:
             decision = met
         elif not any(is_same(question, other) for other in questions):
