@@ -27,7 +27,7 @@ from ..callables import (
 from ..connect import store_name
 from ..decorator import DecoratorKey
 from ..errors import ConfigurationError, closed_failure, short_repr
-from ..failure_types import ErrorTypes, FailureTypes
+from ..failure_types import ErrorTypes, FailureTypes, IgnoredErrors
 from ..lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake, raise_failure
 from ..options import ClockChoice, Options
 from ..ring.clock import SYSTEM, Clock
@@ -375,7 +375,7 @@ class WithRule(BaseBreaker):
         *,
         prefix: str = "distwindow",
         errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = (),
+        ignore: IgnoredErrors = (),
         on_store_error: OnBreakerStoreError = "allow",
         timeout: float = 0.25,
         clock: ClockChoice = "server",
