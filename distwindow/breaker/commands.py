@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 from ..ring.command import Command, ScriptReply
 from ..ring.key import AnyKey, breaker_name_suffix, ring_name_prefix, senders_name, unescape
@@ -91,8 +91,8 @@ class AdaptiveFlush(Command[AdaptiveReply]):
 # parameter of its rule: two breakers that differ in anything, one inside the other on one key, must
 # not count each other's calls, or take each other's probe.
 
-ProbeAction = Literal["take", "succeed", "fail", "free", "renew"]
-PROBE_ACTIONS: tuple[ProbeAction, ...] = ("take", "succeed", "fail", "free", "renew")
+ProbeAction = Literal["take", "succeed", "fail", "free", "renew", "open", "close"]
+PROBE_ACTIONS: tuple[ProbeAction, ...] = get_args(ProbeAction)
 
 _BREAKER = re.compile(
     rb"\{([^{}]*)\}([^{}]*):breaker:([a-z_]+):([a-z_]+=[^:=,]+(?:,[a-z_]+=[^:=,]+)*)(:senders)?",
@@ -146,7 +146,9 @@ class BreakerReply(NamedTuple):
     """The reply of both scripts."""
 
     done: bool
-    """True if the counts were taken, or a probe was handed out, renewed or ended."""
+    """True if the counts were taken, a probe was handed out, renewed or ended, or the breaker was
+    opened or closed by hand.
+    """
     state: int
     """An index into `record.STATES`."""
     epoch: int
@@ -217,7 +219,9 @@ def _counts_argument(counts: Sequence[CallCounts]) -> str:
 
 @dataclass(slots=True, eq=False)
 class BreakerProbe(BreakerCommand):
-    """Ask for a probe, renew one, or report how one ended. Each may be sent again."""
+    """Ask for a probe, renew one, or report how one ended; or open or close the breaker by hand,
+    whatever the id is. Each may be sent again.
+    """
 
     script: ClassVar[str] = "breaker_probe"
 

@@ -98,7 +98,7 @@ class BreakerRecord:
             self.buckets[number % rule.buckets] = (number, total, bad)
         self.expires_at_ms = (now // rule.bucket_ms + rule.buckets + 1) * rule.bucket_ms
         if rule.reached_by(self._window(rule, now)):
-            self._open(rule, now)
+            self.open(rule, now)
 
     def take_probe(self, rule: BreakerRule, probe_id: str, now: int) -> bool:
         """Hand out the probe `probe_id` if there is one to be had. May be asked again."""
@@ -133,13 +133,13 @@ class BreakerRecord:
             return False
         del self.probes[probe_id]
         if outcome == "fail":
-            self._open(rule, now)
+            self.open(rule, now)
             return True
         self.succeeded += outcome == "succeed"
         if self.succeeded >= rule.probes:
-            self.buckets = {}
-            self._change(CLOSED, now)
-        self._keep(rule, now)
+            self.close(rule, now)
+        else:
+            self._keep(rule, now)
         return True
 
     def retry_in_ms(self, rule: BreakerRule, now: int) -> int:
@@ -154,9 +154,16 @@ class BreakerRecord:
     def _retry_in_ms(self, rule: BreakerRule, now: int) -> int:
         return _wait_ms(self.retry_ms, now, rule.open_ms)
 
-    def _open(self, rule: BreakerRule, now: int) -> None:
+    def open(self, rule: BreakerRule, now: int) -> None:
+        """Open it for the whole `open_for`, whatever its state is."""
         self.retry_ms = now + rule.open_ms
         self._change(OPEN, now)
+        self._keep(rule, now)
+
+    def close(self, rule: BreakerRule, now: int) -> None:
+        """Close it, and count afresh, whatever its state is."""
+        self.buckets = {}
+        self._change(CLOSED, now)
         self._keep(rule, now)
 
     def _change(self, state: int, now: int) -> None:

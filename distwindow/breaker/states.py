@@ -9,10 +9,12 @@ from typing import Literal, NamedTuple
 from weakref import ref
 
 from .. import _fork
+from ..errors import DistwindowError, closed_failure
 from ..options import Options
 from ..ring.key import AnyKey, breaker_name_suffix, ring_name_prefix
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import OutgoingCommand
+from ..runtime.flush import OutgoingCommand, send_all
+from ..runtime.steps import Operation
 from ..sentinel.circuit_breakers import BreakerState
 from ..sentinel.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
 from .cache import BreakerCache, CachedBreaker, ProbeRequest
@@ -677,6 +679,15 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
             state.generation += 1
             return change
         return None
+
+    def change_by_hand(self, key: AnyKey, action: ProbeAction) -> Operation[DistwindowError | None]:
+        """Open or close the breaker of `key` in the store. Return the error, if there is one."""
+        if self.is_closed:
+            raise closed_failure("circuit breaker")
+        state = self.get_or_create(key)
+        command = self._probe_command(state, action, self._sender)
+        outgoing = OutgoingCommand(command, lambda reply, at: self._apply(state, reply, at))
+        return (yield from send_all([outgoing], self.monotonic))
 
     def outgoing_of(self, state: BreakerKeyState) -> list[OutgoingCommand]:
         """Return what has to be sent of `state`: the ends of probes, the renewals of those that

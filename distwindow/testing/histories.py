@@ -424,7 +424,7 @@ def random_breaker_history(random: Random, length: int) -> list[BreakerStep]:
             random.choice((0, 0, 0, 0, 1, 1, 2, 3)),
             random.choice(_SENDERS),
             random.randint(0, 12),
-            random.choice((0, 0, 0, 1, 1, 2, 3, 4, 4)),
+            random.choice((0, 0, 0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 6)),
             random.randint(0, 3),
         )
         for _ in range(length)

@@ -120,6 +120,14 @@ local function open(breaker)
   keep(breaker)
 end
 
+-- Close it, and count afresh.
+local function close(breaker)
+  for slot in pairs(breaker.buckets) do redis.call('HDEL', breaker.key, digits(slot)) end
+  breaker.buckets = {}
+  change(breaker, CLOSED)
+  keep(breaker)
+end
+
 -- The ids of the probes that have time left, and how many they are.
 local function alive_probes(breaker)
   local alive, count = {}, 0

@@ -101,8 +101,13 @@ class Model:
         return bad >= self.rule.threshold * len(ended)
 
     def change(self, state: str) -> None:
-        self.changes.append(f"{self.state} -> {state}")
+        if state != self.state:
+            self.changes.append(f"{self.state} -> {state}")
         self.state, self.generation = state, self.generation + 1
+
+    def change_by_hand(self, state: str, now: int) -> None:
+        self.opened_ms = now
+        self.change(state)
 
 
 class Failure(Exception):
@@ -111,7 +116,7 @@ class Failure(Exception):
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["begin"] * 4 + ["end"] * 4 + ["wait"]),
+        st.sampled_from(["begin"] * 8 + ["end"] * 8 + ["wait", "wait", "open", "close"]),
         st.integers(0, 7),
         st.sampled_from([True, True, False, False, None]),
         st.sampled_from([0, 0, 0, 0, 1, 150, 250, 999, 1000, 2000, 4000, 5000, 11_000]),
@@ -126,6 +131,7 @@ def run(rule: BreakerRule, history: list[tuple[str, int, bool | None, int]]) -> 
     clock, heard = ManualClock(T0), list[str]()
     breaker = CircuitBreaker("memory://", rule, ignore=KeyError, time=clock)
     breaker.on_change(lambda change: heard.append(f"{change.previous} -> {change.state}"))
+    assert breaker.state("k") == "closed"  # the first look tells a listener nothing
     model = Model(rule)
     open_calls: list[tuple[BreakerCall[BreakerAdmission], ModelCall]] = []
     for action, which, failed, elapsed_ms in history:
@@ -147,6 +153,12 @@ def run(rule: BreakerRule, history: list[tuple[str, int, bool | None, int]]) -> 
             raised = {True: Failure(), False: None, None: KeyError()}[failed]
             model.end(of_model, clock.now_ms(), failed)
             call.__exit__(None if raised is None else type(raised), raised, None)
+        elif action == "open":
+            breaker.open("k")
+            model.change_by_hand("open", clock.now_ms())
+        elif action == "close":
+            breaker.close("k")
+            model.change_by_hand("closed", clock.now_ms())
         assert breaker.state("k") == model.state
         assert heard == model.changes
     return heard
@@ -206,4 +218,5 @@ def test_the_histories_reach_every_change() -> None:
     collect()
     assert set(seen) == {
         "closed -> open", "open -> half_open", "half_open -> open", "half_open -> closed",
+        "open -> closed",
     }  # fmt: skip
