@@ -29,7 +29,7 @@ if action == 'take' then
   end
   local alive, count = alive_probes(breaker)
   if breaker.state == HALF_OPEN and not breaker.deadlines[probe_id]
-    and count + breaker.succeeded >= breaker.probes then
+    and count + breaker.in_a_row >= breaker.probes then
     return breaker_reply(stamp, breaker, 0)
   end
   if breaker.state == OPEN then change(breaker, HALF_OPEN) end
@@ -64,8 +64,8 @@ if action == 'fail' then
   open(breaker)
   return breaker_reply(stamp, breaker, 1)
 end
-if action == 'succeed' then breaker.succeeded = breaker.succeeded + 1 end
-if breaker.succeeded >= breaker.probes then
+if action == 'succeed' then breaker.in_a_row = breaker.in_a_row + 1 end
+if breaker.in_a_row >= breaker.probes then
   close(breaker)
 else
   keep(breaker)

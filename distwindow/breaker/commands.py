@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 
 from ..ring.command import Command, ScriptReply
 from ..ring.key import AnyKey, breaker_name_suffix, ring_name_prefix, senders_name, unescape
-from .record import AdaptiveCounts, CallCounts
+from .record import CLOSED, AdaptiveCounts, CallCounts
 from .rules import BreakerRule, settings_of
 
 ADAPTIVE_KIND = "adaptive"
@@ -155,9 +155,9 @@ class BreakerReply(NamedTuple):
     retry_in_ms: int
     """Time until a call may be let through; 0 for now."""
     total: int
-    """Calls that ended in the window."""
+    """Calls that ended in the window; with the measure `in_a_row` those of `bad`."""
     bad: int
-    """Bad ones among them."""
+    """Bad ones among them; with the measure `in_a_row` those since the last good call."""
     now_ms: int
     """The store's time."""
 
@@ -266,8 +266,10 @@ def parse_breaker_hash(
     is_adaptive = name.kind == ADAPTIVE_KIND
     try:
         words = [b"%d" % ADAPTIVE, *[b"0"] * 4] if is_adaptive else fields[b"state"].split()
-        state, epoch, retry_ms, _, expires_ms = map(int, words)
+        state, epoch, retry_ms, in_a_row, expires_ms = map(int, words)
         newest, total, bad = now_ms // name.bucket_ms, 0, 0
+        if state == CLOSED and not is_adaptive:
+            total = bad = in_a_row
         for field, value in fields.items():
             if field.isdigit():
                 number, *counted = map(int, value.split())

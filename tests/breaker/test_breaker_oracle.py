@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow import BreakerOpen, CircuitBreaker, ErrorCount, ErrorRatio, SlowRatio
+from distwindow import (
+    BreakerOpen,
+    CircuitBreaker,
+    ConsecutiveFailures,
+    ErrorCount,
+    ErrorRatio,
+    SlowRatio,
+)
 from distwindow.breaker.call import BreakerCall
 from distwindow.breaker.record import CLOSED, BreakerRecord, CallCounts
 from distwindow.breaker.rules import BreakerRule
@@ -25,6 +32,7 @@ RULES: tuple[BreakerRule, ...] = (
     ErrorRatio(1.0, window=2, min_calls=1, open_for=1, buckets=1, probes=2),
     SlowRatio(0.2, 0.3, window=6, min_calls=4, open_for=3, buckets=3, probes=3, probe_timeout=2),
     ErrorCount(3, window=4, open_for=2, buckets=2),
+    ConsecutiveFailures(3, open_for=2, probes=2),
 )
 
 
@@ -49,6 +57,8 @@ class Model:
     """How many changes of state there were."""
     opened_ms: int = 0
     calls: list[ModelCall] = field(default_factory=list)
+    last_ended: list[ModelCall] = field(default_factory=list)
+    """Those that ended, in this order."""
     changes: list[str] = field(default_factory=list)
 
     def begin(self, now: int) -> ModelCall | None:
@@ -72,6 +82,7 @@ class Model:
         call.ended_ms, call.bad = now, slow if isinstance(self.rule, SlowRatio) else failed
         if late:
             return
+        self.last_ended.append(call)
         if not call.is_probe:
             if self.is_reached(now):
                 self.opened_ms = now
@@ -85,6 +96,10 @@ class Model:
                 self.change("closed")
 
     def is_reached(self, now: int) -> bool:
+        if isinstance(self.rule, ConsecutiveFailures):
+            last = [c for c in self.last_ended if c.generation == self.generation]
+            last = last[-self.rule.count :]
+            return len(last) == self.rule.count and all(c.bad for c in last)
         width = self.rule.window_ms // self.rule.buckets
         ended = [
             c
