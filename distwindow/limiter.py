@@ -35,7 +35,7 @@ from .connect import (
 from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
 from .entry import AsyncEntry, Entry, EntrySettings
 from .errors import ConfigurationError, StoreError, closed_failure
-from .failure_types import ErrorTypes, FailureTypes
+from .failure_types import ErrorTypes, FailureTypes, IgnoredErrors
 from .lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
 from .minute import operations as minute_views
 from .minute.view import MinuteStats
@@ -102,7 +102,7 @@ class BaseLimiter:
         max_wait: float = 0.5,
         borrow_share: float = 0.5,
         errors: ErrorTypes = BaseException,
-        ignore: ErrorTypes = (),
+        ignore: IgnoredErrors = (),
         max_origins: int = 100,
         time: Clock = SYSTEM,
     ) -> None:
@@ -436,7 +436,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         *,
         origin: str | None = None,
         errors: ErrorTypes | None = None,
-        ignore: ErrorTypes | None = None,
+        ignore: IgnoredErrors | None = None,
         any_thread: bool = False,
         breaker: AsyncEntryBreaker | None = None,
     ) -> AsyncEntry:
@@ -759,7 +759,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         *,
         origin: str | None = None,
         errors: ErrorTypes | None = None,
-        ignore: ErrorTypes | None = None,
+        ignore: IgnoredErrors | None = None,
         any_thread: bool = False,
         breaker: EntryBreaker | None = None,
     ) -> Entry:

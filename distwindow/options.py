@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from .errors import ConfigurationError, short_repr
-from .failure_types import ErrorTypes
+from .failure_types import ErrorTypes, IgnoredErrors
 from .ring.clock import SYSTEM, Clock, check_clock
 from .ring.key import check_prefix
 
@@ -49,7 +49,7 @@ class Options:
     max_wait: float = 0.5
     borrow_share: float = 0.5
     errors: ErrorTypes = Exception
-    ignore: ErrorTypes = ()
+    ignore: IgnoredErrors = ()
     max_origins: int = 100
 
     def __post_init__(self) -> None:

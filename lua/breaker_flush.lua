@@ -5,8 +5,10 @@
 --- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- `counts`: 'epoch start total bad;' for each epoch and bucket in which calls were let through and
 --- ended. Those of an earlier epoch, and of buckets that have expired, are dropped. Without counts
---- the state is read. A breaker takes each `seq` of a `sender` once; with an empty sender it takes every
---- flush. `state`: 0 closed, 1 open, 2 half-open.
+--- the state is read. With the measure `in_a_row` the counts are in the order in which the calls ended,
+--- `bad` of each are those after its last good call, and `total` and `bad` of the reply are the failures in a row. A
+--- breaker takes each `seq` of a `sender` once; with an empty sender it takes every flush. `state`: 0
+--- closed, 1 open, 2 half-open.
 local stamp, client_now = ARGV[1], ARGV[10]
 --@include shared/clock.lua
 --@include shared/deadline.lua
@@ -49,14 +51,21 @@ if taken then return breaker_reply(stamp, breaker, 0) end
 if breaker.is_stored and not breaker.is_live then redis.call('DEL', breaker.key) end
 for _, counted in ipairs(live) do
   local number, total, bad = unpack(counted)
-  local slot = number % breaker.span
-  local known = breaker.buckets[slot]
-  if known and known[1] == number then
-    total, bad = math.min(known[2] + total, MAX_TOTAL), math.min(known[3] + bad, MAX_TOTAL)
+  if breaker.measure == 'in_a_row' then
+    -- As many as the rule says open it, whatever follows.
+    if breaker.in_a_row < breaker.threshold then
+      breaker.in_a_row = bad + (bad == total and breaker.in_a_row or 0)
+    end
+  else
+    local slot = number % breaker.span
+    local known = breaker.buckets[slot]
+    if known and known[1] == number then
+      total, bad = math.min(known[2] + total, MAX_TOTAL), math.min(known[3] + bad, MAX_TOTAL)
+    end
+    breaker.buckets[slot] = {number, total, bad}
+    redis.call('HSET', breaker.key, digits(slot),
+      digits(number) .. ' ' .. digits(total) .. ' ' .. digits(bad))
   end
-  breaker.buckets[slot] = {number, total, bad}
-  redis.call('HSET', breaker.key, digits(slot),
-    digits(number) .. ' ' .. digits(total) .. ' ' .. digits(bad))
 end
 if sender ~= '' then remember_flush(breaker, sender, seq, known_number) end
 if is_reached(breaker) then

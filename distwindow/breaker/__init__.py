@@ -4,7 +4,7 @@ from ..sentinel.circuit_breakers import BreakerState
 from .adaptive import AdaptiveBreaker, AsyncAdaptiveBreaker
 from .circuit_breaker import AsyncCircuitBreaker, CircuitBreaker
 from .record import BreakerChange, BreakerOpen
-from .rules import BreakerRule, ErrorCount, ErrorRatio, SlowRatio
+from .rules import BreakerRule, ConsecutiveFailures, ErrorCount, ErrorRatio, SlowRatio
 
 __all__ = [
     "AdaptiveBreaker",
@@ -15,6 +15,7 @@ __all__ = [
     "BreakerRule",
     "BreakerState",
     "CircuitBreaker",
+    "ConsecutiveFailures",
     "ErrorCount",
     "ErrorRatio",
     "SlowRatio",

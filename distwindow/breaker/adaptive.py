@@ -8,7 +8,7 @@ from typing import Any
 
 from .._fork import register_after_fork
 from ..errors import ConfigurationError
-from ..failure_types import ErrorTypes
+from ..failure_types import ErrorTypes, IgnoredErrors
 from ..options import ClockChoice, Options
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
@@ -31,7 +31,7 @@ class _BaseAdaptiveBreaker(BaseBreaker):
         buckets: int = 40,
         prefix: str = "distwindow",
         errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = (),
+        ignore: IgnoredErrors = (),
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,

@@ -27,7 +27,7 @@ from ..callables import (
 from ..connect import store_name
 from ..decorator import DecoratorKey
 from ..errors import ConfigurationError, closed_failure, short_repr
-from ..failure_types import ErrorTypes, FailureTypes
+from ..failure_types import ErrorTypes, FailureTypes, IgnoredErrors
 from ..lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake, raise_failure
 from ..options import ClockChoice, Options
 from ..ring.clock import SYSTEM, Clock
@@ -365,6 +365,10 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
             self._run(self._states.send_state(self._states.state_of(admission)))
 
 
+_THIS_OBJECT: Any = object()
+"""In place of a key: `close` without one."""
+
+
 class WithRule(BaseBreaker):
     """Base class of the breakers with a rule."""
 
@@ -375,7 +379,7 @@ class WithRule(BaseBreaker):
         *,
         prefix: str = "distwindow",
         errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = (),
+        ignore: IgnoredErrors = (),
         on_store_error: OnBreakerStoreError = "allow",
         timeout: float = 0.25,
         clock: ClockChoice = "server",
@@ -417,6 +421,7 @@ class WithRule(BaseBreaker):
             options, store, self._store_name, self._rule, self._listeners.notify,
             owns_store=self._owns_store,
         )  # fmt: skip
+        self._change_by_hand = states.change_by_hand
         return register_after_fork(states)
 
     def _settings_text(self) -> str:
@@ -448,6 +453,16 @@ class AsyncCircuitBreaker(WithRule, AsyncBreaker[BreakerKeyState, BreakerAdmissi
     async def state(self, key: AnyKey) -> BreakerState:
         """See `CircuitBreaker.state`."""
         return (await self._refreshed(key)).state
+
+    async def open(self, key: AnyKey) -> None:
+        """See `CircuitBreaker.open`."""
+        raise_failure(await self._run(self._change_by_hand(key, "open")))
+
+    async def close(self, key: AnyKey) -> None:
+        """Close the breaker of `key` for the whole fleet. See `CircuitBreaker.close`; what closes
+        this object is `aclose()`.
+        """
+        raise_failure(await self._run(self._change_by_hand(key, "close")))
 
 
 class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, BreakerAdmission]):
@@ -486,3 +501,21 @@ class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, BreakerAdmission
         does not answer.
         """
         return self._refreshed(key).state
+
+    def open(self, key: AnyKey) -> None:
+        """Open the breaker of `key` by hand, for the whole fleet: calls are refused for `open_for`
+        seconds from now, then probes decide. Other processes refuse within `sync_interval` and a
+        round trip. Raises `StoreError` if the store does not answer; it may be called again.
+        """
+        raise_failure(self._run(self._change_by_hand(key, "open")))
+
+    def close(self, key: AnyKey = _THIS_OBJECT) -> None:
+        """With a key: close its breaker by hand, for the whole fleet. It counts afresh: calls that
+        were let through before are not counted, and their probes decide nothing. See `open`.
+
+        Without one: close this object and its connections, as `Limiter.close`.
+        """
+        if key is _THIS_OBJECT:
+            super().close()
+        else:
+            raise_failure(self._run(self._change_by_hand(key, "close")))

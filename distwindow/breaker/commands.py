@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 from ..ring.command import Command, ScriptReply
 from ..ring.key import AnyKey, breaker_name_suffix, ring_name_prefix, senders_name, unescape
-from .record import AdaptiveCounts, CallCounts
+from .record import CLOSED, AdaptiveCounts, CallCounts
 from .rules import BreakerRule, settings_of
 
 ADAPTIVE_KIND = "adaptive"
@@ -91,8 +91,8 @@ class AdaptiveFlush(Command[AdaptiveReply]):
 # parameter of its rule: two breakers that differ in anything, one inside the other on one key, must
 # not count each other's calls, or take each other's probe.
 
-ProbeAction = Literal["take", "succeed", "fail", "free", "renew"]
-PROBE_ACTIONS: tuple[ProbeAction, ...] = ("take", "succeed", "fail", "free", "renew")
+ProbeAction = Literal["take", "succeed", "fail", "free", "renew", "open", "close"]
+PROBE_ACTIONS: tuple[ProbeAction, ...] = get_args(ProbeAction)
 
 _BREAKER = re.compile(
     rb"\{([^{}]*)\}([^{}]*):breaker:([a-z_]+):([a-z_]+=[^:=,]+(?:,[a-z_]+=[^:=,]+)*)(:senders)?",
@@ -146,16 +146,18 @@ class BreakerReply(NamedTuple):
     """The reply of both scripts."""
 
     done: bool
-    """True if the counts were taken, or a probe was handed out, renewed or ended."""
+    """True if the counts were taken, a probe was handed out, renewed or ended, or the breaker was
+    opened or closed by hand.
+    """
     state: int
     """An index into `record.STATES`."""
     epoch: int
     retry_in_ms: int
     """Time until a call may be let through; 0 for now."""
     total: int
-    """Calls that ended in the window."""
+    """Calls that ended in the window; with the measure `in_a_row` those of `bad`."""
     bad: int
-    """Bad ones among them."""
+    """Bad ones among them; with the measure `in_a_row` those since the last good call."""
     now_ms: int
     """The store's time."""
 
@@ -217,7 +219,9 @@ def _counts_argument(counts: Sequence[CallCounts]) -> str:
 
 @dataclass(slots=True, eq=False)
 class BreakerProbe(BreakerCommand):
-    """Ask for a probe, renew one, or report how one ended. Each may be sent again."""
+    """Ask for a probe, renew one, or report how one ended; or open or close the breaker by hand,
+    whatever the id is. Each may be sent again.
+    """
 
     script: ClassVar[str] = "breaker_probe"
 
@@ -262,8 +266,10 @@ def parse_breaker_hash(
     is_adaptive = name.kind == ADAPTIVE_KIND
     try:
         words = [b"%d" % ADAPTIVE, *[b"0"] * 4] if is_adaptive else fields[b"state"].split()
-        state, epoch, retry_ms, _, expires_ms = map(int, words)
+        state, epoch, retry_ms, in_a_row, expires_ms = map(int, words)
         newest, total, bad = now_ms // name.bucket_ms, 0, 0
+        if state == CLOSED and not is_adaptive:
+            total = bad = in_a_row
         for field, value in fields.items():
             if field.isdigit():
                 number, *counted = map(int, value.split())

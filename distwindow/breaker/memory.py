@@ -47,6 +47,9 @@ class MemoryBreakers:
             done = record.take_probe(rule, command.probe_id, now)
         elif command.action == "renew":
             done = record.renew_probe(rule, command.probe_id, now)
+        elif command.action in ("open", "close"):
+            done = True
+            getattr(record, command.action)(rule, now)
         else:
             done = record.end_probe(rule, command.probe_id, command.action, now)
         if done:

@@ -34,26 +34,31 @@ MAX_TOTAL = 10**13
 
 
 class CallCounts(NamedTuple):
-    """Calls that were let through in `epoch`, and ended in the bucket of `start` (ms)."""
+    """Calls that were let through in `epoch`, and ended in the bucket of `start` (ms), in the order
+    in which they ended.
+    """
 
     epoch: int
     start: int
     total: int
     bad: int
+    """The bad ones among them; of a rule with failures in a row those after the last good one."""
 
 
 class BreakerRecord:
     """One breaker. Not locked. Times are ms of the store's clock."""
 
-    __slots__ = ("buckets", "epoch", "expires_at_ms", "probes", "retry_ms", "state", "succeeded")
+    __slots__ = ("buckets", "epoch", "expires_at_ms", "in_a_row", "probes", "retry_ms", "state")
 
     def __init__(self) -> None:
         self.state = CLOSED
         self.epoch = 0
         self.retry_ms = 0
         """When an open breaker may hand out a probe."""
-        self.succeeded = 0
-        """Probes that have succeeded since the breaker turned half-open."""
+        self.in_a_row = 0
+        """Ends towards the next state: of a half-open breaker the probes that have succeeded, of a
+        closed one whose rule says how many in a row the failures since the last success.
+        """
         self.expires_at_ms = 0
         """From then on the breaker is as if it had never been."""
         self.probes: dict[str, int] = {}
@@ -67,7 +72,10 @@ class BreakerRecord:
         return sum(c[0] for c in counts), sum(c[1] for c in counts)
 
     def _window(self, rule: BreakerRule, now: int) -> list[tuple[int, int]]:
-        """Return the same by bucket, the oldest first."""
+        """Return the same by bucket, the oldest first; failures in a row as one bucket."""
+        if rule.measure == "in_a_row":
+            failures = self.in_a_row if self.state == CLOSED else 0
+            return [(failures, failures)]
         newest = now // rule.bucket_ms
         live = sorted(b for b in self.buckets.values() if newest - rule.buckets < b[0] <= newest)
         return [(total, bad) for _, total, bad in live]
@@ -91,14 +99,19 @@ class BreakerRecord:
     def add(self, rule: BreakerRule, live: Iterable[tuple[int, int, int]], now: int) -> None:
         """Add what `live_counts` returned, and open the breaker if the rule says so."""
         for number, total, bad in live:
+            if rule.measure == "in_a_row":
+                # As many as the rule says open it, whatever follows.
+                if self.in_a_row < rule.threshold:
+                    self.in_a_row = bad + (self.in_a_row if bad == total else 0)
+                continue
             known, known_total, known_bad = self.buckets.get(number % rule.buckets, (-1, 0, 0))
             if known != number:
                 known_total = known_bad = 0
             total, bad = min(known_total + total, MAX_TOTAL), min(known_bad + bad, MAX_TOTAL)
             self.buckets[number % rule.buckets] = (number, total, bad)
-        self.expires_at_ms = (now // rule.bucket_ms + rule.buckets + 1) * rule.bucket_ms
+        self._keep(rule, now)
         if rule.reached_by(self._window(rule, now)):
-            self._open(rule, now)
+            self.open(rule, now)
 
     def take_probe(self, rule: BreakerRule, probe_id: str, now: int) -> bool:
         """Hand out the probe `probe_id` if there is one to be had. May be asked again."""
@@ -109,7 +122,7 @@ class BreakerRecord:
                 return False
             self._change(HALF_OPEN, now)
         alive = {i: d for i, d in self.probes.items() if _wait_ms(d, now, rule.probe_ms)}
-        if probe_id in self.probes or len(alive) + self.succeeded < rule.probes:
+        if probe_id in self.probes or len(alive) + self.in_a_row < rule.probes:
             self.probes = {**alive, probe_id: now + rule.probe_ms}
             self._keep(rule, now)
             return True
@@ -133,13 +146,13 @@ class BreakerRecord:
             return False
         del self.probes[probe_id]
         if outcome == "fail":
-            self._open(rule, now)
+            self.open(rule, now)
             return True
-        self.succeeded += outcome == "succeed"
-        if self.succeeded >= rule.probes:
-            self.buckets = {}
-            self._change(CLOSED, now)
-        self._keep(rule, now)
+        self.in_a_row += outcome == "succeed"
+        if self.in_a_row >= rule.probes:
+            self.close(rule, now)
+        else:
+            self._keep(rule, now)
         return True
 
     def retry_in_ms(self, rule: BreakerRule, now: int) -> int:
@@ -149,25 +162,34 @@ class BreakerRecord:
         if self.state == CLOSED:
             return 0
         waits = [wait for d in self.probes.values() if (wait := _wait_ms(d, now, rule.probe_ms))]
-        return min(waits) if len(waits) + self.succeeded >= rule.probes else 0
+        return min(waits) if len(waits) + self.in_a_row >= rule.probes else 0
 
     def _retry_in_ms(self, rule: BreakerRule, now: int) -> int:
         return _wait_ms(self.retry_ms, now, rule.open_ms)
 
-    def _open(self, rule: BreakerRule, now: int) -> None:
+    def open(self, rule: BreakerRule, now: int) -> None:
+        """Open it for the whole `open_for`, whatever its state is."""
         self.retry_ms = now + rule.open_ms
         self._change(OPEN, now)
+        self._keep(rule, now)
+
+    def close(self, rule: BreakerRule, now: int) -> None:
+        """Close it, and count afresh, whatever its state is."""
+        self.buckets = {}
+        self._change(CLOSED, now)
         self._keep(rule, now)
 
     def _change(self, state: int, now: int) -> None:
         self.state = state
         self.epoch = max(self.epoch + 1, now)
-        self.succeeded = 0
+        self.in_a_row = 0
         self.probes = {}
 
     def _keep(self, rule: BreakerRule, now: int) -> None:
         if self.state == CLOSED:
             self.expires_at_ms = (now // rule.bucket_ms + rule.buckets + 1) * rule.bucket_ms
+            if self.in_a_row:
+                self.expires_at_ms += rule.open_ms
         else:
             until = self.retry_ms if self.state == OPEN else now + rule.probe_ms
             self.expires_at_ms = max(until, now) + rule.window_ms + KEPT_MS

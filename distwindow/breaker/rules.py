@@ -9,8 +9,10 @@ from typing import ClassVar, Literal
 
 from ..errors import ConfigurationError
 
-Measure = Literal["ratio", "count"]
-"""The measure that the threshold bounds: bad calls divided by all calls, or bad calls."""
+Measure = Literal["ratio", "count", "in_a_row"]
+"""The measure that the threshold bounds: bad calls divided by all calls, bad calls, or the bad
+calls since the last good one.
+"""
 
 MAX_BREAKER_BUCKETS = 60
 """The most buckets of a rule: each call of the script reads all of them."""
@@ -172,7 +174,37 @@ class ErrorCount(BreakerRule):
         return self.count
 
 
-RULES: tuple[type[BreakerRule], ...] = (ErrorRatio, SlowRatio, ErrorCount)
+@dataclass(frozen=True, slots=True)
+class ConsecutiveFailures(BreakerRule):
+    """Opens when `count` calls in a row failed, however far apart they are: each success begins
+    anew. `open_for`, `probes` and `probe_timeout` are those of `BreakerRule`.
+
+    The row is the fleet's: the flushes of all processes in the order in which the store takes them,
+    and in each flush its calls in the order in which they ended. So every failed call since the
+    last success counts, whichever processes made them. A row is forgotten when no call has ended
+    for ten minutes and `open_for`: calls that rare would all pass an open breaker, as probes.
+    """
+
+    kind: ClassVar[str] = "consecutive_failures"
+    measure: ClassVar[Measure] = "in_a_row"
+
+    count: int
+    # How late a flush is taken. A row has no window.
+    window: float = field(default=600.0, init=False, repr=False)
+    buckets: int = field(default=60, init=False, repr=False)
+    min_calls: int = field(default=1, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        BreakerRule.__post_init__(self)
+        check_whole("count", self.count, MAX_CALLS)
+
+    @property
+    def threshold(self) -> float:
+        """The number of failed calls in a row."""
+        return self.count
+
+
+RULES: tuple[type[BreakerRule], ...] = (ErrorRatio, SlowRatio, ErrorCount, ConsecutiveFailures)
 """Every rule."""
 
 

@@ -9,10 +9,12 @@ from typing import Literal, NamedTuple
 from weakref import ref
 
 from .. import _fork
+from ..errors import DistwindowError, closed_failure
 from ..options import Options
 from ..ring.key import AnyKey, breaker_name_suffix, ring_name_prefix
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import OutgoingCommand
+from ..runtime.flush import OutgoingCommand, send_all
+from ..runtime.steps import Operation
 from ..sentinel.circuit_breakers import BreakerState
 from ..sentinel.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
 from .cache import BreakerCache, CachedBreaker, ProbeRequest
@@ -376,7 +378,9 @@ class BreakerKeyState(CachedBreaker):
         self.own_probe_until = -math.inf
         """Until then a probe of this process alone is under way, as the store does not answer."""
         self.pending: dict[tuple[int, int], list[int]] = {}
-        """Total and bad calls, by epoch and start of the bucket (ms)."""
+        """By epoch and start of the bucket (ms): all calls; the bad ones, or with the measure
+        `in_a_row` those after the last good call; with it, the bad ones before the first good call.
+        """
         self.in_flight: InFlightCalls | None = None
         self.ends: dict[str, ProbeAction] = {}
         self._probes: list[ref[Probe]] = []
@@ -491,6 +495,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         """True if nobody else changes what the store has."""
         self.rule = rule
         self._suffix = breaker_name_suffix(rule.kind, settings_of(rule))
+        self._counts_in_a_row = rule.measure == "in_a_row"
         self._denies = options.on_store_error == "deny"
         self._on_change = on_change
         self._renew_s = max(rule.probe_ms / 3000, _MIN_RENEW_S)
@@ -608,10 +613,13 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
                     at = epoch, now_ms - now_ms % self._bucket_ms
                     counted = state.pending.get(at)
                     if counted is None:
-                        counted = state.pending[at] = [0, 0]
+                        counted = state.pending[at] = [0, 0, 0]
                     counted[0] += 1
                     is_bad = self.rule.is_bad(failed, now - began_at)
-                    counted[1] += is_bad
+                    if is_bad:
+                        counted[1] += 1
+                    elif self._counts_in_a_row:
+                        self._end_row(counted)
                     is_harmless = not is_bad and at[1] == state.harmless_at
         if self.in_process:
             return not is_harmless
@@ -619,6 +627,15 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         if not state.is_active or not now - 1 < due_at <= now + self._tick_s:
             self.activate(state, now)  # otherwise it is followed, and flushed in time
         return False
+
+    def _end_row(self, counted: list[int]) -> None:
+        """Note that a good call, which is counted, ends the bad ones in a row before it, unless
+        they are so many that they open the breaker whatever follows.
+        """
+        if counted[1] < self.rule.threshold:
+            if counted[1] == counted[0] - 1:
+                counted[2] = counted[1]
+            counted[1] = 0
 
     def _end_probe(
         self, state: BreakerKeyState, probe: Probe, bad: bool | None, now: float
@@ -678,6 +695,15 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
             return change
         return None
 
+    def change_by_hand(self, key: AnyKey, action: ProbeAction) -> Operation[DistwindowError | None]:
+        """Open or close the breaker of `key` in the store. Return the error, if there is one."""
+        if self.is_closed:
+            raise closed_failure("circuit breaker")
+        state = self.get_or_create(key)
+        command = self._probe_command(state, action, self._sender)
+        outgoing = OutgoingCommand(command, lambda reply, at: self._apply(state, reply, at))
+        return (yield from send_all([outgoing], self.monotonic))
+
     def outgoing_of(self, state: BreakerKeyState) -> list[OutgoingCommand]:
         """Return what has to be sent of `state`: the ends of probes, the renewals of those that
         are under way, and the counts. The flush is there in any case, as its reply has the
@@ -689,7 +715,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
             outgoing += [self._renewal(state, probe) for probe in due]
             batch = state.in_flight
             if batch is None and state.pending:
-                counts = tuple(CallCounts(*at, *n) for at, n in state.pending.items())
+                counts = tuple(_counts_of(state.pending))
                 batch = InFlightCalls(next(self._numbers), counts)
                 state.in_flight, state.pending = batch, {}
             command = BreakerFlush(
@@ -799,11 +825,23 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
             state.state, state.epoch = change.state, reply.epoch
             state.retry_at = now + reply.retry_in_ms / 1000
             state.harmless_at = -1
-            cannot_open = not reply.bad or reply.total >= self.rule.min_calls
+            # A good end opens none, but it has to arrive while it still ends a row.
+            is_enough = reply.total >= self.rule.min_calls and not self._counts_in_a_row
+            cannot_open = not reply.bad or is_enough
             if self._is_alone and state.state == "closed" and cannot_open:
                 state.harmless_at = reply.now_ms - reply.now_ms % self._bucket_ms
         if known is not None and is_other:
             self._on_change(change)
+
+
+def _counts_of(pending: dict[tuple[int, int], list[int]]) -> Iterator[CallCounts]:
+    """Yield what was counted, in the order in which it is sent: bad calls before the first good one
+    are counts of their own.
+    """
+    for at, (total, bad, first_bad) in pending.items():
+        if first_bad:
+            yield CallCounts(*at, first_bad, first_bad)
+        yield CallCounts(*at, total - first_bad, bad)
 
 
 def _open_probes() -> list[Probe]:

@@ -26,7 +26,7 @@ from ..connect import (
 )
 from ..entry import EXITED_IN_OTHER_THREAD
 from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
-from ..failure_types import ErrorTypes, FailureTypes
+from ..failure_types import ErrorTypes, FailureTypes, IgnoredErrors
 from ..lifecycle import AsyncClosable, BlockingClosable
 from ..limiter import AsyncLimiter, Limiter
 from ..options import ClockChoice, Consistency, Options, check_origin
@@ -93,7 +93,7 @@ class BaseGuard:
         sync_interval: float = 0.1,
         share: float | None = None,
         errors: ErrorTypes = Exception,
-        ignore: ErrorTypes = Blocked,
+        ignore: IgnoredErrors = Blocked,
         slots: Iterable[Any] = (),
         installed_slots: bool = True,
         sampler: Callable[[], Any] | None = None,

@@ -26,7 +26,7 @@ from ..breaker.commands import (
     breaker_name,
 )
 from ..breaker.record import AdaptiveCounts, CallCounts
-from ..breaker.rules import BreakerRule, ErrorCount, ErrorRatio, SlowRatio
+from ..breaker.rules import BreakerRule, ConsecutiveFailures, ErrorCount, ErrorRatio, SlowRatio
 from ..concurrency.commands import (
     MAX_PLACES,
     PLACE_MS,
@@ -383,6 +383,8 @@ BREAKER_RULES: tuple[BreakerRule, ...] = (
     SlowRatio(max_rt=0.2, ratio=1 / 3, window=720, min_calls=2, open_for=180, buckets=12, probes=3),
     ErrorCount(4, window=120, open_for=60, buckets=2, probe_timeout=120),
     ErrorCount(10**12, window=600, open_for=1, buckets=60),
+    ConsecutiveFailures(7, open_for=90),
+    ConsecutiveFailures(2, open_for=1, probes=2),
 )
 _BREAKER_MINUTES = (0, 1, 2, 3, 5, 12, 75, 400, -1, -3, -13, -400)
 _SENDERS = ("", "", "a", "0b", "c0ffee")
@@ -424,7 +426,7 @@ def random_breaker_history(random: Random, length: int) -> list[BreakerStep]:
             random.choice((0, 0, 0, 0, 1, 1, 2, 3)),
             random.choice(_SENDERS),
             random.randint(0, 12),
-            random.choice((0, 0, 0, 1, 1, 2, 3, 4, 4)),
+            random.choice((0, 0, 0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 6)),
             random.randint(0, 3),
         )
         for _ in range(length)

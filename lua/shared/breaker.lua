@@ -2,7 +2,7 @@
 --   key senders                         its hash, and the hash of its sender records
 --   measure threshold min_calls         the rule (parse_breaker)
 --   open_ms probe_ms probes bucket_ms span
---   state epoch retry_ms succeeded      as the hash has them; closed with epoch 0 where there is none
+--   state epoch retry_ms in_a_row       as the hash has them; closed with epoch 0 where there is none
 --   expires_ms                          from then on it is as if it had never been
 --   deadlines                           of the probes that are under way, by their ids
 --   buckets                             by slot: {number, total, bad}
@@ -12,7 +12,7 @@ local CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 local KEPT_MS = 3600000
 local MAX_BUCKETS = 60
 -- The largest threshold of each measure.
-local MOST = {ratio = 1, count = MAX_TOTAL}
+local MOST = {ratio = 1, count = MAX_TOTAL, in_a_row = MAX_TOTAL}
 
 -- In how many ms `time` comes; 0 if it has come. A time that is further ahead than was ever set is from
 -- before the clock was set back, and has come.
@@ -23,7 +23,7 @@ end
 
 -- Complete `breaker` with what its hash holds.
 local function read_breaker(breaker)
-  breaker.state, breaker.epoch, breaker.retry_ms, breaker.succeeded = CLOSED, 0, 0, 0
+  breaker.state, breaker.epoch, breaker.retry_ms, breaker.in_a_row = CLOSED, 0, 0, 0
   breaker.deadlines, breaker.buckets = {}, {}
   local all = redis.call('HGETALL', breaker.key)
   local fields = {}
@@ -32,13 +32,13 @@ local function read_breaker(breaker)
     -- A hash without a state is not a breaker: nothing is written into it.
     return all[1] == nil
   end
-  local state, epoch, retry_ms, succeeded, expires_ms =
+  local state, epoch, retry_ms, in_a_row, expires_ms =
     string.match(fields.state, '^([012]) (%d+) (%d+) (%d+) (%d+)$')
   if not state then return false end
   breaker.is_stored = true
   if now - expires_ms >= 0 then return true end
-  breaker.state, breaker.epoch, breaker.retry_ms, breaker.succeeded =
-    tonumber(state), tonumber(epoch), tonumber(retry_ms), tonumber(succeeded)
+  breaker.state, breaker.epoch, breaker.retry_ms, breaker.in_a_row =
+    tonumber(state), tonumber(epoch), tonumber(retry_ms), tonumber(in_a_row)
   breaker.is_live, breaker.expires_ms = true, tonumber(expires_ms)
   for name, value in pairs(fields) do
     local probe_id = string.match(name, '^p:(.*)$')
@@ -74,8 +74,12 @@ local function parse_breaker()
   return read_breaker(breaker) and breaker or nil
 end
 
--- The calls in the window, and the bad ones among them.
+-- The calls in the window, and the bad ones among them; or twice the failures in a row.
 local function totals(breaker)
+  if breaker.measure == 'in_a_row' then
+    local failures = breaker.state == CLOSED and breaker.in_a_row or 0
+    return failures, failures
+  end
   local newest, total, bad = breaker.start / breaker.bucket_ms, 0, 0
   for _, bucket in pairs(breaker.buckets) do
     if bucket[1] > newest - breaker.span and bucket[1] <= newest then
@@ -97,19 +101,20 @@ local function keep(breaker)
   local expires_ms
   if breaker.state == CLOSED then
     expires_ms = breaker.start + (breaker.span + 1) * breaker.bucket_ms
+    if breaker.in_a_row > 0 then expires_ms = expires_ms + breaker.open_ms end
   else
     local last = breaker.state == OPEN and breaker.retry_ms or now + breaker.probe_ms
     expires_ms = math.max(last, now) + breaker.span * breaker.bucket_ms + KEPT_MS
   end
   redis.call('HSET', breaker.key, 'state', string.format('%d %.0f %.0f %.0f %.0f', breaker.state,
-    breaker.epoch, breaker.retry_ms, breaker.succeeded, expires_ms))
+    breaker.epoch, breaker.retry_ms, breaker.in_a_row, expires_ms))
   redis.call('PEXPIRE', breaker.key, digits(expires_ms - now))
 end
 
 -- Begin the epoch of another state, without probes. The caller writes the state by `keep`.
 local function change(breaker, state)
   for probe_id in pairs(breaker.deadlines) do redis.call('HDEL', breaker.key, 'p:' .. probe_id) end
-  breaker.deadlines, breaker.succeeded, breaker.state = {}, 0, state
+  breaker.deadlines, breaker.in_a_row, breaker.state = {}, 0, state
   breaker.epoch = math.max(breaker.epoch + 1, now)
 end
 
@@ -117,6 +122,14 @@ end
 local function open(breaker)
   breaker.retry_ms = now + breaker.open_ms
   change(breaker, OPEN)
+  keep(breaker)
+end
+
+-- Close it, and count afresh.
+local function close(breaker)
+  for slot in pairs(breaker.buckets) do redis.call('HDEL', breaker.key, digits(slot)) end
+  breaker.buckets = {}
+  change(breaker, CLOSED)
   keep(breaker)
 end
 
@@ -134,7 +147,7 @@ local function retry_in_ms(breaker)
   if breaker.state == OPEN then return wait_ms(breaker.retry_ms, breaker.open_ms) end
   if breaker.state == CLOSED then return 0 end
   local alive, count = alive_probes(breaker)
-  if count + breaker.succeeded < breaker.probes then return 0 end
+  if count + breaker.in_a_row < breaker.probes then return 0 end
   local first
   for _, deadline in pairs(alive) do first = math.min(first or deadline, deadline) end
   return first - now

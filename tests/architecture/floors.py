@@ -44,8 +44,8 @@ LOWER_HALF = {
 }
 """The files that know the engine only; the others use the store, the worker and the entry."""
 BESIDE = {
-    ("entry", "decorator"), ("acquire", "entry"), ("callables", "failure_types"),
-    ("breaker", "concurrency"),
+    ("entry", "decorator"), ("acquire", "entry"), ("failure_types", "callables"),
+    ("failure_types", "_locks"), ("breaker", "concurrency"),
 }  # fmt: skip
 """Rooms of one floor of which the first may import the second."""
 OPEN_TO_PROGRAMS = {"connect", "lifecycle"}

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow import BreakerOpen, CircuitBreaker, ErrorCount, ErrorRatio, SlowRatio
+from distwindow import (
+    BreakerOpen,
+    CircuitBreaker,
+    ConsecutiveFailures,
+    ErrorCount,
+    ErrorRatio,
+    SlowRatio,
+)
 from distwindow.breaker.call import BreakerCall
 from distwindow.breaker.record import CLOSED, BreakerRecord, CallCounts
 from distwindow.breaker.rules import BreakerRule
@@ -25,6 +32,7 @@ RULES: tuple[BreakerRule, ...] = (
     ErrorRatio(1.0, window=2, min_calls=1, open_for=1, buckets=1, probes=2),
     SlowRatio(0.2, 0.3, window=6, min_calls=4, open_for=3, buckets=3, probes=3, probe_timeout=2),
     ErrorCount(3, window=4, open_for=2, buckets=2),
+    ConsecutiveFailures(3, open_for=2, probes=2),
 )
 
 
@@ -49,6 +57,8 @@ class Model:
     """How many changes of state there were."""
     opened_ms: int = 0
     calls: list[ModelCall] = field(default_factory=list)
+    last_ended: list[ModelCall] = field(default_factory=list)
+    """Those that ended, in this order."""
     changes: list[str] = field(default_factory=list)
 
     def begin(self, now: int) -> ModelCall | None:
@@ -72,6 +82,7 @@ class Model:
         call.ended_ms, call.bad = now, slow if isinstance(self.rule, SlowRatio) else failed
         if late:
             return
+        self.last_ended.append(call)
         if not call.is_probe:
             if self.is_reached(now):
                 self.opened_ms = now
@@ -85,6 +96,10 @@ class Model:
                 self.change("closed")
 
     def is_reached(self, now: int) -> bool:
+        if isinstance(self.rule, ConsecutiveFailures):
+            last = [c for c in self.last_ended if c.generation == self.generation]
+            last = last[-self.rule.count :]
+            return len(last) == self.rule.count and all(c.bad for c in last)
         width = self.rule.window_ms // self.rule.buckets
         ended = [
             c
@@ -101,8 +116,13 @@ class Model:
         return bad >= self.rule.threshold * len(ended)
 
     def change(self, state: str) -> None:
-        self.changes.append(f"{self.state} -> {state}")
+        if state != self.state:
+            self.changes.append(f"{self.state} -> {state}")
         self.state, self.generation = state, self.generation + 1
+
+    def change_by_hand(self, state: str, now: int) -> None:
+        self.opened_ms = now
+        self.change(state)
 
 
 class Failure(Exception):
@@ -111,7 +131,7 @@ class Failure(Exception):
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["begin"] * 4 + ["end"] * 4 + ["wait"]),
+        st.sampled_from(["begin"] * 8 + ["end"] * 8 + ["wait", "wait", "open", "close"]),
         st.integers(0, 7),
         st.sampled_from([True, True, False, False, None]),
         st.sampled_from([0, 0, 0, 0, 1, 150, 250, 999, 1000, 2000, 4000, 5000, 11_000]),
@@ -126,6 +146,7 @@ def run(rule: BreakerRule, history: list[tuple[str, int, bool | None, int]]) -> 
     clock, heard = ManualClock(T0), list[str]()
     breaker = CircuitBreaker("memory://", rule, ignore=KeyError, time=clock)
     breaker.on_change(lambda change: heard.append(f"{change.previous} -> {change.state}"))
+    assert breaker.state("k") == "closed"  # the first look tells a listener nothing
     model = Model(rule)
     open_calls: list[tuple[BreakerCall[BreakerAdmission], ModelCall]] = []
     for action, which, failed, elapsed_ms in history:
@@ -147,6 +168,12 @@ def run(rule: BreakerRule, history: list[tuple[str, int, bool | None, int]]) -> 
             raised = {True: Failure(), False: None, None: KeyError()}[failed]
             model.end(of_model, clock.now_ms(), failed)
             call.__exit__(None if raised is None else type(raised), raised, None)
+        elif action == "open":
+            breaker.open("k")
+            model.change_by_hand("open", clock.now_ms())
+        elif action == "close":
+            breaker.close("k")
+            model.change_by_hand("closed", clock.now_ms())
         assert breaker.state("k") == model.state
         assert heard == model.changes
     return heard
@@ -206,4 +233,5 @@ def test_the_histories_reach_every_change() -> None:
     collect()
     assert set(seen) == {
         "closed -> open", "open -> half_open", "half_open -> open", "half_open -> closed",
+        "open -> closed",
     }  # fmt: skip

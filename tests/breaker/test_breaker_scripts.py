@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from distwindow import ErrorCount, ErrorRatio
+from distwindow import ConsecutiveFailures, ErrorCount, ErrorRatio
 from distwindow.breaker.commands import (
     BREAKER_COMMANDS,
     PROBE_ACTIONS,
@@ -84,6 +84,7 @@ def test_the_heads_describe_what_is_sent(server: redis.Redis) -> None:
         breaker.flush(),
         breaker.flush(sender="0fa1", seq=7),
         BreakerFlush((), rule=ErrorCount(50), name=breaker.name),
+        BreakerFlush((), rule=ConsecutiveFailures(5), name=breaker.name),
         *(breaker.probe(action) for action in PROBE_ACTIONS),
     ]
     for command in sent:
@@ -200,6 +201,16 @@ def test_the_hash_expires_with_its_window_or_an_hour_after_an_open_breaker(
     opened, _ = in_state(server, "open")
     hour = 3_600_000
     assert hour < server.pttl(opened.name) <= hour + RULE.open_ms + RULE.window_ms
+
+
+def test_a_row_expires_an_open_time_after_what_is_flushed_late(server: redis.Redis) -> None:
+    rule = ConsecutiveFailures(5, open_for=7.0)
+    name = breaker_name("hostile", fresh_key(), rule)
+    for bad, more_ms in ((0, 0), (1, rule.open_ms), (0, 0)):
+        command = BreakerFlush((), NOW, rule=rule, name=name, counts=(CallCounts(0, NOW, 1, bad),))
+        Breaker(server).run(command)
+        least = rule.window_ms + more_ms
+        assert least < server.pttl(name) <= least + rule.bucket_ms
 
 
 def test_sender_records_of_many_processes_do_not_accumulate(server: redis.Redis) -> None:

@@ -330,6 +330,88 @@ def test_which_exceptions_count_is_a_setting(
     assert FailureTypes(OSError, (ConnectionRefusedError,)).failed(exc) is failed
 
 
+class HttpError(Exception):
+    """An exception as clients of HTTP have it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def is_missing(exc: Any) -> bool:
+    found: bool = exc.status == 404
+    return found
+
+
+@pytest.mark.parametrize(
+    "ignore",
+    [
+        is_missing,
+        (is_missing,),
+        (EOFError, is_missing),
+        (is_missing, EOFError, lambda exc: exc.status == 405),
+    ],
+)
+def test_what_a_function_ignores_says_nothing(kind: Callable[..., Any], ignore: Any) -> None:
+    """The others count as without the function, also those that it fails on."""
+    world = World(kind, ErrorRatio(1.0, min_calls=2), ignore=ignore)
+    world.call(HttpError(500))
+    ignored = [HttpError(404), asyncio.CancelledError()]
+    if isinstance(ignore, tuple) and EOFError in ignore:
+        ignored.append(EOFError())
+    for exc in ignored:
+        world.call(exc)
+    assert world.state() == "closed"
+    world.call(OSError())  # it has no status
+    assert world.state() == "open"
+    world.clock.advance(5)
+    world.call(HttpError(404))  # a probe that says nothing is free again
+    world.call()
+    assert world.state() == "closed"
+
+
+def test_a_function_is_asked_only_about_what_would_count() -> None:
+    asked: list[BaseException] = []
+    types = FailureTypes(OSError, (EOFError, asked.append))
+    counted = [OSError(), ValueError()]
+    said = [asyncio.CancelledError(), KeyboardInterrupt(), BreakerOpen("k", "open", 1)]
+    assert [types.failed(exc) for exc in counted] == [True, False]
+    assert [types.failed(exc) for exc in [None, EOFError(), *said]] == [False, *[None] * 4]
+    assert asked == counted
+
+
+def test_an_error_of_a_function_is_logged_once_and_its_exception_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(CircuitBreaker, ErrorCount(3), ignore=lambda exc: exc.status == 404)
+    for _ in range(3):
+        world.call(OSError("down"))
+    assert world.state() == "open"
+    (line,) = [line for line in caplog.messages if "ignore=" in line]
+    assert "<lambda> has failed on OSError('down'), which is not ignored" in line
+    assert "no attribute 'status'" in caplog.text
+
+
+async def asynchronous(exc: BaseException) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("ignore", "message"),
+    [
+        (asynchronous, "ignore=asynchronous is asynchronous; write a plain function"),
+        ((EOFError, lambda: True), "is called with 1 argument"),
+        (int, "ignore=<class 'int'> is not a type of exception or a function of one"),
+        ((EOFError, 404), "ignore=404 is not a type of exception or a function of one"),
+    ],
+)
+def test_what_can_ignore_nothing_is_refused(
+    kind: Callable[..., Any], ignore: Any, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        kind("memory://", RULE, ignore=ignore)
+
+
 def test_what_says_nothing_is_not_counted(kind: Callable[..., Any]) -> None:
     world = World(kind, ErrorRatio(1.0, min_calls=2), errors=OSError, ignore=EOFError)
     for exc in (OSError(), EOFError(), GeneratorExit()):

@@ -11,16 +11,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow import BreakerOpen, CircuitBreaker
+from distwindow import (
+    BreakerOpen,
+    CircuitBreaker,
+    ConsecutiveFailures,
+    ErrorCount,
+    ErrorRatio,
+    SlowRatio,
+)
 from distwindow.breaker.rules import RULES, BreakerRule
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
 
-OPTIONS: dict[str, Any] = {"window": 1.0, "open_for": 0.7, "probes": 2}
+OPTIONS: dict[str, Any] = {"window": 1.0, "open_for": 0.7, "probes": 2, "min_calls": 4}
 MADE: dict[str, BreakerRule] = {
-    rule.kind: rule(**first, **OPTIONS, min_calls=4)  # type: ignore[arg-type]  # each has its own
-    for rule, first in zip(RULES, ({"ratio": 0.5}, {"max_rt": 0.05}, {"count": 3}), strict=True)
+    rule.kind: rule
+    for rule in (
+        ErrorRatio(0.5, **OPTIONS),
+        SlowRatio(0.05, **OPTIONS),
+        ErrorCount(3, **OPTIONS),
+        ConsecutiveFailures(3, open_for=0.7, probes=2),
+    )
 }
+assert set(MADE) == {rule.kind for rule in RULES}
 calls = st.tuples(st.booleans(), st.sampled_from([0, 10, 90]), st.sampled_from([0, 1, 120, 700]))
 
 

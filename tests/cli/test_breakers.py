@@ -8,7 +8,15 @@ from contextlib import suppress
 
 import pytest
 
-from distwindow import AdaptiveBreaker, CircuitBreaker, ErrorCount, Key, Limiter, SlowRatio
+from distwindow import (
+    AdaptiveBreaker,
+    CircuitBreaker,
+    ConsecutiveFailures,
+    ErrorCount,
+    Key,
+    Limiter,
+    SlowRatio,
+)
 from tests.cli.conftest import Cli
 from tests.cli.terminal import Terminal
 
@@ -88,6 +96,20 @@ def test_watch_has_rows_of_each_kind(redis_url: str, prefix: str) -> None:
             r"the first 2 by blocked, then by share used, of 70 limits in use; "
             r"2\s+of\s+3\s+circuit\s+breakers\s+left\s+out\s+\(2\s+not\s+closed\):\s+--breakers"
         )
+
+
+def test_failures_in_a_row_are_shown_as_calls_and_bad_ones(
+    cli: Cli, redis_url: str, prefix: str
+) -> None:
+    with CircuitBreaker(redis_url, ConsecutiveFailures(5, open_for=60), prefix=prefix) as breaker:
+        for fails in (True, False, True, True):
+            with suppress(OSError), breaker.call("search"):
+                if fails:
+                    raise OSError
+        breaker.flush()
+    (row,) = [line.split() for line in cli("stats", "--breakers").out.splitlines()[1:]]
+    expected = ["search", "consecutive_failures", "count=5", "open_for=60", "closed", "-", "2", "2"]
+    assert row[:8] == expected
 
 
 @pytest.mark.usefixtures("breakers")

@@ -108,6 +108,10 @@ async def what_decorated_functions_refuse() -> None:
 # -- blocks ----------------------------------------------------------------------------------------
 
 
+def is_missing(exc: LookupError) -> bool:
+    return not exc.args
+
+
 class MyLimiter(Limiter):
     """A subclass is what `with` gives back."""
 
@@ -117,7 +121,7 @@ def blocks() -> None:
         assert_type(mine, MyLimiter)
     with limiter.entry("payments") as entry:
         assert_type(entry.decision, Decision)
-    with limiter.entry("payments", origin="app", errors=OSError, ignore=(KeyError,)) as entry:
+    with limiter.entry("payments", origin="app", errors=OSError, ignore=is_missing) as entry:
         assert_type(entry.fail(), None)
     assert_type(limiter.minute("payments"), MinuteStats)
     assert_type(limiter.origins("payments"), dict[str, MinuteStats])
@@ -182,7 +186,9 @@ class Clock:
 
 
 breaker = CircuitBreaker("redis://localhost:6379/0", ErrorRatio(0.5, open_for=2))
-async_breaker = AsyncCircuitBreaker("redis://localhost:6379/0", ErrorCount(50))
+async_breaker = AsyncCircuitBreaker(
+    "redis://localhost:6379/0", ErrorCount(50), ignore=(KeyError, lambda exc: exc.status == 404)
+)
 
 
 @breaker.protect("order:{order}", fallback=lambda order, **_: "later")
