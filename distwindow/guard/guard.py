@@ -6,7 +6,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _fork
@@ -435,12 +434,7 @@ class GuardEntry(_BaseGuardEntry):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         run_in_thread(self._end(exc))
 
 
@@ -461,12 +455,7 @@ class AsyncGuardEntry(_BaseGuardEntry):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         await self._leave(True, exc)
 
     async def _leave(self, admitted: bool, exc: BaseException | None) -> None:
