@@ -77,9 +77,7 @@ def check_call_ends_with_work(function: Any, instead: str) -> None:
 
 
 def check_not_async(name: str, function: Any) -> None:
-    """Raise `ConfigurationError` if `name`, a function whose value is used at once, is one whose
-    value has to be awaited.
-    """
+    """Raise `ConfigurationError` if the value of `name`, a function, would have to be awaited."""
     if is_async_callable(function) or is_async_generator(function):
         raise ConfigurationError(
             f"{name}={function_name(function)} is asynchronous; write a plain function, because "
@@ -88,9 +86,7 @@ def check_not_async(name: str, function: Any) -> None:
 
 
 def check_handler(name: str, handler: Any, *, may_be_async: bool) -> None:
-    """Raise `ConfigurationError` unless `handler`, which is called in place of a decorated
-    function, is None or can be called.
-    """
+    """Raise `ConfigurationError` unless `handler` of a decorated function is None or callable."""
     if handler is None:
         return
     if not callable(handler):

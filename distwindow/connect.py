@@ -1,6 +1,4 @@
-"""From the arguments of a limiter to its parts: a URL, client or store object to a store, and the
-options to a strategy.
-"""
+"""From the arguments of a limiter to its parts: the store of a URL or client, and the strategy."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ def make_strategy(
 def make_views(
     strategy: StrategyWithViews, options: Options, store: Store | AsyncStore
 ) -> EntryViews | None:
-    """Return where entries are counted for minute views; None if `store` says that it keeps none,
-    by `keeps_views = False`.
-    """
+    """Return what counts entries for minute views; None for a store with `keeps_views = False`."""
     keeps_views = getattr(store, "keeps_views", True)
     return strategy.add_views(options) if keeps_views else None
 
@@ -232,9 +228,7 @@ def _unchanged(client: T) -> T:
 
 
 def _not_a_store_message(store: object, kind: str) -> str:
-    """Return the message of an error. It shows only the type of `store`, because the value may hold
-    a URL with a password.
-    """
+    """Return the message. It shows the type of `store` alone: a URL may hold a password."""
     return f"{type(store).__name__} is no store: give a URL as a str, or a {kind} client"
 
 

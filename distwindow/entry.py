@@ -46,9 +46,7 @@ EXITED_IN_OTHER_THREAD = (
 
 
 class EntrySettings(NamedTuple):
-    """The functions, the views and the name of a limiter, for its entries. Tasks await what `admit`
-    and `record` return.
-    """
+    """The functions, views and name of a limiter. Tasks await what `admit` and `record` return."""
 
     admit: Callable[[AnyKey, int], Any]
     """Returns the decision once the caller may proceed."""

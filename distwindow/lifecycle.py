@@ -226,9 +226,7 @@ class AsyncClosable(EnteredOnce):
     """Is closed by `aclose`, and at the end of an `async with` block."""
 
     async def aclose(self) -> None:
-        """See `Limiter.close`. If it is cancelled, it goes on to its end before `CancelledError` is
-        raised.
-        """
+        """See `Limiter.close`. Cancelled, it goes on to its end, and raises `CancelledError`."""
         self._has_ended = True
         closing = running_loop().create_task(self._close())
         try:

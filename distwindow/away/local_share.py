@@ -155,9 +155,7 @@ class LocalShare(Eventual):
             self._processes.on_call(self._schedule)
 
     def decide(self, charges: tuple[Charge, ...], *, peeks: bool = False) -> Decision:
-        """Return the decision of a call with these charges of one key. With `peeks` nothing is
-        counted.
-        """
+        """Return the decision of a call with these charges of one key; `peeks`: count nothing."""
         with self._deciding:
             return self._decide(charges, peeks=peeks)
 

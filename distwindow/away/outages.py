@@ -95,9 +95,7 @@ class Outages:
         return tuple(self._away.copy())
 
     def tried_at(self, server: str) -> float | None:
-        """Return when `server` was tried the last time, if it cannot be reached (monotonic
-        seconds).
-        """
+        """Return when `server` was last tried, if it cannot be reached (monotonic seconds)."""
         at, what = self._away.get(server, (None, _AWAY))
         return at if what == _AWAY else None
 
@@ -203,9 +201,7 @@ class Reachability:
         return None
 
     def on_connect_failed(self, why: object, began_at: float, *, slow: bool = False) -> None:
-        """Record that connecting has failed, which began at `began_at` (monotonic seconds).
-        `slow`: it took a whole timeout.
-        """
+        """Record a failure to connect, begun at `began_at` (monotonic); `slow`: a whole timeout."""
         if began_at < self._connected_at:
             return  # it was sent before the server was back, and another attempt has found it since
         failed_before, self._failed_before = self._failed_before, True

@@ -36,9 +36,7 @@ class _Place:
         return self.fits_now and moment_ms < self.ring.start + self.ring.bucket_ms
 
     def charge_at(self, moment_ms: int) -> tuple[int, bool]:
-        """Count the call at this moment. Return the start of its bucket, and whether it was
-        borrowed from a coming one.
-        """
+        """Count the call now. Return the start of its bucket, and whether it was borrowed."""
         if self.is_newest_at(moment_ms):
             self.ring.used += self.cost
             return self.ring.start, False

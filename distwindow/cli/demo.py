@@ -475,9 +475,7 @@ def _run_workers(
     seconds: float,
     console: Console,
 ) -> tuple[DemoView, bool]:
-    """Run the workers, showing their reports. Return the view with all reports, and whether Ctrl-C
-    ended the run early.
-    """
+    """Run the workers, showing reports. Return the view, and whether Ctrl-C ended it early."""
     interrupted = False
     with WorkerPool(options, workers) as pool:
         pool.start_calls()
@@ -498,9 +496,7 @@ def _run_workers(
 
 @contextmanager
 def _display(view: DemoView, console: Console) -> Iterator[Callable[[], None]]:
-    """Return a function that shows the view as it is now: in place on a terminal, else as a line
-    per second.
-    """
+    """Return a function that shows the view: in place on a terminal, else a line per second."""
     if console.is_terminal:
         with Live(
             console=console, auto_refresh=False, transient=True, redirect_stdout=False
@@ -582,9 +578,7 @@ def _print_result(log: AdmissionLog, console: Console) -> bool:
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Raise SystemExit at SIGTERM and SIGHUP, so that the server and the workers are ended as they
-    are after Ctrl-C.
-    """
+    """Raise SystemExit at SIGTERM and SIGHUP, to end server and workers as Ctrl-C does."""
 
     def exit_process(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

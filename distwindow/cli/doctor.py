@@ -334,9 +334,7 @@ _CLUSTER_COMMANDS = ("cluster|slots", "cluster|shards", "command")
 
 
 def acl_rule(prefix: str, *, cluster: bool = False) -> str:
-    """Return the ACL rule that a user of this prefix needs for all but concurrency limits, derived
-    from the scripts' text.
-    """
+    """Return the ACL rule for all but concurrency limits, derived from the scripts' text."""
     called = _commands_of(name for name in script_names() if name not in SLOT_COMMANDS)
     connecting = _CLUSTER_COMMANDS if cluster else ()
     rights = " ".join(f"+{name}" for name in (*_SCRIPT_COMMANDS, *connecting, *sorted(called)))
@@ -440,9 +438,7 @@ def probe_concurrency(url: str, prefix: str, clock: ClockChoice) -> Iterator[Fin
 
 
 def _rotate_buckets(url: str, prefix: str) -> None:
-    """Rotate buckets until some have expired, because each branch of the scripts has its own
-    rights.
-    """
+    """Rotate buckets until some have expired: each branch of the scripts has its own rights."""
     clock = _AdvanceableClock()
     with Limiter(
         url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S, clock="client", time=clock

@@ -74,9 +74,7 @@ def senders_bytes(processes: float) -> float:
 
 
 def process_bytes(mode: str, keys: float) -> float:
-    """Return the bytes that a process keeps of so many keys (docs/operations.md), by default
-    settings.
-    """
+    """Return the bytes that a process keeps of so many keys, by default (docs/operations.md)."""
     per_key = {"direct": 0, "leased": 400, "eventual": 1500}[mode]
     return 700 * min(keys, 32_768) + per_key * min(keys, 100_000)
 

@@ -55,9 +55,7 @@ def prepare_output() -> None:
 
 
 def redirect_to_devnull(stream: TextIO | None) -> None:
-    """Point the descriptor of `stream` to /dev/null, so that the flush at exit does not fail again
-    on what is still buffered.
-    """
+    """Point the descriptor of `stream` to /dev/null, so that the flush at exit cannot fail."""
     with suppress(OSError, ValueError, AttributeError):  # in tests it is not a file
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, stream.fileno())  # type: ignore[union-attr]  # the error is suppressed
@@ -77,9 +75,7 @@ class _Console(Console):
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """Return a console for the output of a command: with colours on a terminal unless NO_COLOR is
-    set, plain text into a pipe.
-    """
+    """Return a console for output: colours on a terminal unless NO_COLOR is set, else plain."""
     console = _Console(file=file, highlight=False, soft_wrap=True)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = PIPE_WIDTH
@@ -96,9 +92,7 @@ def has_size(console: Console) -> bool:
 
 
 def printable(text: str) -> str:
-    """Return `text` with every character escaped that could move a terminal's cursor or change the
-    direction of writing.
-    """
+    """Return `text` with what could move a cursor, or change the direction of writing, escaped."""
     if not text.isprintable():
         text = "".join(
             char if char.isprintable() else char.encode("unicode_escape").decode() for char in text

@@ -48,9 +48,7 @@ class Selection(NamedTuple):
     scan_pattern: bytes
     """For SCAN's MATCH; more names than those of the selected rings may match it."""
     includes: Callable[[bytes, str], bool]
-    """True if a ring is selected, by the prefix of its name (`ring_key_prefix`) and the text of its
-    key.
-    """
+    """True if a ring is selected, by its name's `ring_key_prefix` and the text of its key."""
 
 
 def all_keys(prefix: str) -> Selection:

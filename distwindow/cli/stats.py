@@ -367,9 +367,7 @@ Shown = Literal["all", "slots", "breakers"]
 
 
 class Order(str, Enum):
-    """Orders by which keys are sorted. (An Enum, because typer before 0.19 does not support
-    Literal.)
-    """
+    """Orders by which keys are sorted. (An Enum: typer before 0.19 does not support Literal.)"""
 
     BLOCKED = "blocked"
     PASSED = "passed"
@@ -475,9 +473,7 @@ class _Candidate(NamedTuple):
 
 
 _Column = tuple[int, int, bool]
-"""The properties that distinguish the hashes of a key: bucket length, span, and whether it is the
-shaping.
-"""
+"""What distinguishes the hashes of a key: bucket length, span, and whether it is the shaping."""
 
 
 class Found:

@@ -246,9 +246,7 @@ class _ThreadSlots(BaseSlotDriver):
         self._store = store
 
     def ask(self, claim: SlotClaim) -> HoldReply:
-        """Ask once for a slot. Nobody must overtake those that wait in this process: while there
-        are some, this is refused.
-        """
+        """Ask once for a slot. Refused while others wait in this process: nobody overtakes them."""
         if claim.name in self._wait_queues.by_name:
             reply = HoldReply(False, claim.command.limit, 0, 0)
         else:
@@ -415,9 +413,7 @@ class _TaskSlots(BaseSlotDriver):
         self._store = store
 
     async def ask(self, claim: SlotClaim) -> HoldReply:
-        """Ask once for a slot. Nobody must overtake those that wait in this process: while there
-        are some, this is refused.
-        """
+        """Ask once for a slot. Refused while others wait in this process: nobody overtakes them."""
         if claim.name in self._wait_queues.by_name:
             reply = HoldReply(False, claim.command.limit, 0, 0)
         else:

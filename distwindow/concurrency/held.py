@@ -1,6 +1,4 @@
-"""The slots that this process holds under one concurrency limit: renewed, and given back, by the
-worker.
-"""
+"""The slots that a process holds under a concurrency limit, renewed and freed by the worker."""
 
 from __future__ import annotations
 
@@ -141,9 +139,7 @@ class SlotClaim:
 
     @property
     def is_gone(self) -> bool:
-        """True once the caller has given up or the block has ended, and the store surely has no
-        trace of it.
-        """
+        """True once the call is over or given up, and the store surely has no trace of it."""
         return self.ended and not self._may_be_stored
 
     @property
@@ -404,9 +400,7 @@ class HeldSlots(FlushSource):
         self._is_closed = True
 
     def settled_at(self) -> float:
-        """Return when everything can be freed for good: after the last deadline of a hold whose
-        reply was lost.
-        """
+        """Return when all can be freed for good: after deadlines of holds whose reply was lost."""
         ended = [claim.deadline for claim in self._claims.copy().values() if claim.ended]
         return max(ended, default=-math.inf)
 

@@ -203,9 +203,7 @@ class LimitedReceiver(Receiver):
         await super().callback(message, raise_err)
 
     async def _may_start(self, rate_limits: RateLimits, message: TaskiqMessage) -> bool:
-        """Wait until a task may start; no longer than its message may be kept, or until the worker
-        is to end.
-        """
+        """Wait until a task may start; at most until its message is too old, or the worker ends."""
         if self._finish is None:
             return not await rate_limits.wait(message)
         waiting = asyncio.ensure_future(rate_limits.wait(message))

@@ -1,6 +1,4 @@
-"""Limits of tasks, shared by the task queues: the limits and keys of tasks, their costs, and the
-call that admits one.
-"""
+"""Limits of tasks, for all task queues: their keys and costs, and the call that admits one."""
 
 from __future__ import annotations
 
@@ -259,9 +257,7 @@ def check_option_names(task: str, options: Mapping[str, object]) -> None:
 
 
 def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
-    """Raise `ConfigurationError` for a key or a cost without limits. `place` says where to give
-    these.
-    """
+    """Raise `ConfigurationError` for a key or cost without limits; `place`: where to give these."""
     given = [name for name in TASK_OPTIONS if options.get(name) is not None]
     if given and "limits" not in given:
         raise ConfigurationError(f"task {task!r} has {' and '.join(given)} but no limits; {place}")
@@ -319,9 +315,7 @@ class TaskLimits:
         return f"TaskLimits({self.name!r}, {'; '.join(map(str, self.limits))!r})"
 
     def key_and_cost(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[AnyKey, int]:
-        """Return the key and the cost of one call, as `KeyAndCost.of`; never a cost that could not
-        be admitted.
-        """
+        """Return the key and the cost of a call, as `KeyAndCost.of`; no cost beyond the limits."""
         key, cost = self._key_and_cost.of(args, kwargs, self._smallest)
         return key, min(cost, self._smallest)
 

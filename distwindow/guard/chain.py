@@ -1,6 +1,4 @@
-"""The chain of slots of a `Guard`, as in Sentinel's `SphU.entry`: built in, or installed by the
-program.
-"""
+"""The chain of slots of a `Guard`, as in Sentinel's `SphU.entry`: built in, or the program's."""
 
 from __future__ import annotations
 

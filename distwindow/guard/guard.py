@@ -407,9 +407,7 @@ class _BaseGuardEntry(EnteredBlock):
         return self._leaving(True, exc)
 
     def _leaving(self, admitted: bool, exc: BaseException | None) -> Any:
-        """Return the steps that leave the slots. If they were closed, the steps of another call of
-        this leave the rest.
-        """
+        """Return the steps that leave the slots; if closed, another call's steps leave the rest."""
         self._state = "left"
         if self._forks != _fork.forks:
             self._slot_stack.taken.clear()  # they are the parent's, which leaves them

@@ -149,9 +149,7 @@ class ConcurrencySlot(FlowRuleSlot):
 
 
 class BreakerSlot(ChainSlot):
-    """Asks a circuit breaker, and tells it how the call ended. A probe that was not admitted
-    elsewhere is given back.
-    """
+    """Asks a circuit breaker, tells it how the call ended, and gives back probes not admitted."""
 
     order = 400
 

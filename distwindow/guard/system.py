@@ -337,9 +337,7 @@ class SystemSlot(ChainSlot):
             del passes[-1]
 
     def _check(self, call: GuardCall, now: int) -> None:
-        """Raise `SystemOverloaded` for the first threshold that the call would exceed. Only what
-        has a threshold is computed.
-        """
+        """Raise `SystemOverloaded` for the first threshold that the call would exceed."""
         rule = self.rule
         sample = UNKNOWN if self._sampling is None else self._sampling.sample
         if rule.qps is not None and self._passed + call.cost > rule.qps:
@@ -356,9 +354,7 @@ class SystemSlot(ChainSlot):
             raise SystemOverloaded(call.resource, "highest_system_load", sample.load, most_load)
 
     def _runs_above_capacity(self, now: int) -> bool:
-        """True if more calls run than the process completes at its best rate and rt (Sentinel
-        `checkBbr`).
-        """
+        """True if more calls run than complete at the best rate and rt (Sentinel `checkBbr`)."""
         capacity = self._node.max_success_qps(now) * self._node.min_rt(now) / 1000
         running = len(self._running)
         return running > 1 and running > capacity

@@ -1,6 +1,4 @@
-"""Base classes of the strategies that keep something in this process, and the one that keeps
-nothing.
-"""
+"""Base classes of strategies that keep something in this process, and one that keeps nothing."""
 
 from __future__ import annotations
 
@@ -185,9 +183,7 @@ class LocalStrategy(Strategy, Generic[S]):
 
     @property
     def dropped(self) -> int:  # type: ignore[override]  # others add them up
-        """The number of counts that were dropped; the tables in pending_counts.py and
-        minute/operations.py have the causes.
-        """
+        """The number of dropped counts, by causes: see pending_counts.py, minute/operations.py."""
         return self._counts.dropped + (0 if self._views is None else self._views.dropped)
 
     def keys_to_flush(self) -> int:
@@ -250,9 +246,7 @@ class LocalStrategy(Strategy, Generic[S]):
         return not self._key_states.closed and key_length(key) <= MAX_CACHED_KEY_LENGTH
 
     def _state_of(self, key: AnyKey, offset_ms: float) -> S | None:
-        """Return the key state of `key`, made with `offset_ms` if it is not there; None for a key
-        that gets none.
-        """
+        """Return the key state of `key`, or a new one with `offset_ms`; None if it gets none."""
         if not self._cacheable(key):
             return None
         state = self._get(key)
@@ -306,9 +300,7 @@ def _has_rings(state: KeyState, charges: tuple[Charge, ...]) -> bool:
 
 
 class _ClosedLock(Generic[S]):
-    """Takes the place of a closed limiter's lock, and raises. So calls of an open limiter need not
-    check whether it is closed.
-    """
+    """Replaces the lock of a closed limiter, and raises, so that no call has to check for that."""
 
     def __init__(self, states: KeyStateCache[S]) -> None:
         self._states = states
@@ -534,9 +526,7 @@ class ExactStrategy(LocalStrategy[S]):
             self._counts.mark_dirty(state)
 
     def peek(self, key: AnyKey) -> Decision | None:
-        """Return the decision of a call of cost 1 without counting it; None if the store has to
-        decide.
-        """
+        """Return the decision of a call of cost 1, not counted; None if the store has to decide."""
         return self._refusals.peek(key)
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
@@ -544,12 +534,8 @@ class ExactStrategy(LocalStrategy[S]):
         return self._refusals.remember(key, decision, sent_at)
 
     def invalidate(self, key: AnyKey) -> None:
-        """Invalidate what is known of `key`: the store decides its next call, as its windows have
-        changed.
-        """
+        """Invalidate what is known of `key`, whose windows have changed: the store decides next."""
         self._refusals.invalidate(key)
 
     def _on_few_left(self, state: S, now: float) -> None:
-        """Called when a call has left `prefetch_threshold` permits or fewer, which only a lease
-        sets.
-        """
+        """Called when a call leaves `prefetch_threshold` permits or fewer; only a lease sets it."""

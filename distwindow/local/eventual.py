@@ -249,9 +249,7 @@ class FleetSync:
     # -- the store's clock ------------------------------------------------------------------------
 
     def known_offset_ms(self) -> float:
-        """Return the offset to the store's time, or to this machine's wall clock before the store's
-        first reply.
-        """
+        """Return the offset to the store's time; before its first reply, the local wall clock's."""
         if self.offset_ms is not None:
             return self.offset_ms
         return self._clock.now_ms() - self._monotonic() * 1000
@@ -374,18 +372,14 @@ class FleetSync:
                 window.set_fleet_counts(passed)
 
     def on_flush_ended(self, state: EventualKeyState, now: float) -> None:
-        """Drop the refusal and compute the permits again, as the fleet's counts may now include
-        those of the flush.
-        """
+        """Drop the refusal and compute the permits again: the fleet's may include the flush now."""
         state.refused_until = 0.0
         self.recompute_permits_left(state, now)
 
     # -- polls ------------------------------------------------------------------------------------
 
     def wants_poll(self, state: EventualKeyState) -> bool:
-        """True if `state` was called repeatedly and not long ago: its next call needs recent
-        counts.
-        """
+        """True if `state` was called repeatedly and lately: its next call needs recent counts."""
         idle_s = self._monotonic() - state.last_called_at
         is_refused = (state.failure or self._failure) is not None  # with no counts to flush
         longest_s = NEVER if is_refused else state.longest_window_ms / 1000

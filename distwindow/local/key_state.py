@@ -265,9 +265,7 @@ def refusal_decision(
 
 
 def merge_buckets(buckets: tuple[Bucket, ...], bucket_ms: int) -> tuple[Bucket, ...]:
-    """Return the same counts in buckets of `bucket_ms`, oldest first. That width is a multiple of
-    the width of `buckets`.
-    """
+    """Return the counts in buckets of `bucket_ms`, a multiple of their own, oldest first."""
     sums: dict[int, Bucket] = {}
     for counted in buckets:
         start = counted.start - counted.start % bucket_ms
@@ -454,9 +452,7 @@ class Refusals(Generic[S]):
         self._monotonic = monotonic
 
     def remember(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        """Keep the refusal `decision` of a call that was sent at `sent_at` (monotonic seconds), and
-        return it.
-        """
+        """Keep the refusal of a call sent at `sent_at` (monotonic seconds), and return it."""
         if decision.limit.warmup_ms is not None:
             return decision  # what others are admitted warms it up, so there may be room earlier
         now = self._monotonic()

@@ -227,9 +227,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         return decision
 
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
-        """Return the refunds of the leases of `keys`, as a call over several keys is decided by the
-        store.
-        """
+        """Return the refunds of leases of `keys`: the store decides a call over several keys."""
         for key in keys:
             state = self._get(key)
             if state is not None and state.permits_left:

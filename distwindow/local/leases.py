@@ -1,6 +1,4 @@
-"""Permits that were bought in blocks: how many are asked for, how they are spent, fetched and given
-back.
-"""
+"""Permits bought in blocks: how many are asked for, how they are spent, fetched and given back."""
 
 from __future__ import annotations
 
@@ -259,9 +257,7 @@ class LeaseRefunds:
         self._queue: deque[LeaseRefund] = deque()
 
     def queue_unspent(self, state: LeasedKeyState) -> int:
-        """Move the permits that `state` has left into the queue, so that no call spends them.
-        Return how many.
-        """
+        """Queue the permits that `state` has left, so that no call spends them. Return how many."""
         with self._states.counter_lock:
             charges, charged_ms, permits = state.charges, state.charged_ms, state.permits_left
             state.left_at_observation -= permits
@@ -360,9 +356,7 @@ class Leases:
     def add_granted(
         self, state: LeasedKeyState, lease_reply: LeaseReply, permits: int, sent_at: float
     ) -> None:
-        """Add `permits` that the store has granted to those of the same bucket. Those of an earlier
-        bucket are given back.
-        """
+        """Add granted `permits` to those of their bucket; an earlier bucket's are given back."""
         now = self._monotonic()
         reply = lease_reply.acquire_reply
         ends_ms = reply.now_ms + lease_reply.ends_in_ms
@@ -550,9 +544,7 @@ class LeaseReviews:
         self._refunds.after_fork()
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
-        """Add the fetches and refunds that are due to `outgoing`; with `everything`, refunds of all
-        leases and no fetches.
-        """
+        """Add what is due to `outgoing`; with `everything`, refunds of all leases, no fetches."""
         with self._states.state_lock:  # closing a limiter may do this beside the worker
             self._prefetches.collect(now, outgoing, everything=everything)
             while self._leases.new_reviews:

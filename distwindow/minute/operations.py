@@ -47,9 +47,7 @@ def origins(
 def by_origin(
     key: AnyKey, views: dict[str, tuple[Bucket, ...]], now_ms: int
 ) -> dict[str, MinuteStats]:
-    """Return the statistics of each origin: those with most permits passed and blocked first,
-    `OTHER_ORIGINS` last.
-    """
+    """Return the statistics by origin: those with most permits first, `OTHER_ORIGINS` last."""
     of_origins = [
         minute_stats(key, origin, buckets, now_ms)
         for origin, buckets in views.items()
@@ -105,9 +103,7 @@ _MAX_QUEUED = 4096
 _MAX_PENDING_ORIGINS = 1000
 """So many origins of one key are added up at most; others are counted as `OTHER_ORIGINS`."""
 _MIN_RETENTION_S = 5.0
-"""Seconds for which counts are kept although the store does not take them and there are more than
-`max_keys` keys with counts.
-"""
+"""For how long (s) counts beyond `max_keys` keys are kept while the store takes none."""
 
 
 class _Counters:

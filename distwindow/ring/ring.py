@@ -1,6 +1,4 @@
-"""The ring of buckets (Sentinel's LeapArray) as stores keep it: the specification of
-`lua/shared/ring.lua`.
-"""
+"""The ring of buckets (Sentinel's LeapArray) as stores keep it; specifies `lua/shared/ring.lua`."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ the ring looks for the present one.
 
 
 class Ring:
-    """The buckets of one limit of one key. Times are ms since the epoch. Callers hold the lock of
-    their store.
-    """
+    """The buckets of one limit of one key, by ms since the epoch. Callers hold the store's lock."""
 
     __slots__ = (
         "_closed_passed",

@@ -72,9 +72,7 @@ their outcomes would hold up an event loop, each time while the store is away.
 
 
 class FlushSource:
-    """Something that counts in this process, and has to send it. What a source does not define is
-    empty here.
-    """
+    """Something that counts here, and has to send it. What a source does not define is empty."""
 
     next_due_at: float
     """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
@@ -209,9 +207,7 @@ class FlushResult(NamedTuple):
 def flush_due(
     strategy: FlushSource, monotonic: Callable[[], float], *, everything: bool = False
 ) -> Operation[FlushResult]:
-    """Send what is due; with `everything`, all that is pending. An exchange without any answer is
-    the last one.
-    """
+    """Send what is due; with `everything`, all. An exchange without any answer is the last."""
     probe = strategy.clock_probe()
     failure = yield from send_all(probe, monotonic)
     has_sent = bool(probe)

@@ -42,21 +42,15 @@ class Strategy(ScheduledSource):
         raise NotImplementedError  # each strategy has one
 
     def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
-        """Decide a call with `enqueue` by permits that are held here; None if the store has to
-        decide.
-        """
+        """Decide a call with `enqueue` by permits held here; None if the store has to decide."""
         return None
 
     def peek(self, key: AnyKey) -> Decision | None:
-        """Return the decision of a call of cost 1 without counting it; None if the store has to
-        decide.
-        """
+        """Return the decision of a call of cost 1, not counted; None if the store has to decide."""
         return None
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        """Record that the store has refused a call that was sent at `sent_at` (monotonic seconds).
-        Return `decision`.
-        """
+        """Record the refusal of a call sent at `sent_at` (monotonic seconds). Return it."""
         return decision
 
     def invalidate(self, key: AnyKey) -> None:
@@ -87,9 +81,7 @@ class Strategy(ScheduledSource):
         return 0
 
     def is_in_flight(self, charges: tuple[Charge, ...], charged_ms: int) -> bool:
-        """True while what was counted here from the bucket of `charged_ms` on has been sent, and
-        its outcome is not known.
-        """
+        """True while the outcome of counts sent from the bucket of `charged_ms` on is unknown."""
         return False
 
     def charged_ms(self, decision: Decision, decided_at: float) -> int:

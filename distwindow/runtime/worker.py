@@ -195,9 +195,7 @@ class FlushJob:
         LOG.warning("the counts of %s can be flushed again%s", self.name, self._dropped_text())
 
     def record_close(self, failure: DistwindowError | None) -> None:
-        """Record how the last flush of a limiter that is being closed ended. Log what it could not
-        send.
-        """
+        """Record how the last flush of a closing limiter ended. Log what it could not send."""
         self.failure = failure
         if failure is not None and not self.loss_reported:
             self.loss_reported = True
@@ -233,9 +231,7 @@ class FlushJob:
 
     @contextmanager
     def being_closed(self) -> Iterator[None]:
-        """Mark the limiter as being closed for the length of the block: the end of the process
-        waits until that is done.
-        """
+        """Mark the limiter as closing during the block: the end of the process waits for it."""
         done = self.close_done = OneShotEvent()
         try:
             yield
@@ -511,9 +507,7 @@ class Uwsgi:
         self._hooked = False
 
     def hook_fork(self) -> None:
-        """Reset limiters in forked workers. Called when a limiter is made; the first call in a
-        process installs the hook.
-        """
+        """Reset limiters in forked workers, by a hook that the first call in a process installs."""
         uwsgi = sys.modules.get("uwsgi")
         if uwsgi is None or self._hooked or not hasattr(uwsgi, "opt"):
             return
@@ -786,9 +780,7 @@ class WorkerTasks(FlushWorker):
         self._loop_workers: dict[asyncio.AbstractEventLoop, _LoopWorker] = {}
 
     async def detach(self, job: FlushJob) -> None:
-        """Stop flushing the limiter of `job`, which is being closed, and wait for the flush that is
-        under way.
-        """
+        """Stop flushing the closing limiter of `job`, and wait for the flush under way."""
         job.detached = True
         with self._lock:
             for worker in self._loop_workers.values():
@@ -1060,14 +1052,10 @@ class WorkerThread(FlushWorker):
         """Held by the thread for as long as it runs."""
         self._thread_ident: int | None = None
         self._unsent: set[FlushJob] = set()
-        """The jobs that have something to send. Kept here, because the application may have dropped
-        their limiters.
-        """
+        """Jobs with something to send, kept here as the application may drop their limiters."""
 
     def detach(self, job: FlushJob) -> None:
-        """Stop flushing the limiter of `job`, which is being closed, and wait for the flush that is
-        under way.
-        """
+        """Stop flushing the closing limiter of `job`, and wait for the flush under way."""
         job.detached = True  # before looking for a flush that is under way, see `_run_job`
         self._unsent.discard(job)
         self.wait_for(job)

@@ -22,9 +22,7 @@ def any_shaped(limits: Iterable[Limit]) -> bool:
 
 
 def max_wait_ms_of(limit: Limit, cap_ms: int | None) -> int | None:
-    """Return for how long a call that can wait for `cap_ms` (None: any time) waits at most; None if
-    the limit is not paced.
-    """
+    """Return for how long a call that can wait `cap_ms` (None: any time) waits; None: not paced."""
     if limit.max_wait_ms is None or cap_ms is None:
         return limit.max_wait_ms
     return min(limit.max_wait_ms, cap_ms)

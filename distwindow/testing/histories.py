@@ -88,9 +88,7 @@ LIMIT_COMMANDS: dict[str, tuple[str, ...]] = {
     "borrowing": ("borrow",) * 3,
     "waiting": ("acquire_turn",) * 3,
 }  # fmt: skip
-"""The commands under limits, by feature. The more often one is named here, the more often it is
-drawn.
-"""
+"""Commands under limits, by feature. The more often one is named, the more often it is drawn."""
 COMMAND_NAMES = tuple(name for names in LIMIT_COMMANDS.values() for name in names)
 
 _TERMS: tuple[dict[str, float], ...] = (
@@ -139,9 +137,7 @@ class HistoryStep(NamedTuple):
 def random_history(
     seed: int | Random, length: int = 40, names: Sequence[str] = COMMAND_NAMES
 ) -> list[HistoryStep]:
-    """Return the history of `seed`, which is the same in every process, of commands of these
-    names.
-    """
+    """Return the history of `seed`, the same in every process, of commands of these names."""
     random = seed if isinstance(seed, Random) else Random(seed)
     return [_random_step(random, names) for _ in range(length)]
 
@@ -250,9 +246,7 @@ def _command(
 
 
 def _shaped(step: HistoryStep, charges: tuple[Charge, ...], now: int) -> AcquireShaped | PeekShaped:
-    """Return a call under the same limits, shaped by `_TERMS`. Its cost is one that the limits can
-    admit.
-    """
+    """Return a call under the same limits, shaped by `_TERMS`, of a cost that they can admit."""
     shaped = []
     for number, charge in enumerate(charges):
         limit = charge.limit
@@ -270,9 +264,7 @@ def _shaped(step: HistoryStep, charges: tuple[Charge, ...], now: int) -> Acquire
 def _borrowed_charges(
     step: HistoryStep, charges: tuple[Charge, ...], past: Sequence[int]
 ) -> tuple[Charge, ...]:
-    """Return charges of the buckets that began, or will begin, `calls` buckets after an earlier
-    moment.
-    """
+    """Return charges of the buckets that begin `calls` buckets after an earlier moment."""
     moment = past[-1 - step.size % len(past)]
     starts = [
         moment - moment % charge.limit.bucket_ms + step.calls * charge.limit.bucket_ms

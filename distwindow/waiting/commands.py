@@ -21,9 +21,7 @@ class TurnReply(NamedTuple):
     acquire_reply: AcquireReply
     """As of `acquire`."""
     turn_in_ms: int = 0
-    """Time until the turn of the refused call, or with `takes_next` until that of the next waiter;
-    otherwise 0.
-    """
+    """Time until the refused call's turn; with `takes_next`, the next waiter's; else 0."""
     queued: int = 0
     """With `takes_next`, the permits for which others in the line wait; otherwise 0."""
 

@@ -1,6 +1,4 @@
-"""Waiting for permits: the queue of a key in this process, the fleet's virtual line, and the sleep
-of the head.
-"""
+"""Waiting for permits: queues of this process, the fleet's virtual line, and the head's sleep."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ class Waiter:
         timeout: float | None,
         began_at: float | None = None,
     ) -> None:
-        """`timeout`: seconds that the waiter has in all, from `began_at` on (monotonic seconds;
-        None: now); None: no end.
-        """
+        """`timeout`: seconds from `began_at` (monotonic; None: now) on; None: without end."""
         self._queues = queues
         self._clock = queues.clock
         self._name = name
@@ -287,9 +283,7 @@ class _Queue:
 
 
 class WaitQueues:
-    """The queues of one limiter, by ring and priority, or by slots. Safe to share between
-    threads.
-    """
+    """The queues of one limiter, by ring and priority, or by slots. Threads may share it."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -344,9 +338,7 @@ class WaitQueues:
             queue.earliest_deadline = earliest
 
     def on_freed(self, charges: Iterable[Charge]) -> None:
-        """Wake the heads of the queues of these rings to ask at once: permits have been given
-        back.
-        """
+        """Wake the heads of the queues of these rings to ask at once: permits were given back."""
         self.times_freed += 1
         for charge in charges:
             for name in (charge.ring, charge.ring + PRIORITY):
@@ -486,9 +478,7 @@ class TurnAnswer(NamedTuple):
     """The answer to one call."""
 
     decision: Decision
-    """Of a refused call, `retry_after` is the time at which there is room, before which no call can
-    be admitted.
-    """
+    """Of a refused call, `retry_after` is when there is room; no call is admitted before."""
     turn: RetryAt
     """The turn of the call, or of the next waiter."""
     queued: int = 0
@@ -510,9 +500,7 @@ class Turns:
         """With leases the next waiter asks plainly, as its call may lease permits for others."""
 
     def applies_to(self, command: Acquire) -> bool:
-        """True if `acquire` waits for this call by turns. Calls that cost much do not: see
-        `MIN_CALLS`.
-        """
+        """True if `acquire` waits for this call by turns. Costly calls do not: see `MIN_CALLS`."""
         if not self._strategy.can_borrow or command.has_own_moment:
             return False
         charges = command.charges

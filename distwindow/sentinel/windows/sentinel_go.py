@@ -195,9 +195,7 @@ class SlidingWindowMetric:
         return max(1, min([self.array.statistic_max_rt, *smallest]))
 
     def avg_rt(self, now: int) -> float:
-        """Return the response time per completed call, ms. Without calls it is infinite, and NaN if
-        the sum is 0, too.
-        """
+        """Return the ms per completed call; without calls infinite, or NaN if the sum is 0."""
         rt, completed = self.total(now, Event.RT), self.total(now, Event.COMPLETE)
         if completed == 0:
             return math.copysign(math.inf, rt) if rt else math.nan

@@ -122,9 +122,7 @@ def _takes_protocol(transport: Any) -> bool:
 
 
 class PipelinedConnection(asyncio.Protocol):
-    """A connection to one node in one event loop. It is opened once, and never again after its
-    end.
-    """
+    """A connection to one node in one event loop. It is opened once, never again after its end."""
 
     def __init__(
         self,
@@ -143,9 +141,7 @@ class PipelinedConnection(asyncio.Protocol):
         self._unsent: list[tuple[Request, ReplyReceiver]] = []
         """Requests that wait until the connection is open."""
         self._awaiting_reply: deque[ReplyReceiver | None] = deque()
-        """The callers whose reply has not come, in the order of the requests. None stands for the
-        reply to an ASKING.
-        """
+        """The callers that wait, by order of request; None: for the reply to an ASKING."""
         self._frames: list[bytes] = []
         """Frames for the next `flush`."""
         self._connection: Any = None

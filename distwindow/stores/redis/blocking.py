@@ -702,9 +702,7 @@ class RedisStore:
                 self.unknown_total += 1
 
     def probe(self, server: Reachability) -> bool:
-        """Do once what is to be done to find out whether `server` is up again. True if it is, or if
-        the store is closed.
-        """
+        """Try once whether `server` is up again. True if it is, or if the store is closed."""
         if self._connections.is_closed:
             server.stop_probing()
             return True

@@ -164,9 +164,7 @@ class _SocketTransport:
 
 
 class PollTransport(_SocketTransport):
-    """A blocking socket, and a poll with the time that is left. A socket timeout would cost one
-    more system call.
-    """
+    """A blocking socket and a poll for the time left; a socket timeout costs a system call more."""
 
     _flags = getattr(socket, "MSG_DONTWAIT", 0)
     _socket_timeout_s: float | None = None
@@ -640,9 +638,7 @@ class ThreadState:
         self.connections: dict[Node, BlockingConnection] = {}
         """The connections of the call that is being made."""
         self.thread_connections = self.connections
-        """The connections of the thread. `connections` is another dict in a call by a signal
-        handler.
-        """
+        """The connections of the thread; in a call by a signal handler another dict."""
         self.lifetime: _ThreadLifetime | None = None
 
 

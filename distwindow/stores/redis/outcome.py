@@ -1,6 +1,4 @@
-"""Execution of one command, at most once: where it is sent, how long it may take, and what each raw
-reply leads to.
-"""
+"""Execution of a command, at most once: where it is sent, its time, and what a reply leads to."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ class ErrorReply:
     text: str
 
     def redirect(self) -> tuple[str, int] | None:
-        """Host and port of a MOVED or ASK, else None. An empty host means that of the node that
-        replied.
-        """
+        """Host and port of a MOVED or ASK, else None. An empty host: the node that replied."""
         found = re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", self.text)
         return (found[1], int(found[2])) if found else None
 
@@ -313,9 +309,7 @@ class NoReply(NamedTuple):
 
 
 RawReply: TypeAlias = "list[Any] | int | bytes | str | Exception | NoReply | None"
-"""The answer to a request: the reply as hiredis parses it, where an error reply is an exception
-object, or `NoReply`.
-"""
+"""The answer to a request: hiredis's reply (errors as objects), or `NoReply`."""
 
 
 class Request:

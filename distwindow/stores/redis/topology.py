@@ -159,9 +159,7 @@ class ClusterTopology:
         self._stale = False
 
     def known_node_of(self, command: Command[Any]) -> Node | None:
-        """The node of `command`, for a call that is sent at once; None if something has to be found
-        out before.
-        """
+        """The node of `command`, for a call sent at once; None if it has to be found out."""
         if self._stale:  # it is read again by calls that look for their node
             return None
         try:
@@ -193,9 +191,7 @@ class ClusterTopology:
     def follow_redirect(
         self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
-        """The node that `node` redirects `command` to. `permanent`: for later commands, too (MOVED,
-        not ASK).
-        """
+        """The node that `node` redirects `command` to. `permanent`: MOVED, not ASK."""
         host = host or node.name.rpartition(":")[0]
         remap = getattr(self.client.nodes_manager, "remap_host_port", None)
         to = self._node(*remap(host, port)) if remap else self._node(host, port)

@@ -136,9 +136,7 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def safe_text(text: str, secrets: Iterable[str]) -> str:
-    """Return a text of another library as a message may show it: without secrets, and shortened in
-    its middle.
-    """
+    """Return a text of another library, without secrets, and shortened in its middle."""
     text = without_secrets(_QUOTED_ARGUMENTS.sub("", text), secrets)
     if len(text) > _MAX_CHARS:
         text = f"{text[: _MAX_CHARS - 103]}...{text[-100:]}"
@@ -231,9 +229,7 @@ def parse_url_text(url: str) -> StoreUrl:
 
 
 def make_client(address: StoreUrl, timeout: float) -> Any:
-    """A blocking redis-py client for `address`, without retries (a cluster client has its own, and
-    connects here).
-    """
+    """A blocking redis-py client without retries (a cluster's has its own, and connects here)."""
     no_retries: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
     if address.kind == "one":
         return redis.Redis.from_url(address.plain_url, **no_retries)
@@ -288,9 +284,7 @@ def _timeouts(timeout: float) -> dict[str, Any]:
 
 
 def _split_sentinel_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the options into those for the service's servers and those for the sentinels
-    (`sentinel_...`).
-    """
+    """Split the options into those for the servers and for the sentinels (`sentinel_...`)."""
     sentinel = {
         name.removeprefix("sentinel_"): value
         for name, value in options.items()
