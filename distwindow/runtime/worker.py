@@ -280,11 +280,6 @@ class FlushJobs:
                 job.close_done.wait(deadline - monotonic())
 
 
-def job_names(jobs: Iterable[FlushJob]) -> str:
-    """Return the names of these limiters and their stores, for log lines about several."""
-    return ", ".join(job.name for job in jobs)
-
-
 def report_lost(
     jobs: Iterable[FlushJob],
     when: str = "the process was ended before",
@@ -344,13 +339,6 @@ def call_after_joined_threads(function: Callable[[], None]) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def are_joined_in_child(package: str) -> bool:
-    """True if threads are joined after the finalizers of `package` in a child of it. Children that
-    billiard has forked end by `os._exit`, which ends their threads.
-    """
-    return package == "multiprocessing" or sys.modules[package].get_start_method() == "spawn"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -424,7 +412,8 @@ class ExitHooks:
         self.install()
 
     def _flush_in_finalizer(self, package: str) -> None:
-        if are_joined_in_child(package):
+        # Children that billiard has forked end by `os._exit`, which ends their threads.
+        if package == "multiprocessing" or sys.modules[package].get_start_method() == "spawn":
             self._flush_before_join()
         else:
             self._flush_at_exit()
@@ -899,8 +888,9 @@ class _LoopWorker:
         except asyncio.CancelledError:
             # The loop is shutting down, and runs until all its tasks have ended.
             self._cancelled = True
+            flushes = [_flush_until_sent(job, NEVER, final=True) for job in self.unsent]
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(_flush_all_jobs(self.unsent), EXIT_TIMEOUT_S)
+                await asyncio.wait_for(asyncio.gather(*flushes), EXIT_TIMEOUT_S)
             await _cancel_store_tasks()
             self._drop_idle()
             for job in self.unsent:
@@ -926,10 +916,6 @@ class _LoopWorker:
 def _set_woken(woken: asyncio.Future[None]) -> None:
     if not woken.done():
         woken.set_result(None)
-
-
-async def _flush_all_jobs(jobs: set[FlushJob]) -> None:
-    await asyncio.gather(*(_flush_until_sent(job, NEVER, final=True) for job in list(jobs)))
 
 
 async def _flush_until_sent(job: FlushJob, deadline: float, *, final: bool) -> None:
@@ -990,7 +976,8 @@ def _flush_in_new_loop(jobs: list[FlushJob], deadline: float, final: bool) -> No
         LOG.warning(
             "flushing the counts of %s failed with an unexpected error as the process ends: %r; "
             "%d counts are left",
-            job_names(jobs), exc, sum(job.strategy.unacknowledged_counts() for job in jobs),
+            ", ".join(job.name for job in jobs), exc,
+            sum(job.strategy.unacknowledged_counts() for job in jobs),
         )  # fmt: skip
     finally:
         loop.close()
@@ -1156,12 +1143,9 @@ def _flush_job(job: FlushJob, *, everything: bool) -> None:
 
 # --------------------------------------------------------------------------------------------------
 #
-# The background worker, which flushes what limiters keep in memory: one thread for all blocking
-# limiters of a process, and one task in each event loop for its asyncio limiters.
-#
-# Both start when a limiter has something to flush for the first time. With nothing to flush, the
-# thread sleeps and the task ends. Everything that is pending is flushed when the interpreter exits,
-# and when a task is cancelled because its loop shuts down.
+# Both workers start when a limiter has something to flush for the first time. With nothing to
+# flush, the thread sleeps and the task ends. Everything that is pending is flushed when the
+# interpreter exits, and when a task is cancelled because its loop shuts down.
 
 register_after_fork(SHUTDOWN)
 register_after_fork(GEVENT_LISTENER)
