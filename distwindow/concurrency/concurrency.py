@@ -22,7 +22,6 @@ from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
 from ..runtime.steps import Operation, StoreStep, run_async, run_blocking
-from ..runtime.worker import SHUTDOWN
 from ..waiting.waiting import AsyncWaiter, Waiter, WaitQueues
 from .commands import Free, Hold, HoldReply
 from .held import HeldSlots, SlotClaim, SlotJob
@@ -113,13 +112,14 @@ class BaseConcurrency:
 
 
 class BaseSlotDriver:
-    """Base class of the drivers: what needs no store."""
+    """Base class of the drivers: what waits for nothing."""
 
-    def __init__(self, owner: BaseConcurrency, clock: Clock) -> None:
+    def __init__(self, store: Any, owner: BaseConcurrency) -> None:
+        self._store = store
         self._held = owner._held
         self._operations = owner._operations
         self._wait_queues = owner._wait_queues
-        self._monotonic = clock.monotonic
+        self._monotonic = store.clock.monotonic
 
     def is_lost(self, claim: SlotClaim) -> bool:
         """True if the slot of `claim` was lost."""
@@ -136,6 +136,10 @@ class BaseSlotDriver:
     def abandon(self, claim: SlotClaim) -> None:
         """Free what `claim` may hold, by the worker. Waits for nothing."""
         self._held.end(claim, self._monotonic())
+
+    def _execute(self, claim: SlotClaim, step: StoreStep) -> Any:
+        assert isinstance(step, Hold)
+        return self._store.execute(step, claim.deadline)
 
 
 def _check_seconds(name: str, value: object, above: float, most: float) -> None:
@@ -190,7 +194,6 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         self._use_clock(self._store.clock)
         self._driver = _ThreadSlots(self._store, self)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
-        self._held.ends_all = SHUTDOWN.are_calls_paused
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> SlotBlock:
         """Return a context manager that waits for a slot of `key` at the beginning of its block,
@@ -241,9 +244,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
 class _ThreadSlots(BaseSlotDriver):
     """Drives the operations of slots in the calling thread."""
 
-    def __init__(self, store: Store, base: BaseConcurrency) -> None:
-        super().__init__(base, store.clock)
-        self._store = store
+    _store: Store
 
     def ask(self, claim: SlotClaim) -> HoldReply:
         """Ask once for a slot. Refused while others wait in this process: nobody overtakes them."""
@@ -332,10 +333,6 @@ class _ThreadSlots(BaseSlotDriver):
             sleep = self._store.clock.sleep
         return run_blocking(operation, functools.partial(self._execute, claim), sleep)
 
-    def _execute(self, claim: SlotClaim, step: StoreStep) -> Any:
-        assert isinstance(step, Hold)
-        return self._store.execute(step, claim.deadline)
-
 
 class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
     """`Concurrency` for tasks: the same names and signatures, awaited where there is I/O. Safe to
@@ -363,7 +360,6 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         self._use_clock(self._store.clock)
         self._driver = _TaskSlots(self._store, self)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
-        self._held.ends_all = SHUTDOWN.are_calls_paused
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:
         """See `Concurrency.hold`; `async with`."""
@@ -408,9 +404,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
 class _TaskSlots(BaseSlotDriver):
     """Drives the operations of slots in the running task; see the one for threads."""
 
-    def __init__(self, store: AsyncStore, base: BaseConcurrency) -> None:
-        super().__init__(base, store.clock)
-        self._store = store
+    _store: AsyncStore
 
     async def ask(self, claim: SlotClaim) -> HoldReply:
         """Ask once for a slot. Refused while others wait in this process: nobody overtakes them."""
@@ -499,7 +493,3 @@ class _TaskSlots(BaseSlotDriver):
         if sleep is None or self._store.clock is not SYSTEM:
             sleep = self._store.sleep
         return run_async(operation, functools.partial(self._execute, claim), sleep)
-
-    def _execute(self, claim: SlotClaim, step: StoreStep) -> Any:
-        assert isinstance(step, Hold)
-        return self._store.execute(step, claim.deadline)

@@ -14,7 +14,7 @@ from functools import partial
 from ..errors import DistwindowError, StoreError, closed_failure, short_repr
 from ..ring.key import AnyKey
 from ..runtime.flush import FlushSource, OutgoingCommand
-from ..runtime.worker import FlushJob
+from ..runtime.worker import SHUTDOWN, FlushJob
 from ..waiting.waiting import WaitQueues
 from .commands import (
     MAX_HOLDERS,
@@ -296,8 +296,6 @@ class HeldSlots(FlushSource):
         self.wake: Callable[[], object] = _ignore
         self.wait_queues: WaitQueues | None = None
         """The queues of those who wait for slots: the head is woken when one is freed."""
-        self.ends_all: Callable[[], bool] = _false
-        """True once the process ends, and so every slot has to be freed."""
         self._claims: dict[bytes, SlotClaim] = {}
         self._left_lines: set[bytes] = set()
         """The names of slots for which nobody waits here any more."""
@@ -409,7 +407,7 @@ class HeldSlots(FlushSource):
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        if everything and self.ends_all():
+        if everything and SHUTDOWN.are_calls_paused():
             self.lose_all("the process is ending", now)
         while self._left_lines:
             nobody_waits = replace(
@@ -452,7 +450,7 @@ class HeldSlots(FlushSource):
     def unreturned_permits(self) -> int:
         """Return how many slots are still to be freed."""
         claims = self._claims.copy().values()
-        ends_all = self.ends_all()
+        ends_all = SHUTDOWN.are_calls_paused()  # every slot has to be freed
         return sum(claim.ended or (ends_all and claim.is_renewed) for claim in claims)
 
     # -- replies --
@@ -536,7 +534,3 @@ def _batches(
 
 
 def _ignore(*_: object) -> None: ...
-
-
-def _false() -> bool:
-    return False
