@@ -54,8 +54,6 @@ def wait_until_admitted(command: Acquire, waiter: PermitWaiter) -> Operation[Dec
 
 # --------------------------------------------------------------------------------------------------
 #
-# How calls of a limiter are admitted that may have to wait.
-#
 # call                     is sent by                    the caller waits
 # an entry, or a limited   `try_acquire`                 until a call that a paced limit has
 # function                                               admitted may proceed

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 # --------------------------------------------------------------------------------------------------
 #
-# How limiters, concurrency limits and breakers begin, flush and close: what is the same for threads
-# (`blocking.py`) and for tasks (`tasks.py`).
-#
 # Each has a store, and a source of what it counts in this process (`FlushSource`): a strategy, the
 # held slots, or the states of breakers. A worker flushes the source when something is due. `close`
 # goes through these steps, in a thread of its own (`close`) or shielded from cancellation
@@ -127,7 +124,7 @@ class BlockingClosable(EnteredOnce):
 
 
 class BlockingLifecycle(BlockingClosable):
-    """Has a store, and counts in this process what a worker flushes; see `base.py`."""
+    """Has a store, and counts in this process what a worker flushes; see above."""
 
     _store: Store
     _owns_store: bool

@@ -226,11 +226,6 @@ class SlotClaim:
         return f"SlotClaim({self.command.holder!r}, {self.state})"
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# The job of the worker.
-
-
 class SlotJob(FlushJob):
     """The job of a `Concurrency`: it renews the slots that are held, and frees those given back."""
 
@@ -271,8 +266,6 @@ class SlotJob(FlushJob):
 
 
 # --------------------------------------------------------------------------------------------------
-#
-# The slots that this process holds under one concurrency limit, and those that it has to free.
 #
 # The worker sends what is due: one `renew` for all slots of a resource, and one `free` for all that
 # have to be given back, all resources in one exchange. A slot is renewed a third of its time to

@@ -1,4 +1,15 @@
-"""Limits for the tasks of taskiq."""
+"""Limits of taskiq's tasks, for the whole fleet.
+
+    broker = RedisStreamBroker("redis://...").with_middlewares(RateLimits("redis://..."))
+
+    @broker.task(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
+    async def fetch(tenant, url): ...
+
+    taskiq worker --receiver distwindow.contrib.taskiq:LimitedReceiver proj:broker
+
+A task waits in its worker until it is admitted, and its message stays unacknowledged. One that
+would wait longer than the broker leaves a message to a worker is sent to the queue's end instead.
+"""
 
 from __future__ import annotations
 
@@ -59,20 +70,6 @@ async def send_back(broker: AsyncBroker, parsed: TaskiqMessage, data: bytes) -> 
         except Exception as exc:
             await asyncio.sleep(broker_failed(f"task {parsed.task_id}", exc))
 
-
-# --------------------------------------------------------------------------------------------------
-#
-# Limits of taskiq's tasks, for the whole fleet.
-#
-#   broker = RedisStreamBroker("redis://...").with_middlewares(RateLimits("redis://..."))
-#
-#   @broker.task(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
-#   async def fetch(tenant, url): ...
-#
-#   taskiq worker --receiver distwindow.contrib.taskiq:LimitedReceiver proj:broker
-#
-# A task waits in its worker until it is admitted, and its message stays unacknowledged. One that
-# would wait longer than the broker leaves a message to a worker is sent to the queue's end instead.
 
 FOREVER_S = 10.0 * 365 * 86_400
 """Longer than anyone waits."""

@@ -16,8 +16,6 @@ from ..options import check_origin
 
 # --------------------------------------------------------------------------------------------------
 #
-# The chain of slots that a guarded call goes through.
-#
 #   the slots' `enter`, in order       authority, system, flow, breakers
 #   the block
 #   the slots' `exit`, in reverse      of each slot whose `enter` has returned

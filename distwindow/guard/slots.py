@@ -1,4 +1,14 @@
-"""The slots of a guard's chain that ask the fleet."""
+"""The slots of a guard's rules, which ask the fleet: one object for each rule.
+
+    AuthoritySlot      AuthorityRule                     takes nothing
+    RateSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
+    RelateSlot         FlowRule, strategy "relate"       takes nothing
+    ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
+    BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
+
+A `RateSlot` is the statistics slot, too: how the call ended is recorded in the ring in which it
+was counted. Its limiter may be of either world, and so of the others.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +22,6 @@ from ..ring.limit import MAX_AMOUNT, Limit
 from ..sentinel.rules import LIMIT_APP_DEFAULT, LIMIT_APP_OTHER, DegradeRule, FlowRule, Rule
 from .chain import ChainSlot, GuardCall, Outcome, Steps
 from .rules import AuthorityRule, limit_of
-
-# --------------------------------------------------------------------------------------------------
-#
-# The slots of a guard's rules: one object for each rule.
-#
-#   AuthoritySlot      AuthorityRule                     takes nothing
-#   RateSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
-#   RelateSlot         FlowRule, strategy "relate"       takes nothing
-#   ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
-#   BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
-#
-# A `RateSlot` is the statistics slot, too: how the call ended is recorded in the ring in which it
-# was counted. Its limiter may be of either world, and so of the others.
 
 
 def key_of(resource: str, origin: str = "") -> str:

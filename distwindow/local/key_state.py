@@ -18,8 +18,6 @@ from ..ring.stats import Bucket
 
 # --------------------------------------------------------------------------------------------------
 #
-# The state of one key in this process.
-#
 #   permits_left, permits_until   permits that may be spent here, and until when
 #   refused_cost, refused_until   direct, leased: the least refused cost; eventual: the cost of the
 #                                 cached refusal; and until when

@@ -76,12 +76,9 @@ def greatest_equal_cost(cost: int, need: int, closed: Iterable[int]) -> int:
 
 # --------------------------------------------------------------------------------------------------
 #
-# The ring in memory: LeapArray semantics with a running total.
-#
-# It is the specification of `lua/shared/ring.lua`, and `memory://` uses it. It differs from
-# `LeapArray` in two points that a shared limit needs. Time never goes back, where Sentinel returns
-# a detached bucket and loses what is counted in it. And it keeps a total, so that admission costs
-# the same for any number of buckets.
+# The ring, which `memory://` uses, too, differs from `LeapArray` in two points that a shared limit
+# needs. Time never goes back, where Sentinel returns a detached bucket and loses what is counted in
+# it. And it keeps a total, so that admission costs the same for any number of buckets.
 #
 #   number         start of a bucket divided by the length of a bucket
 #   window         the `span` buckets up to the newest; earlier ones are dropped when a bucket opens

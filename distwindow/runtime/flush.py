@@ -12,8 +12,6 @@ from .steps import Operation, Pipeline
 
 # --------------------------------------------------------------------------------------------------
 #
-# When the worker has to flush one limiter.
-#
 # next_due_at      NEVER ------ flush_by(t) ------> t ------ recompute() ------> NEVER or later
 # the worker       sleeps        wake()             flushes                      sleeps
 

@@ -120,11 +120,6 @@ def send(command: Command[Reply]) -> Operation[Reply]:
     return reply
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# The two drivers of operations: one for threads, one for tasks.
-
-
 def run_blocking(
     operation: Operation[T],
     execute: Callable[[StoreStep], Any],

@@ -1,5 +1,9 @@
 """The background worker, which flushes what limiters keep in memory: one thread for all blocking
 limiters of a process, and one task in each event loop for its asyncio limiters.
+
+Both start when a limiter has something to flush for the first time. With nothing to flush, the
+thread sleeps and the task ends. Everything that is pending is flushed when the interpreter exits,
+and when a task is cancelled because its loop shuts down.
 """
 
 from __future__ import annotations
@@ -1140,12 +1144,6 @@ def _flush_job(job: FlushJob, *, everything: bool) -> None:
     except Exception as exc:
         job.record_unexpected_error(exc)
 
-
-# --------------------------------------------------------------------------------------------------
-#
-# Both workers start when a limiter has something to flush for the first time. With nothing to
-# flush, the thread sleeps and the task ends. Everything that is pending is flushed when the
-# interpreter exits, and when a task is cancelled because its loop shuts down.
 
 register_after_fork(SHUTDOWN)
 register_after_fork(GEVENT_LISTENER)

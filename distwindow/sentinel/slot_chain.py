@@ -1,4 +1,11 @@
-"""The slots around a call, in Sentinel's order (`DefaultSlotChainBuilder`, behind `SphU.entry`)."""
+"""The slots around a call, in Sentinel's order (`DefaultSlotChainBuilder`, behind `SphU.entry`).
+
+    node selector -> cluster builder -> statistic -> flow -> degrade
+                     the nodes          counts on     rules    circuit
+                                        the way back           breakers
+
+Not here: the slots for logs, authority, system load and default circuit breakers.
+"""
 
 from __future__ import annotations
 
@@ -215,16 +222,6 @@ class FlowSlot:
             return self._cluster_nodes.get(rule.ref_resource or "")
         return nodes.default if rule.ref_resource == call.context else None
 
-
-# --------------------------------------------------------------------------------------------------
-#
-# The slots around a call, in Sentinel's order (`DefaultSlotChainBuilder`, behind `SphU.entry`).
-#
-#   node selector -> cluster builder -> statistic -> flow -> degrade
-#                    the nodes          counts on     rules    circuit
-#                                       the way back           breakers
-#
-# Not here: the slots for logs, authority, system load and default circuit breakers.
 
 DEFAULT_CONTEXT = "sentinel_default_context"
 

@@ -1,4 +1,9 @@
-"""The asyncio Redis store: each event loop has a dispatcher, with a connection to each node."""
+"""The asyncio Redis store: each event loop has a `LoopDispatcher`, with a connection to each node.
+
+Calls of one tick of the loop are written together, and equal ones (same key, same cost) are one
+script call. Replies come in the order of the requests, also those to cancelled callers, which are
+discarded or passed to `on_late_reply`.
+"""
 
 from __future__ import annotations
 
@@ -697,14 +702,6 @@ class LoopDispatcher:
             return
         topology.on_refreshed()
 
-
-# --------------------------------------------------------------------------------------------------
-#
-# The asyncio Redis store: each event loop has a `LoopDispatcher`, with a connection to each node.
-#
-# Calls of one tick of the loop are written together, and equal ones (same key, same cost) are one
-# script call. Replies come in the order of the requests, also those to cancelled callers, which are
-# discarded or passed to `on_late_reply`.
 
 _MAX_PIPELINE = 256
 """Commands of an exchange that are sent at once: all of them have to be answered in time."""

@@ -83,9 +83,7 @@ from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topolog
 # --------------------------------------------------------------------------------------------------
 #
 # One script call may stand for several equal calls: what each of their callers gets of its reply.
-#
-# Both stores recognize short replies here, split a reply into shares, and make the decision of
-# each.
+# Both stores recognize short replies here, split a reply into shares, and decide each of them.
 
 ShortReply: TypeAlias = "tuple[int, int]"
 """`left` and `now_ms` of the reply `[stamp, left, now_ms]`, which `acquire` gives when a call has
@@ -407,9 +405,6 @@ class CallSharing:
 
 
 # --------------------------------------------------------------------------------------------------
-#
-# The blocking Redis store: a connection for each thread and node, calls of one key shared by many
-# threads.
 #
 # A call goes through `decide`, `_make_call` and one exchange on the thread's connection; where
 # there are many threads, or the thread has no connection yet, `CallSharing.call` is between the

@@ -601,8 +601,6 @@ def _ask(connection: Any, words: tuple[str, ...]) -> RawReply:
 
 # --------------------------------------------------------------------------------------------------
 #
-# The connections of a blocking store: one for each thread and node.
-#
 # a thread's first call to a node   takes over an idle connection, or makes a new one
 # its later calls                   use that connection
 # a call by a signal handler        uses connections of its own, which it closes at its end
