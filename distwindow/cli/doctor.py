@@ -19,6 +19,7 @@ from rich.text import Text
 
 from .. import Concurrency, ConfigurationError, DistwindowError, Limiter, __version__
 from ..concurrency.commands import SLOT_COMMANDS
+from ..errors import counted
 from ..options import ClockChoice
 from ..ring.clock import SYSTEM
 from ..ring.command import load_script, script_names, scripts_folder
@@ -120,14 +121,12 @@ def check_installation() -> Iterator[Finding]:
     yield Finding("lua", "ok", f"scripts from {scripts_folder()}")
 
 
-def check_slots(server: Server) -> list[Finding]:
-    """Check that a cluster serves every slot, by what one of its nodes reports."""
-    return run_check("cluster", functools.partial(_slots, server), "grant the user +cluster|info")
-
-
 def _slots(server: Server) -> list[Finding]:
+    """Check that a cluster serves every slot, by what one of its nodes reports."""
     reply = execute(server, "CLUSTER INFO")
-    fields: dict[str, Any] = reply if isinstance(reply, dict) else _parse_lines(reply)
+    fields: dict[str, Any] = reply if isinstance(reply, dict) else {}
+    if not fields:
+        fields = dict(line.split(":", 1) for line in _text(reply).splitlines() if ":" in line)
     slots, state = int(fields.get("cluster_slots_ok", 0)), fields.get("cluster_state")
     if slots == _CLUSTER_SLOTS and state == "ok":
         return [Finding("cluster", "ok", f"all {_CLUSTER_SLOTS:,} slots served")]
@@ -140,11 +139,6 @@ def _slots(server: Server) -> list[Finding]:
             "redis-cli --cluster check, then --cluster fix",
         )
     ]
-
-
-def _parse_lines(reply: Any) -> dict[str, Any]:
-    text = reply.decode() if isinstance(reply, bytes) else str(reply)
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
 def _version(server: Server) -> list[Finding]:
@@ -545,7 +539,8 @@ def _findings(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Find
         for finding in check_server(server):
             yield finding._replace(found=f"{server.name}: {finding.found}") if several else finding
     if parse_url_text(url).kind == "cluster":
-        yield from check_slots(servers[0])
+        find = functools.partial(_slots, servers[0])
+        yield from run_check("cluster", find, "grant the user +cluster|info")
     clock: ClockChoice = "server"
     if refusal := refusal_of_time(url, prefix):
         clock = "client"
@@ -571,9 +566,5 @@ def _print_finding(finding: Finding, console: Console) -> None:
 
 
 def _summary(problems: int, warnings: int) -> str:
-    parts = []
-    if problems:
-        parts.append(f"{problems} problem{'s' if problems > 1 else ''}")
-    if warnings:
-        parts.append(f"{warnings} warning{'s' if warnings > 1 else ''}")
-    return " and ".join(parts) or "fit for limits"
+    found = ((problems, "problem"), (warnings, "warning"))
+    return " and ".join(counted(*one) for one in found if one[0]) or "fit for limits"
