@@ -91,7 +91,6 @@ class ProcessCount:
             outgoing.append(OutgoingCommand(hold, self._on_reply))
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return self._due_at
 
     def _on_reply(self, reply: HoldReply | Exception, sent_at: float) -> None:

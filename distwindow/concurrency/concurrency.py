@@ -407,7 +407,6 @@ class _TaskSlots(BaseSlotDriver):
     _store: AsyncStore
 
     async def ask(self, claim: SlotClaim) -> HoldReply:
-        """Ask once for a slot. Refused while others wait in this process: nobody overtakes them."""
         if claim.name in self._wait_queues.by_name:
             reply = HoldReply(False, claim.command.limit, 0, 0)
         else:
@@ -419,7 +418,6 @@ class _TaskSlots(BaseSlotDriver):
         return reply
 
     async def wait(self, claim: SlotClaim, timeout: float | None) -> None:
-        """Wait until `claim` is granted. If this raises, the caller abandons the claim."""
         began_at = self._monotonic()
         reply = None
         try:
@@ -434,7 +432,6 @@ class _TaskSlots(BaseSlotDriver):
             raise
 
     async def _ask_first(self, claim: SlotClaim, timeout: float | None) -> HoldReply:
-        """Ask while nobody waits. No operation is needed unless that fails."""
         if self._held.hold_call is not None:
             self._held.hold_call()
         sent_at = self._monotonic()
@@ -454,7 +451,6 @@ class _TaskSlots(BaseSlotDriver):
     async def _queue_up(
         self, claim: SlotClaim, waiter: AsyncWaiter, refused: HoldReply | None
     ) -> None:
-        """Wait in the queue of this process, and then as its head."""
         try:
             if await waiter.wait_async():
                 refused = None  # that was long ago
@@ -489,7 +485,6 @@ class _TaskSlots(BaseSlotDriver):
         claim: SlotClaim,
         sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> Awaitable[HoldReply]:
-        """Drive an operation that asks for `claim`. `sleep` can be ended by a wake-up."""
         if sleep is None or self._store.clock is not SYSTEM:
             sleep = self._store.sleep
         return run_async(operation, functools.partial(self._execute, claim), sleep)

@@ -66,23 +66,18 @@ class LocalStrategy(Strategy, Generic[S]):
     """A strategy that keeps key states."""
 
     def __init__(
-        self,
-        commands: CommandCache,
-        clock: Clock,
-        states: KeyStateCache[S],
-        schedule: FlushSchedule,
-        counts: PendingCounts[S],
-        sources: Sequence[CommandSource],
+        self, commands: CommandCache, clock: Clock, options: Options, interval_s: float
     ) -> None:
-        """`sources`: the parts that have commands to send, in the order of sending."""
+        """What is counted is sent after `interval_s` seconds."""
         self._command_cache = commands
         self._monotonic = clock.monotonic
         self._clock = clock
         self.max_cost = min(limit.amount for limit in commands.limits)
-        self._key_states = states
-        self._schedule = schedule
-        self._counts = counts
-        self._sources = sources
+        self._key_states: KeyStateCache[S] = KeyStateCache(options.max_local_keys)
+        self._schedule = FlushSchedule(interval_s)
+        self._counts = PendingCounts(self._key_states, self._schedule, self._monotonic)
+        self._sources: Sequence[CommandSource] = [self._counts]
+        """The parts that have commands to send, in the order of sending."""
         self._views: EntryViews | None = None
         self._bind_hot_path()
 
@@ -123,7 +118,6 @@ class LocalStrategy(Strategy, Generic[S]):
         raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
 
     def reset(self, key: AnyKey) -> None:
-        """Drop what is known and counted of `key`: its windows have been emptied."""
         state = self._key_states.invalidate(self._name_of(key))
         if state is not None:
             with self._key_states.state_lock:
@@ -173,9 +167,6 @@ class LocalStrategy(Strategy, Generic[S]):
     def flush_command(
         self, key: AnyKey, charges: tuple[Charge, ...] | None = None
     ) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`, for a caller who is about to read
-        it from the store; None if nothing is. With `charges`, what is counted in their rings.
-        """
         state = self._get(self._name_of(key)) if charges is None else self._find_state(charges)
         return None if state is None else self._counts.flush_of(state)
 
@@ -187,22 +178,18 @@ class LocalStrategy(Strategy, Generic[S]):
         return self._counts.dropped + (0 if self._views is None else self._views.dropped)
 
     def keys_to_flush(self) -> int:
-        """See `FlushSource`."""
         return self._counts.keys_to_flush()
 
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        """Add what is to be sent to `outgoing`; see `CommandSource.collect`."""
         for source in self._sources:
             source.collect(now, outgoing, everything=everything)
 
     def reschedule(self, now: float) -> None:
-        """Set `next_due_at` after a flush."""
         self._schedule.recompute(now, [source.next_due_at for source in self._sources])
 
     def close(self) -> None:
-        """Count and decide nothing any more."""
         self._key_states.closed = True
         if self._views is not None:
             self._views.close()
@@ -216,7 +203,6 @@ class LocalStrategy(Strategy, Generic[S]):
     # -- the end of the process (runtime/worker.py) --------------------------------------------
 
     def pause_calls(self, hold: Callable[[], object]) -> None:
-        """Run `hold` in every call before it is decided."""
         self._key_states.pause(hold)
         self._get = self._key_states.get
 
@@ -348,7 +334,6 @@ class InProcess(Strategy):
         return decision
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
-        """Return the command that counts the end of an admitted call."""
         ended = Bucket(
             CURRENT_BUCKET,
             success=int(not failed),
@@ -405,18 +390,9 @@ _new_tuple = tuple.__new__
 class ExactStrategy(LocalStrategy[S]):
     """Spends permits that the store has granted, and repeats refusals of the store."""
 
-    def __init__(
-        self,
-        commands: CommandCache,
-        clock: Clock,
-        states: KeyStateCache[S],
-        schedule: FlushSchedule,
-        counts: PendingCounts[S],
-        sources: Sequence[CommandSource],
-        refusals: Refusals[S],
-    ) -> None:
-        super().__init__(commands, clock, states, schedule, counts, sources)
-        self._refusals = refusals
+    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+        super().__init__(commands, clock, options, options.flush_interval)
+        self._refusals = Refusals(self._key_states, self._state_of, self._monotonic)
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
         return self._command_cache.acquire_command(key, cost)
@@ -526,7 +502,6 @@ class ExactStrategy(LocalStrategy[S]):
             self._counts.mark_dirty(state)
 
     def peek(self, key: AnyKey) -> Decision | None:
-        """Return the decision of a call of cost 1, not counted; None if the store has to decide."""
         return self._refusals.peek(key)
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:

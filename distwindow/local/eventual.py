@@ -413,7 +413,6 @@ class FleetSync:
                     outgoing.append(pending)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return max(self._heap[0][0], now + self._schedule.interval_s) if self._heap else NEVER
 
 
@@ -426,12 +425,11 @@ class Eventual(LocalStrategy[EventualKeyState]):
     can_borrow = False
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+        super().__init__(commands, clock, options, options.sync_interval)
         self._share = share = options.share or 1.0
-        states: KeyStateCache[EventualKeyState] = KeyStateCache(options.max_local_keys)
-        schedule = FlushSchedule(options.sync_interval)
-        counts = PendingCounts(states, schedule, clock.monotonic)
-        counts.flush_hooks = self._sync = FleetSync(states, schedule, counts, clock)
-        super().__init__(commands, clock, states, schedule, counts, [self._sync, counts])
+        self._sync = FleetSync(self._key_states, self._schedule, self._counts, clock)
+        self._counts.flush_hooks = self._sync
+        self._sources = [self._sync, self._counts]
         cap = min(share_of(limit, share) for limit in commands.limits)
         self.max_cost = min(self.max_cost, cap)
 
@@ -495,7 +493,6 @@ class Eventual(LocalStrategy[EventualKeyState]):
         yield
 
     def peek(self, key: AnyKey) -> Decision:
-        """Return the decision of a call of cost 1 without counting it."""
         state, now = self._get(key) or self._checked_state(key, 1), self._monotonic()
         if now >= state.permits_until:
             self._sync.prepare_call(state, now)

@@ -291,7 +291,6 @@ class LeaseRefunds:
                     outgoing.append(self._command_of(refund))
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return now + self._schedule.interval_s if self._queue else NEVER
 
     def unreturned(self) -> int:
@@ -460,7 +459,6 @@ class LeasePrefetches:
                 self.add_if_needed(state, now, state.permits_until - now, outgoing)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return now if self._queue else NEVER
 
     def add_if_needed(
@@ -558,7 +556,6 @@ class LeaseReviews:
             self._refunds.collect(outgoing)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         at = min(self._refunds.next_due_at(now), self._prefetches.next_due_at(now))
         if self._heap:
             at = min(at, self._heap[0][0])

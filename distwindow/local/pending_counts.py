@@ -160,7 +160,6 @@ class PendingCounts(Generic[S]):
                         self._collect_one(state, done, outgoing)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return now + self._schedule.interval_s if self._dirty else NEVER
 
     def flush_of(self, state: S) -> OutgoingCommand | None:

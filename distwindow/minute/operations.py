@@ -204,7 +204,6 @@ class EntryViews:
                     outgoing.append(flush)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return now + self._schedule.interval_s if self._events or self._keys else NEVER
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:

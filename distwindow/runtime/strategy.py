@@ -93,8 +93,8 @@ class Strategy(ScheduledSource):
     def flush_command(
         self, key: AnyKey, charges: tuple[Charge, ...] | None = None
     ) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`; None if there is nothing. With
-        `charges`, what is counted in their rings.
+        """Return the command that sends what is counted of `key`, for a caller who is about to read
+        it from the store; None if nothing is. With `charges`, what is counted in their rings.
         """
         return None
 

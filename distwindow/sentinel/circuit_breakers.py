@@ -48,11 +48,9 @@ class _CountsArray(LeapArray[_Counts]):
     __slots__ = ()
 
     def new_bucket(self, t: int) -> _Counts:
-        """Return an empty bucket."""
         return _Counts()
 
     def reset_bucket(self, bucket: _Counts, start: int) -> None:
-        """Empty `bucket`."""
         bucket.bad = bucket.total = 0
 
 

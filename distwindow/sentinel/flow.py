@@ -295,7 +295,6 @@ class WarmUpController(TrafficShapingController):
     def can_pass(
         self, now: int, node: StatisticNode, acquire_count: int = 1, prioritized: bool = False
     ) -> PassResult:
-        """Decide at `now` (ms)."""
         passed = int(node.pass_qps(now))
         self.sync_token(now, int(node.previous_pass_qps(now)))
         return PASS if passed + acquire_count <= self.admitted_qps() else BLOCK
@@ -361,7 +360,6 @@ class WarmUpRateLimiterController(WarmUpController):
     def can_pass(
         self, now: int, node: StatisticNode, acquire_count: int = 1, prioritized: bool = False
     ) -> PassResult:
-        """Decide at `now` (ms)."""
         self.sync_token(now, int(node.previous_pass_qps(now)))
         cost = round_half_up(acquire_count / self.admitted_qps() * 1000)
         wait = self._queue.try_enter(now, cost, self.max_queueing_time_ms)

@@ -82,7 +82,6 @@ class ConcurrencyBucket(MetricBucket):
             self.max_concurrency = n
 
     def reset(self) -> None:
-        """Set all counters to their initial values."""
         super().reset()
         self.max_concurrency = 0
 
@@ -120,11 +119,9 @@ class BucketLeapArray(LeapArray[MetricBucket]):
         self.statistic_max_rt = statistic_max_rt
 
     def new_bucket(self, t: int) -> MetricBucket:
-        """Return an empty bucket."""
         return MetricBucket(self.statistic_max_rt)
 
     def reset_bucket(self, bucket: MetricBucket, start: int) -> None:
-        """Empty `bucket`."""
         bucket.reset()
 
     def add(self, now: int, event: Event, n: int = 1) -> None:

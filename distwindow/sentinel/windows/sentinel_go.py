@@ -69,11 +69,9 @@ class EagerBucketLeapArray(LeapArray[ConcurrencyBucket]):
             self._slots[number % sample_count] = Window(start, length, self.new_bucket(start))
 
     def new_bucket(self, t: int) -> ConcurrencyBucket:
-        """Return an empty bucket."""
         return ConcurrencyBucket(self.statistic_max_rt)
 
     def reset_bucket(self, bucket: ConcurrencyBucket, start: int) -> None:
-        """Empty `bucket`."""
         bucket.reset()
 
     def overtaken(
