@@ -136,9 +136,7 @@ def check_takes(name: str, function: Any, count: int) -> None:
 
 
 def _calls_of(function: Any) -> list[_Call]:
-    """Return the kinds of calls that `function` takes with arguments by position; empty if these
-    are not known, or without number.
-    """
+    """Return the kinds of calls by position that `function` takes; empty: unknown or unlimited."""
     signature = _signature(function)
     if signature is None:
         return []

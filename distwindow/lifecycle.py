@@ -179,9 +179,7 @@ class BlockingLifecycle(BlockingClosable):
             job.record_close(failure)
 
     def _end_calls(self) -> None:
-        """Stop counting, if the store is closed afterwards. It comes first, because no flush would
-        send what is counted later.
-        """
+        """Stop counting if the store is closed afterwards: no flush would send later counts."""
         raise NotImplementedError  # each kind has calls of its own
 
     def _flush_rest(self) -> DistwindowError | None:

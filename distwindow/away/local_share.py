@@ -189,9 +189,7 @@ class LocalShare(Eventual):
         )  # fmt: skip
 
     def _state_with(self, charges: tuple[Charge, ...]) -> EventualKeyState:
-        """Return the windows of these charges, with what was observed of their key, and with the
-        share that this process has now.
-        """
+        """Return the windows of these charges, with what was observed and the present share."""
         self._key_states.check_open()
         if self._processes is not None:
             self._set_share(1 / self._processes.count)

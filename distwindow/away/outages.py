@@ -17,9 +17,7 @@ from ..ring.clock import Clock
 LOG = logging.getLogger("distwindow")
 
 PROBE_EVERY_S = 0.1
-"""Seconds between two probes, on average. Each process draws its own, so that those of a fleet do
-not probe at the same moments.
-"""
+"""Seconds between two probes, on average: drawn anew, so that a fleet does not probe in step."""
 QUIET_S = 10.0
 """Seconds without a refused call after which a server is not taken to refuse calls any more."""
 BACKOFF_S = 0.1

@@ -46,9 +46,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 
 def parse_key(argument: str) -> str | bytes:
-    """Return the key that a command-line argument names: `bytes` where the argument is not text in
-    the shell's encoding, else `str`.
-    """
+    """Return the key of an argument: `bytes` where it is no text in the shell's encoding."""
     try:
         argument.encode()
     except UnicodeEncodeError:  # Python decodes such arguments to lone surrogates

@@ -189,9 +189,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End the calling process, in which the server is about to be executed, with the demo, even
-    where SIGKILL ends the demo.
-    """
+    """End this process, which is about to execute the server, with the demo, even on SIGKILL."""
     import ctypes
 
     pr_set_pdeathsig = 1

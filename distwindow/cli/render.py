@@ -188,9 +188,7 @@ def json_text(text: str) -> str:
 
 
 def spellings(text: str) -> set[str]:
-    """Return all texts by which a command finds the key of this text: its own, and its spellings
-    in a table and in JSON, where these differ.
-    """
+    """Return the texts that name the key of this text: in commands, in tables and in JSON."""
     return {text, text.replace("\0", "%00"), json_text(text)}
 
 

@@ -693,9 +693,7 @@ class Query(NamedTuple):
 def print_json(
     pages: Iterable[Iterable[Any]], as_object: Callable[[Any], Any], *, in_line: bool = False
 ) -> int:
-    """Print one array, with each object on a line of its own unless `in_line`, and return how many
-    there are. Each page is written at once.
-    """
+    """Print one array, page by page, an object a line unless `in_line`; return how many."""
     opening, comma, closing = ("[", ", ", "]\n") if in_line else ("[\n ", ",\n ", "\n]\n")
     count = 0
     for page in pages:
@@ -723,9 +721,7 @@ def _windows(hashes: dict[_Column, Any], now_ms: int) -> tuple[WindowStats, ...]
 def _window(
     bucket_ms: int, span: int, fields: Any, shaping: Any, now_ms: int
 ) -> WindowStats | None:
-    """Return the window that the hash of a ring holds, and the one of its shaping; None where they
-    are not those of a ring.
-    """
+    """Return the window of a ring's hash and of its shaping; None where they are no ring's."""
     if isinstance(fields, redis.RedisError) or isinstance(shaping, redis.RedisError):
         return None
     try:

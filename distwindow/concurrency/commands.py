@@ -135,9 +135,7 @@ class Hold(SlotCommand[HoldReply]):
     ttl_ms: int = 1
     holder: bytes = b""
     is_head: bool = False
-    """True if it asks as the first of those who wait in its process. Otherwise all places are
-    before it, those of its process, too.
-    """
+    """True if it asks as the first of its process that waits; else all places are before it."""
     waited_ms: tuple[int, ...] = ()
     """How long each has waited that gets a place in the line if this is refused: of a head, the
     first waiters of its process, itself before all, which lose the places that they have; if it is

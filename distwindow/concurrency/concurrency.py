@@ -460,9 +460,7 @@ class _TaskSlots(BaseSlotDriver):
             waiter.leave()
 
     async def free(self, claim: SlotClaim) -> None:
-        """Free the slot of a block that has ended. What fails is left to the worker, and so is a
-        slot whose task is cancelled here.
-        """
+        """See `_ThreadSlots.free`; a slot whose task is cancelled here is the worker's, too."""
         sent_at = self._monotonic()
         try:
             self._held.end(claim, sent_at + 2 * self._operations.request_timeout)

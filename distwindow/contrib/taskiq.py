@@ -58,9 +58,7 @@ def remove_limit_labels(broker: AsyncBroker, message: TaskiqMessage) -> None:
 
 
 async def send_back(broker: AsyncBroker, parsed: TaskiqMessage, data: bytes) -> None:
-    """Send the same message to the end of its queue. Goes on until the broker takes it, because
-    some brokers have no other copy.
-    """
+    """Send the message to its queue's end, until the broker takes it: it may be the only copy."""
     message = BrokerMessage(
         task_id=parsed.task_id, task_name=parsed.task_name, message=data, labels=parsed.labels
     )

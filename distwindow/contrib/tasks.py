@@ -43,9 +43,7 @@ class FailureLog:
         """By kind: when it was logged last, and how many failures were not logged since."""
 
     def unlogged_before(self, kind: Hashable) -> int | None:
-        """Return how many failures of this kind were not logged since the last that was; None if
-        this one is not to be logged either.
-        """
+        """Return how many of its kind were not logged since the last was; None: do not log it."""
         now_s = self._monotonic()
         logged_s, unlogged = self._logged.get(kind, (-math.inf, 0))
         if now_s - logged_s < self._every_s:
@@ -63,9 +61,7 @@ REPORT_EVERY_S = 60.0
 
 
 class TaskArguments(FunctionArguments):
-    """The parameters of a task's function; `own` and `injected` are those that the queue fills.
-    Templates may name `{task}`, the task's name.
-    """
+    """The parameters of a task's function. Templates may name `{task}`, the task's name."""
 
     def __init__(
         self,

@@ -310,9 +310,7 @@ def _sorted(slots: list[Any]) -> Chain:
 
 
 def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
-    """Return the rules in the order in which the slots of one kind are asked: rules for origins
-    before those for all callers, as in Sentinel.
-    """
+    """Return the rules as the slots of a kind ask them: those for origins first, as in Sentinel."""
     return sorted(
         rules,
         key=lambda rule: isinstance(rule, FlowRule) and rule.limit_app == LIMIT_APP_DEFAULT,

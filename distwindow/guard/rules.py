@@ -341,9 +341,7 @@ def _per_seconds(count: float) -> tuple[int, int]:
 
 
 def check_rules(rules: Any) -> tuple[Rule, ...]:
-    """Return the rules. Raises `ConfigurationError` for one that cannot work for the fleet, and for
-    two that count in the same place.
-    """
+    """Return the rules. Raises for one that cannot work, and for two that count in one place."""
     if isinstance(rules, (str, bytes, Rule)) or not isinstance(rules, Iterable):
         raise ConfigurationError(
             f"rules={short_repr(rules)} is not a list of rules; for a file, use from_file"
@@ -359,9 +357,7 @@ def check_rules(rules: Any) -> tuple[Rule, ...]:
 
 
 def place_of(rule: Any) -> object:
-    """Return what is equal for rules that cannot be together. Raises `ConfigurationError` for a
-    rule that cannot work for the fleet.
-    """
+    """Return what is equal for rules that cannot be together. Raises for one that cannot work."""
     if isinstance(rule, FlowRule):
         _ = slots_of(rule) if rule.grade == "thread" else limit_of(rule)
         counted = () if rule.strategy == "direct" else (rule.strategy, rule.ref_resource)

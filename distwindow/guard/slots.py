@@ -63,9 +63,7 @@ class FlowRuleSlot(ChainSlot):
         self._named_origins = named_origins
         """The origins that have rules of their own, for `"other"`."""
         self._key = self._key_of_rule()
-        """The key of all calls that the rule is about, whose resource is its own. Of `"other"` each
-        origin has a key.
-        """
+        """The key of all calls that the rule is about. Of `"other"` each origin has a key."""
 
     def _key_of_rule(self) -> str:
         rule = self.rule

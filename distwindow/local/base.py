@@ -85,9 +85,7 @@ class LocalStrategy(Strategy, Generic[S]):
         """Look up once what every call uses, which saves some 2 % of a call."""
         self._get, self._touch = self._key_states.get, self._key_states.touch
         self._lock: Lock | _ClosedLock[S] = self._key_states.counter_lock
-        """Taken by each call that counts itself. `close` replaces it by one that raises, while
-        flushes go on taking `counter_lock`.
-        """
+        """Taken by calls that count. `close` replaces it; flushes go on taking `counter_lock`."""
         self._needs_lock = not SWITCHES_ONLY_AT_CALLS
         """False if a call may be counted without `_lock`, by lines that make no call."""
         if self._key_states.closed:

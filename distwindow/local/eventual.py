@@ -97,9 +97,7 @@ class FleetWindow:
         self._fleet = fleet
 
     def permits_left(self, now_ms: int, unacknowledged: Iterable[Bucket]) -> int:
-        """Return the permits left at `now_ms`. `unacknowledged` is what this process has counted
-        and the fleet's counts do not include.
-        """
+        """Return the permits left at `now_ms`. `unacknowledged`: own counts not in the fleet's."""
         bucket_ms, span = self.limit.bucket_ms, self.limit.span
         newest = now_ms - now_ms % bucket_ms
         oldest = newest - (span - 1) * bucket_ms
@@ -132,9 +130,7 @@ class FleetWindow:
         return 0 if newest is None else max(0, self._expires_at_ms(newest) - now_ms)
 
     def _ms_until_room(self, now_ms: int, counts: dict[int, int], excess: int) -> int:
-        """Return the ms until so many of `counts` have left the window that `excess` plus the rest
-        is at most 0.
-        """
+        """Return the ms until enough of `counts` has left for `excess` plus the rest to be 0."""
         need = sum(counts.values()) + excess
         if need <= 0:
             return 0
@@ -204,9 +200,7 @@ class EventualKeyState(KeyState):
 POLL_FOR_S = 60.0
 """Seconds after its last call for which a key is polled. Never for longer than its window."""
 POLL_DELAY_DIVISOR = 8
-"""A key is polled again after the time since its last call divided by this: what is known of it is
-not older than that.
-"""
+"""A key is polled after its idle time divided by this: what is known of it is not older."""
 _MAX_POLLS = 1000
 """The most polls in one flush."""
 
@@ -572,9 +566,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         return self._command_cache.acquire_command(key).charges[0].ring
 
     def _checked_state(self, key: AnyKey, cost: int) -> EventualKeyState:
-        """Return the key state of a key that has none, or for a call that is not valid: check it.
-        Raises what `try_acquire` raises.
-        """
+        """Check a call that is invalid or whose key has no state; return the state, or raise."""
         self._key_states.check_open()
         charges = self._command_cache.acquire_command(key, cost).charges
         if cost > self.max_cost:

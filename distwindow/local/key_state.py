@@ -131,9 +131,7 @@ class KeyState:
         self.closed_buckets: tuple[Bucket, ...] = ()
         self.in_flight: InFlightCounts | None = None
         self.dropped = 0
-        """Counts that had left the longest window before they were sent, and are still to be added
-        to `PendingCounts.dropped`.
-        """
+        """Counts that were too old to be sent, still to be added to `PendingCounts.dropped`."""
         self.dirty = False
         """It is in the queue of key states to flush."""
         self.counted_since = 0.0
@@ -181,9 +179,7 @@ class KeyState:
         self._close_counters(counter_lock, self.bucket_start, self.bucket_ends_at)
 
     def on_bucket_closed(self, start: int, passed: int) -> None:
-        """Record that `passed` permits were counted in the bucket of `start`. Does nothing here;
-        for a subclass that keeps these sums.
-        """
+        """Called with the permits passed in a bucket that is closed; subclasses sum them."""
 
     def replace_clock_offset(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
         """Replace the offset by `offset_ms`: shift the starts of what is pending, and make the

@@ -100,9 +100,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         return super().peek(key)
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
-        """Return the command of a call on a key that has no state, as it was called too seldom for
-        a lease; None for other keys.
-        """
+        """Return the command of a call on a key called too seldom to have a state; else None."""
         command = self._command_cache.acquire_command(key, cost)
         if key.__class__ is not str:
             key = command.charges[0].key

@@ -32,9 +32,7 @@ from .key_state import CLOCK_MARGIN_S, KeyState, KeyStateCache, Refusals, StateN
 _DECAY_TIME_S = 0.25
 """Seconds after which an observation weighs 1/e."""
 _INITIAL_OBSERVED_S = 0.01
-"""Seconds without a call that are assumed before the first one, as two calls at once do not mean
-that many more follow.
-"""
+"""Seconds without a call assumed before the first: two calls at once need not mean many more."""
 _MIN_LEASE_PERMITS = 2
 """A lease of fewer permits saves no command: fetching it and refunding the rest are two commands.
 """
@@ -113,9 +111,7 @@ def worth_lease(command: Acquire, now: float, seconds: float) -> bool:
 
 
 def take_demand(command: Acquire, now: float) -> Demand:
-    """Return the demand that `worth_lease` has kept in `command`, for the key state that its key
-    gets; a new one if there is none.
-    """
+    """Return the demand of a key that gets a state now, as `worth_lease` kept it, or a new one."""
     demand, command.unleased_demand = command.unleased_demand, 0.0
     return demand if isinstance(demand, Demand) else Demand(now)
 
@@ -175,9 +171,7 @@ class LeasedKeyState(KeyState):
         self.extended_at = 0.0
         """When the request was sent whose reply `permits_until` comes from, monotonic seconds."""
         self.no_lease_until = 0.0
-        """Nothing is leased before then (monotonic seconds), because the outcome of a lease is
-        unknown: see `Leases.on_outcome_unknown`.
-        """
+        """When leasing may go on (monotonic seconds): see `Leases.on_outcome_unknown`."""
         self.left_at_observation = 0
         """Permits that were left when the demand was last observed."""
         self.left_at_review = -1
@@ -464,9 +458,7 @@ class LeasePrefetches:
     def add_if_needed(
         self, state: LeasedKeyState, now: float, seconds: float, outgoing: list[OutgoingCommand]
     ) -> None:
-        """Add the command that fetches what is needed within `seconds` to `outgoing`, if more is
-        needed than `state` has left.
-        """
+        """Add a fetch to `outgoing` if more is needed within `seconds` than `state` has left."""
         extra = state.demand.permits_needed(now, min(MAX_LEASE_S, seconds)) - state.permits_left
         if (
             extra < 1

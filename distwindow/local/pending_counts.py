@@ -163,9 +163,7 @@ class PendingCounts(Generic[S]):
         return now + self._schedule.interval_s if self._dirty else NEVER
 
     def flush_of(self, state: S) -> OutgoingCommand | None:
-        """Return the command that sends the counts of `state`: the batch in flight again, or else a
-        new one. None if there is nothing to send.
-        """
+        """Return the flush of `state`: the batch in flight again, or a new one; None if none."""
         if self.flush_hooks is not None:
             self.flush_hooks.before_flush(state)
         with self._states.state_lock:

@@ -207,9 +207,7 @@ class EntryViews:
         return now + self._schedule.interval_s if self._events or self._keys else NEVER
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`, for a caller who is about to read
-        it from the store; None if nothing is.
-        """
+        """Return the command that sends the counts of `key`, before they are read; None if none."""
         with self._lock:
             self._add_up()
             views = self._keys.get(views_name(self._prefix, key))

@@ -55,9 +55,7 @@ def scripts_folder() -> Path:
 
 
 def load_scripts() -> None:
-    """Read all scripts, so that no call has to: what a signal handler raises while a file is read
-    may be taken for an error of the file.
-    """
+    """Read all scripts now: what a handler raises in a read may be taken for a file's error."""
     for name in script_names():
         load_script(name)
 

@@ -232,9 +232,7 @@ def _counts_argument(buckets: Sequence[Bucket]) -> str:
 
 @dataclass(slots=True, eq=False)
 class Refund(Command[CountReply]):
-    """Give back what was charged: out of the bucket that a charge names, or if it names none, out
-    of the bucket of `charged_ms`.
-    """
+    """Give back what was charged, out of the bucket that a charge names, or of `charged_ms`."""
 
     script: ClassVar[str] = "refund"
 

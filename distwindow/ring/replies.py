@@ -88,9 +88,7 @@ def parse_acquire_reply(raw: Sequence[Any], calls: int) -> AcquireReply:
 
 
 def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[AcquireReply]:
-    """Return the replies that `calls` equal calls would have got one after the other. `costs` is
-    what one call charges each ring.
-    """
+    """Return the replies that `calls` equal calls, each of `costs`, would have got in turn."""
     if calls == 1:
         return [reply]  # with its wait: calls that wait are not combined
     admitted, refused = reply.admitted, calls - reply.admitted

@@ -27,9 +27,7 @@ class Store(Protocol):
     """Calls of which nobody knows whether they were charged."""
 
     def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
-        """The decision on one call: `decision_of` the reply to `command`. This is the hot path, and
-        stores take shortcuts on it.
-        """
+        """The decision on one call: `decision_of` its reply. The hot path, with shortcuts."""
         ...
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
@@ -66,9 +64,7 @@ class AsyncStore(Protocol):
         deadline: float | None = None,
         on_late_reply: Callable[[Reply], object] | None = None,
     ) -> Reply:
-        """The reply to `command`. `on_late_reply` is called with a reply that comes after the
-        caller was cancelled or has timed out.
-        """
+        """The reply to `command`; `on_late_reply` gets one that comes after the caller is gone."""
         ...
 
     async def execute_many(

@@ -187,9 +187,7 @@ _OUTCOME_UNKNOWN = StoreTimeout(
 
 
 def was_interrupted(reply: object) -> bool:
-    """True for the outcome of a command whose exchange was cancelled, or interrupted by a signal
-    handler: it says nothing about the store.
-    """
+    """True for a command whose exchange was cancelled or interrupted, not refused by a store."""
     return reply is _NOT_SENT or reply is _OUTCOME_UNKNOWN
 
 
@@ -235,9 +233,7 @@ def flush_due(
 def send_all(
     outgoing: Sequence[OutgoingCommand], monotonic: Callable[[], float]
 ) -> Operation[DistwindowError | None]:
-    """Send these commands in one exchange, and call each `on_reply`, whatever happens. Return the
-    first error, None if there is none.
-    """
+    """Send these in one exchange, and call each `on_reply` in any case. Return the first error."""
     replies = yield from _exchange(outgoing, monotonic)
     return next((reply for reply in replies if isinstance(reply, DistwindowError)), None)
 

@@ -83,9 +83,7 @@ def reset(
 def before_multi_key(
     strategy: Strategy, charges: tuple[Charge, ...], clock: Clock
 ) -> Operation[None]:
-    """Before the store decides a call over several keys, send what this process has counted of
-    them, and give back what it has leased.
-    """
+    """Send what is counted, and give back what is leased, before a call over several keys."""
     keys = [charge.key for charge in charges]
     yield from strategy.lease_fetch_waits(keys)
     yield from send_all(strategy.before_multi_key(keys), clock.monotonic)

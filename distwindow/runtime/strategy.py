@@ -13,9 +13,7 @@ from .steps import Operation, WaitFor
 
 
 class Strategy(ScheduledSource):
-    """A limiter's way to decide. What a strategy does not define is that of one that keeps nothing
-    of the windows in this process.
-    """
+    """A limiter's way to decide. By default that of one that keeps nothing of windows here."""
 
     uses_leases = False
     """True if it leases permits, which have to be given back."""

@@ -151,9 +151,7 @@ class FlushJob:
         return not self.store_is_away and not isinstance(self.failure, ConfigurationError)
 
     def record_flush(self, failure: BaseException | None) -> None:
-        """Record how a flush ended. Log when flushes begin to fail, once for each kind of failure,
-        and when none has failed for `SETTLED_S`.
-        """
+        """Record how a flush ended. Log each kind of failure once, and when none came since."""
         self.failure = failure
         if failure is not None:
             self._log_failure(failure)
@@ -902,9 +900,7 @@ class _LoopWorker:
             raise
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep until woken or until `seconds` have passed, without creating another task, as
-        `asyncio.wait_for(event.wait(), seconds)` would.
-        """
+        """Sleep for `seconds` or until woken, without another task, as `asyncio.wait_for` makes."""
         woken = self._woken = self._loop.create_future()
         timer = self._loop.call_later(seconds, _set_woken, woken)
         try:
@@ -954,9 +950,7 @@ async def _flush_in_task(job: FlushJob, everything: bool) -> None:
 
 
 class _ExitLoop(asyncio.SelectorEventLoop):
-    """An event loop that resolves host names in the thread that runs it, because no thread can be
-    started while Python is exiting.
-    """
+    """An event loop that resolves host names itself: no thread can start while Python exits."""
 
     async def getaddrinfo(self, host: Any, port: Any, **how: Any) -> Any:
         return socket.getaddrinfo(host, port, **how)

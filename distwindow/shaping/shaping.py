@@ -194,9 +194,7 @@ class Shaping:
         return max(0, moment[0] + (moment[1] > 0) - now_ms * 1000)
 
     def admits(self, state: ShapingState, used: int, cost: int, now_ms: int) -> bool:
-        """True if a call of `cost` is admitted; `used` is the total of its window. A paced limit
-        looks at the wait alone, as Sentinel's do.
-        """
+        """True if a call of `cost` is admitted with `used` in the window; paced: by the wait."""
         rate = self.rate(state)
         if self.is_paced:
             return self.wait_us(state, rate, cost, now_ms) <= self.max_wait_us
@@ -271,9 +269,7 @@ class Shaping:
         now_ms: int,
         room_at: Callable[[int], int],
     ) -> int:
-        """Do as `paced_retry_at` for a limit that is not paced. `room_at(need)`: when so many of
-        the `used` permits have left the window, ms.
-        """
+        """See `paced_retry_at`, for a plain limit. `room_at(need)`: when so many have left, ms."""
         at = now_ms
         for _ in range(_MAX_RETRY_ROUNDS):
             need = used + cost - math.floor(self.rate(self.at(state, at)))

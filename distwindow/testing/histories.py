@@ -143,9 +143,7 @@ def random_history(
 
 
 def crowded_history(random: Random, length: int, names: Sequence[str]) -> list[HistoryStep]:
-    """Return a history of commands of these names. Of four, three have mostly full windows, and of
-    these, two are of one ring.
-    """
+    """Return a history. Three of four have mostly full windows, and half of these one ring."""
     history, kind = random_history(random, length, names), random.randrange(4)
     if kind == 0:
         return history

@@ -164,9 +164,7 @@ class PermitWaiter(Waiter):
         priority: bool = False,
         began_at: float | None = None,
     ) -> None:
-        """`timeout`, `began_at`: see `Waiter`. Waiters with `priority` have a queue of their own,
-        so that they do not wait for those without.
-        """
+        """`timeout`, `began_at`: see `Waiter`. Those with `priority` have a queue of their own."""
         self._charge = command.charges[0]
         ring = self._charge.ring
         super().__init__(queues, ring + PRIORITY if priority else ring, timeout, began_at)
@@ -401,9 +399,7 @@ class InterruptibleSleep:
         self._waiter, self._clock, self._sleep = waiter, clock, sleep
 
     def __call__(self, seconds: float) -> object:
-        """Sleep for `seconds`, or until permits are given back. Return what the clock's `sleep` has
-        returned, for `run_blocking` to check.
-        """
+        """Sleep for `seconds`, or until permits are given back; return what the clock's has."""
         waiter, clock = self._waiter, self._clock
         if clock is not SYSTEM:
             return None if waiter.consume_wake() else self._sleep(seconds)

@@ -295,9 +295,7 @@ class TicksInFlight:
 Reply = TypeVar("Reply")
 
 _MAX_DEADLINE_SPREAD = 0.2
-"""The part of the timeout by which the deadlines of calls in one tick may differ. All of them end
-at the earliest.
-"""
+"""The part of the timeout by which deadlines in one tick may differ. The earliest one holds."""
 
 
 _LONGER_THAN_LOOPS_S = 10**8
@@ -357,9 +355,7 @@ class LoopDispatcher:
         self._in_flight = TicksInFlight(loop, self._monotonic, self._time_out)
         self.connections: dict[Node, PipelinedConnection] = {}
         self._retired: set[PipelinedConnection] = set()
-        """Connections that were too slow for a call, or were given up after an earlier reply. They
-        may still bring replies to others.
-        """
+        """Connections given up, or too slow for a call, that may still bring replies to others."""
         self._shutdown_hook = self._end_with_loop()
         with suppress(StopIteration):
             self._shutdown_hook.__anext__().send(None)  # up to its `yield`
@@ -430,9 +426,7 @@ class LoopDispatcher:
                     await self.close_client()
 
     def _end_shutdown_hook(self) -> None:
-        """End the generator now and without the loop, which would otherwise start a task for it
-        when it is garbage-collected.
-        """
+        """End the generator now: the loop would start a task for it at its garbage collection."""
         if (until_closed := self._until_closed()) is not None:
             until_closed.cancel()
         with suppress(StopIteration, StopAsyncIteration, RuntimeError):
@@ -622,9 +616,7 @@ class LoopDispatcher:
             self._retire(connection, "timeout")
 
     def _retire(self, connection: PipelinedConnection, why: str) -> None:
-        """Use the connection for no further calls, and end it once all that were sent over it have
-        their replies, or have timed out.
-        """
+        """Use the connection for no more calls; end it when those sent are answered or too late."""
         self.on_connection_ended(connection)
         self._retired.add(connection)
         self._loop.call_later(self._settings.timeout, connection.end, why)

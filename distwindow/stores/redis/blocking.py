@@ -444,9 +444,7 @@ class RedisStore:
         self._lock = threading.RLock()
         self._topology: Topology | None = None
         self._only_node: Any = None  # so that it is looked up in a dictionary of nodes
-        """The node of the only server, once it is known; None on a cluster, and where each command
-        has to be given the client's time.
-        """
+        """The only server's node, once known; None on a cluster, or with the client's time."""
         self._map = Reachability("the cluster", self.clock, self.outages)
         """Whether the map of a cluster can be read. (Other topologies need no connection.)"""
         self._call_sharing = CallSharing(self._timeout, self._monotonic)
@@ -518,9 +516,7 @@ class RedisStore:
     def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """For each node one write and one wait for up to `_MAX_PIPELINE` commands. Without a
-        deadline, each of these gets the store's timeout.
-        """
+        """One write and one wait for `_MAX_PIPELINE` commands of a node, each in the timeout."""
         this_thread = self._connections.this_thread
         if this_thread.call_in_progress:
             return self._nested(lambda: self._exchange(commands, deadline))

@@ -1,6 +1,4 @@
-"""The handshake on a new connection, which gets the server's version and its time; and the error
-to raise for a failure to connect.
-"""
+"""The handshake on a new connection (version and time), and the error of a failure to connect."""
 
 from __future__ import annotations
 

@@ -313,9 +313,7 @@ RawReply: TypeAlias = "list[Any] | int | bytes | str | Exception | NoReply | Non
 
 
 class Request:
-    """A command on its way to a node. Its frame is made when the connection is open, because the
-    stamp's deadline needs the server's clock.
-    """
+    """A command on its way to a node. Its frame needs the server's clock, so it is made late."""
 
     __slots__ = ("_command", "_deadline", "_send_script", "asking", "generation", "node", "stamp")
 

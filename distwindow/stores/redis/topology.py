@@ -212,9 +212,7 @@ class ClusterTopology:
         return True
 
     def on_refreshed(self) -> None:
-        """Note that the client has read the map again. A node that is not in it any more was
-        replaced, and nobody waits for it to come back.
-        """
+        """Note that the map was read again. A node that is not in it is not waited for."""
         self._by_slot.clear()
         known = {(n.host, int(n.port)) for n in self.client.nodes_manager.nodes_cache.values()}
         for address in self._nodes.keys() - known:

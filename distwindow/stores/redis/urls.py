@@ -298,9 +298,7 @@ def _split_sentinel_options(options: dict[str, Any]) -> tuple[dict[str, Any], di
 
 
 def _check_escapes(parts: SplitResult, url: str) -> None:
-    """Raise for a password with / ? # in it: it would end there, and its rest would be shown in
-    messages as a host or port.
-    """
+    """Raise for a password with / ? # in it: its rest would be shown as a host or port."""
     cut = "@" in parts.path + parts.fragment and parts.scheme != "unix"
     if cut or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
         raise ConfigurationError(
