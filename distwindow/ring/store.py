@@ -28,11 +28,9 @@ class Store(Protocol):
 
     def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         """The decision on one call: `decision_of` its reply. The hot path, with shortcuts."""
-        ...
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         """The reply to `command`."""
-        ...
 
     def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -41,11 +39,9 @@ class Store(Protocol):
         `DistwindowError` in place of the reply. The commands are executed in order, except for
         those that are sent again because the server did not have the script.
         """
-        ...
 
     def close(self) -> None:
         """Close the store. Calls after this raise `ConfigurationError`."""
-        ...
 
 
 class AsyncStore(Protocol):
@@ -65,7 +61,6 @@ class AsyncStore(Protocol):
         on_late_reply: Callable[[Reply], object] | None = None,
     ) -> Reply:
         """The reply to `command`; `on_late_reply` gets one that comes after the caller is gone."""
-        ...
 
     async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -73,12 +68,9 @@ class AsyncStore(Protocol):
 
     async def drain(self) -> None:
         """Wait until what this event loop has sent is answered, or the timeout has passed."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for `seconds` on the store's clock."""
-        ...
 
     async def aclose(self) -> None:
         """Close the store. Calls after this raise `ConfigurationError`."""
-        ...

@@ -50,7 +50,6 @@ class ReplyHandler(Protocol):
 
     def count_unknown(self, calls: int) -> None:
         """Count calls of which nobody will know whether they were charged."""
-        ...
 
 
 class LoopTick:
@@ -167,13 +166,10 @@ class Batch:
         futures = self.futures
         decisions = decisions_of_reply(self.command, reply, len(futures))
         for future, decision in zip(futures, decisions, strict=True):
-            self._set_result(future, decision)
-
-    def _set_result(self, future: asyncio.Future[Any], result: Any) -> None:
-        if not future.done():
-            future.set_result(result)
-        else:
-            self.tick.handler.count_unknown(1)
+            if not future.done():
+                future.set_result(decision)
+            else:
+                self.tick.handler.count_unknown(1)
 
     def _pass_late_reply(self, raw: RawReply) -> None:
         """Pass on a reply after the caller's call has ended with an unknown outcome."""
@@ -721,7 +717,9 @@ class AsyncRedisStore:
         self.unknown_total = 0
         self.outages = settings.outages
         this_store = weakref.ref(self)
-        self.outages.start_probe = lambda server: _start_probe(this_store(), server)
+        self.outages.start_probe = lambda server: (
+            (store := this_store()) is not None and store.start_probe(server)
+        )
         self._dispatchers: dict[asyncio.AbstractEventLoop, LoopDispatcher] = {}
         self.after_fork()
 
@@ -841,10 +839,6 @@ class AsyncRedisStore:
     def _count_unknown(self, calls: int) -> None:
         with self._lock:
             self.unknown_total += calls
-
-
-def _start_probe(store: AsyncRedisStore | None, server: Reachability) -> bool:
-    return store is not None and store.start_probe(server)
 
 
 def _cancel_again() -> None:

@@ -91,11 +91,9 @@ class ReplyReceiver(Protocol):
     @property
     def deadline(self) -> float:
         """When it times out, monotonic seconds."""
-        ...
 
     def on_reply(self, raw: RawReply) -> None:
         """Take the raw reply, or the `ConfigurationError` that connecting has failed with."""
-        ...
 
 
 class ConnectionOwner(Protocol):

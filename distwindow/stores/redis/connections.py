@@ -58,19 +58,15 @@ class Transport(Protocol):
         Checked before a call, because a call that is sent into a closed connection has an unknown
         outcome, although it was surely not executed.
         """
-        ...
 
     def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         """Send `frame`, and return the first reply to it."""
-        ...
 
     def receive(self, deadline: float) -> RawReply:
         """Return the next reply."""
-        ...
 
     def close(self) -> None:
         """Close the connection."""
-        ...
 
 
 def detach_socket(connection: Any) -> Any:

@@ -129,11 +129,6 @@ def refusal(node: str, text: str, where: str = "") -> ConfigurationError:
     return ConfigurationError(f"{node} refuses: {text}{where}{fix}")
 
 
-def failure_of_reply(node: str, error: ErrorReply) -> StoreUnavailable:
-    """Return the error of a call that ended with an error reply."""
-    return StoreUnavailable(f"{node} cannot serve now: {error.text}")
-
-
 def is_unknown(exc: BaseException) -> bool:
     """True if it is unknown whether a call that ended with `exc` was charged. That includes a call
     that a signal handler has interrupted.
@@ -406,7 +401,7 @@ def execute_once(
             if error.code == "NOSCRIPT" and not send_script:
                 send_script = True
                 continue
-            failure = failure_of_reply(node.name, error)
+            failure = StoreUnavailable(f"{node.name} cannot serve now: {text}")
             node, asking = _next_node(request, error, topology, command)
         if retried or settings.clock.monotonic() >= deadline:
             if error is not None and error.code in _REFUSES_CALLS:
