@@ -92,8 +92,7 @@ _PATCHED_MODULES = ("threading", "queue", "socket", "select", "time")
 
 class PatchState:
     """Remembers whether the objects in use were made before gevent patched the standard library.
-    Such locks and queues block all greenlets, and such thread-local data gives each greenlet the
-    same connection.
+    Such locks and queues block all greenlets, and such thread-local data is one connection for all.
     """
 
     def __init__(self) -> None:

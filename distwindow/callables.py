@@ -229,9 +229,8 @@ class FunctionArguments:
         """True if each argument has one name of its own, by which it may be given."""
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """Return the arguments of a call, with defaults. Missing ones are left out: whether a call
-        without them works is for the function to say. Raises `TypeError` for others that it does
-        not take.
+        """Return the arguments of a call, with defaults. Missing ones are left out: the function
+        may work without. Raises `TypeError` for others that it does not take.
         """
         if self._injected:
             kwargs = {name: kwargs[name] for name in kwargs if name not in self._injected}
@@ -255,8 +254,7 @@ class KeyTemplate:
     """A key that is text: `str.format` over the arguments of a call, however they are passed, with
     defaults. `{0}` is the first argument.
 
-    `shown` is how errors name the template. Raises `ConfigurationError` for one that could fill no
-    key.
+    `shown` is how errors name the template. Raises `ConfigurationError` for one that fills no key.
     """
 
     def __init__(self, template: str, arguments: FunctionArguments, shown: str) -> None:

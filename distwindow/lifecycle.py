@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 #
 # A store object of the caller stays open, and calls are decided as before: the first one that
 # counts attaches the flush job to its worker again. The end of the process waits while
-# `being_closed`. If `aclose` itself is ended by the end of its event loop, the flush at exit sends
-# what is left.
+# `being_closed`. Where the end of its event loop ends `aclose`, the flush at exit sends the rest.
 
 
 class EnteredOnce:

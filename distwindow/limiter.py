@@ -458,8 +458,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     blocks; never more than the limit is admitted. `eventual`: in this process, by what all
     processes had passed at the last sync, every `sync_interval` seconds; a call never waits for the
     store, and the fleet may pass more than the limit between two syncs. `share` (0 to 1) is then
-    the part of each limit that one process may admit. docs/consistency.md has the bounds and the
-    costs.
+    the part of each limit that one process may admit. docs/consistency.md has the bounds.
 
     What is counted in this process (permits blocked by cached refusals, and the ends of entries) is
     flushed to the store every `flush_interval` seconds by one worker for all limiters, and when the
@@ -482,10 +481,9 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     origins of entries have a minute view (1 to 1000).
 
     `timeout` (seconds) is the deadline of one whole call: connect, TLS, write and read together.
-    `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key.
-    `name` is the name of the connections in the server's list of clients. Raises
-    `ConfigurationError` for arguments that can never work; nothing is connected to before the first
-    call.
+    `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key. `name`
+    is the name of the connections in the server's list of clients. Raises `ConfigurationError` for
+    arguments that can never work; nothing is connected to before a call.
 
     Every call may raise `StoreTimeout` and `StoreUnavailable`, whose `.charged` is what is known
     about the call, and `ConfigurationError` where the server can never serve it.
@@ -597,8 +595,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         A paced limit has it wait until its promised moment, too.
 
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
-        timeout) ends before there is room; with a turn after the timeout it asks once more at the
-        end.
+        timeout) ends before there is room; with a later turn it asks once more at the end.
         """
         return self._admission.acquire(key, cost, timeout, priority)
 
@@ -627,8 +624,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         on_error: OnError = "keep",
     ) -> Reservation:
         """`try_reserve` that waits until it is admitted, as `acquire` does. Raises
-        `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no timeout) ends
-        before there is room.
+        `RateLimitExceeded` once it is certain that `timeout` (seconds; None: none) ends first.
 
             with limiter.reserve("tokens:acme", 1200, timeout=5.0) as reservation:
                 reservation.commit(call_model())

@@ -529,8 +529,7 @@ def doctor(
 
 def _findings(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Finding]:
     for server in servers:
-        # A failure to connect ends the command. PING may be forbidden, which shows that the
-        # server answers.
+        # A failure to connect ends the command. PING may be forbidden, which is an answer.
         with suppress(redis.exceptions.NoPermissionError):
             server.client.ping()
     yield from check_installation()

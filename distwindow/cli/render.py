@@ -85,8 +85,7 @@ def make_console(file: TextIO | None = None) -> Console:
 def has_size(console: Console) -> bool:
     """True if `console` writes to a terminal, which has a width and a height.
 
-    `Console.is_terminal` only tells whether to print colours: with FORCE_COLOR it is true for a
-    pipe as well.
+    `Console.is_terminal` only tells whether to print colours: FORCE_COLOR makes it true for a pipe.
     """
     return console.is_terminal and console.file.isatty()
 
@@ -155,8 +154,7 @@ def supports_unicode() -> bool:
 #
 # Keys as text: quoted so that a shell reads the same key again, and the spellings of one key.
 #
-# The text of a key is that of `unescape` in `ring/key.py`: bytes that are not UTF-8 are lone
-# surrogates in it.
+# The text of a key is that of `unescape` in `ring/key.py`: bytes that are not UTF-8 are surrogates.
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _UNQUOTED = re.compile(r"[A-Za-z0-9_@%+=:,./-]|[^\x00-\x7f]")

@@ -683,8 +683,7 @@ class Query(NamedTuple):
     ) -> Found:
         """Return a scan of the servers for no more than `at_most` keys, unless that is 0.
 
-        While a long scan ranks keys, `show_page` gets the first ones of those found so far, each
-        second.
+        While a long scan ranks keys, `show_page` gets the first ones so far, each second.
         """
         top = min(self.top, at_most) if self.top and at_most else self.top or at_most
         return Found(servers, self, top, ProgressLine(servers, enabled=progress), show_page)

@@ -125,8 +125,7 @@ class SlotCommand(Command[Reply]):
 @dataclass(slots=True, eq=False)
 class Hold(SlotCommand[HoldReply]):
     """Give `holder` a slot for `ttl_ms`, unless as many as `limit` are held, or those before it in
-    the line can use all that are free. May be sent again: a holder that has a slot keeps it, and
-    its deadline is extended.
+    the line can use all that are free. May be sent again: a holder keeps its slot for longer then.
     """
 
     script: ClassVar[str] = "hold"

@@ -210,9 +210,8 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         """Return a slot of `key` that is held already, or one that is false if all are held.
 
         It is freed by `release`, or at the end of a `with` block; keep it until then, because one
-        that is garbage-collected is freed as well. While others wait in this object,
-        or in another process for the slots that are free, there is none. Raises `StoreTimeout` or
-        `StoreUnavailable`.
+        that is garbage-collected is freed as well. While others wait in this object, or in another
+        process for the slots that are free, there is none. Raises `StoreError`.
         """
         claim = self._new_claim(key)
         try:

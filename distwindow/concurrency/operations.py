@@ -199,8 +199,7 @@ def exceeded(claim: SlotClaim, reply: HoldReply) -> ConcurrencyExceeded:
     """Return the error of a caller whose last reply was this refusal.
 
     Its `retry_after` is an estimate: whoever asks at any moment finds that half of the time between
-    two grants is over. Each place before the caller takes one grant. Holders that died are gone
-    after `ends_ms`.
+    two grants is over. Each place before it takes one. Holders that died are gone after `ends_ms`.
     """
     seconds = (2 * reply.ahead + 1) * reply.age_ms / 1000 if reply.ends_ms else MAX_POLL_S
     longest = reply.ends_ms / 1000 or MAX_POLL_S

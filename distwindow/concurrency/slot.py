@@ -7,10 +7,9 @@
 
 A block, or a slot of `try_hold`, that is garbage-collected is not renewed any more, and the worker
 frees what it holds when that would be due, and logs that once: in `if slots.try_hold(key):` nothing
-keeps the slot. The block is an object of its own, because a signal
-handler may raise before the first line of `__exit__`: then nobody refers to the block any more,
-while a variable may still refer to the slot. There are no destructors: Python drops what a signal
-handler raises in one.
+keeps the slot. The block is an object of its own, because a signal handler may raise before the
+first line of `__exit__`: then nobody refers to the block any more, while a variable may still refer
+to the slot. Python drops what a handler raises in a destructor.
 """
 
 from __future__ import annotations

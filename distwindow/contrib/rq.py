@@ -98,8 +98,7 @@ class RateLimits:
 
     `on_store_error` says what happens to jobs while the limiter's store fails: "hold" schedules
     them a second later, "run" runs them without counting. `timeout` (seconds) bounds how long a
-    worker asks, and `clock` is as for `Limiter`. Raises `ConfigurationError` for a store that can
-    never work.
+    worker asks, and `clock` is as for `Limiter`. Raises `ConfigurationError` for a wrong store.
     """
 
     def __init__(

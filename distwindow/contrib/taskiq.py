@@ -89,8 +89,7 @@ class RateLimits(TaskiqMiddleware):
     counted. `timeout` (seconds) bounds one exchange with the store, and `clock` is as for
     `AsyncLimiter`.
 
-    Raises `ConfigurationError` for a store that can never work, and for wrong labels when the
-    worker, or the client, starts.
+    Raises `ConfigurationError` for a store that can never work, and at the start for wrong labels.
     """
 
     def __init__(

@@ -103,8 +103,7 @@ class KeyAndCost:
 
     `key` is a template over the task's arguments (`"tenant:{tenant}"`), or a function that is given
     the arguments of a call, with defaults; None: all calls count under the task's name. `cost` is a
-    whole number of permits, or a function of the arguments. `limits` are the limits that the
-    options give.
+    whole number of permits, or a function of the arguments. `limits` are those of the options.
 
     Raises `ConfigurationError` for what could never work.
     """
@@ -162,9 +161,8 @@ class KeyAndCost:
         call, for the log.
 
         A call whose key cannot be computed counts under the task's name, and one whose cost cannot
-        be computed costs `smallest`: a mistake opens no limit and loses no call. The task itself
-        says what is wrong with its arguments. Each kind of failure is logged once in
-        `REPORT_EVERY_S`.
+        be computed costs `smallest`: a mistake opens no limit and loses no call. The task says what
+        is wrong with its arguments. Each kind is logged once in `REPORT_EVERY_S`.
         """
         task = self._arguments.task
         key: AnyKey = task
@@ -351,8 +349,7 @@ def _plain_limits(spec: LimitSpec) -> tuple[Limit, ...]:
 # --------------------------------------------------------------------------------------------------
 #
 # Whether a task may start now, and otherwise when to ask again. Shared by the integrations with
-# task queues; `TaskGate` is for workers of threads and processes, `AsyncTaskGate` for those of
-# tasks.
+# task queues; `TaskGate` is for threads and processes, `AsyncTaskGate` for tasks.
 #
 #   the limiter says      on_store_error   the task
 #   admitted                               starts
@@ -364,8 +361,7 @@ def _plain_limits(spec: LimitSpec) -> tuple[Limit, ...]:
 #
 # All calls that are refused at once would be told the same time, and come back together. So a
 # refused call takes a place in the virtual line of its limit (`waiting/waiting.py`), in the same
-# script call, and its delay ends at its *turn*. That is a hint: who comes back asks like everyone
-# else.
+# script call, and its delay ends at its *turn*. A hint: who comes back asks like everyone else.
 
 OnStoreError = Literal["hold", "run"]
 

@@ -140,8 +140,7 @@ class SlotStack:
     """The slots that one call has entered, and has still to leave. One logic for both worlds: its
     generators yield results that are awaited in tasks.
 
-    A coroutine may be closed in between. Then `leave` is called again, and leaves what is still in
-    `taken`.
+    A coroutine may be closed in between. Then `leave`, called again, leaves what is in `taken`.
     """
 
     __slots__ = ("_chain", "_name", "call", "taken")

@@ -336,8 +336,7 @@ def _checked_slot(slot: Any, may_await: bool) -> Any:
 
 class _BaseGuardEntry(EnteredBlock):
     """One entry, which is entered once and left once, in the same thread unless it is made with
-    `any_thread`. Leaving it elsewhere raises `RuntimeError` and frees nothing: whoever has entered
-    may still be in the block.
+    `any_thread`. Elsewhere that raises `RuntimeError` and frees nothing: the block may go on.
     """
 
     def __init__(
@@ -555,9 +554,8 @@ class Guard(BaseGuard, BlockingClosable):
     `errors` are the exceptions that count as failures of a block, for breakers and statistics;
     `ignore` are those that say nothing (by default refusals, as in Sentinel's `Tracer`).
 
-    `slots` are slots of your own (`ChainSlot`), which stand where their `order` says.
-    Installed packages add theirs by entry points of the group `distwindow.slots`, unless
-    `installed_slots` is False.
+    `slots` are slots of your own (`ChainSlot`), which stand where their `order` says. Installed
+    packages add theirs (entry points `distwindow.slots`), unless `installed_slots=False`.
 
     `sampler` returns the load and the CPU usage (0 to 1) of the machine for a `SystemRule`; by
     default psutil does (extra `system`). It is called when the guard is made, and then once

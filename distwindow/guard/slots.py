@@ -119,8 +119,7 @@ class RateSlot(FlowRuleSlot):
 class ConcurrencySlot(FlowRuleSlot):
     """Holds one of the places that the fleet has for running calls, whatever the call's cost.
 
-    It comes after the other flow rules, so that no place is held while one of these has a call
-    wait.
+    It comes after the other flow rules, so that no place is held while these have a call wait.
     """
 
     order = 310

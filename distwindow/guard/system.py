@@ -128,8 +128,7 @@ class SystemSampling(FlushSource):
     def on_call(self, now: float) -> None:
         """Note that the guard is in use at `now` (monotonic seconds); called once a second."""
         self._called_at = now
-        # A worker that is late may never have started, as a process that is about to fork starts
-        # none.
+        # A worker that is late may never have started, as there is none before a fork.
         if self.next_due_at == NEVER or self.next_due_at < now - SAMPLE_EVERY_S:
             if now - self._sampled_at > IDLE_S:
                 self.sample = UNKNOWN

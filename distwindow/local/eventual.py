@@ -334,8 +334,7 @@ class FleetSync:
             state.reset_at = now + expires_in_ms(binding.limit, now_ms) / 1000
             charges = state.charges
             if state.bucket_start > now_ms:
-                # The store's clock was set back, and calls are counted in a bucket that begins
-                # after the store's time.
+                # The store's clock was set back, and calls count in a bucket after its time.
                 widths = (charge.limit.bucket_ms for charge in charges)
                 charges = with_bucket_starts(
                     charges, [state.bucket_start - state.bucket_start % width for width in widths]

@@ -28,8 +28,7 @@ from ..ring.stats import Bucket
 #
 # Names in `_at` and `_until` are monotonic seconds of this process; bucket starts are ms of the
 # store's clock. `offset_ms` converts one into the other. It comes from the store's replies, and
-# then is never ahead of the store's clock; before the first reply it may come from the local wall
-# clock.
+# then is never ahead of the store's clock; before the first it may be the wall clock's.
 #
 # Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain
 # lock. Code that holds it makes no call: a signal handler can then not run there, and a handler
@@ -158,9 +157,8 @@ class KeyState:
             self.offset_ms = least
 
     def open_bucket(self, counter_lock: Lock, now: float) -> bool:
-        """Open the bucket of `now`, and add what was counted before to
-        `closed_buckets`. Return True if the present bucket has changed. The caller holds
-        `state_lock`.
+        """Open the bucket of `now`, and add what was counted before to `closed_buckets`. True if
+        the present bucket has changed. Under `state_lock`.
         """
         now_ms = self.now_ms(now)
         start = now_ms - now_ms % self.count_bucket_ms
@@ -290,8 +288,7 @@ def _sum_of(one: Bucket, two: Bucket) -> Bucket:
 #
 # A key state that is evicted with counts that the store has not acknowledged is kept beside the
 # cache until they are. A key that is called again meanwhile gets the same key state back: two of
-# them would send their counts side by side, and the store takes the batches of a sender in order
-# only.
+# them would send their counts side by side, and the store takes those of a sender in order.
 #
 #   cached   -- evicted, all acknowledged --> dropped
 #   cached   -- evicted with counts --------> evicted

@@ -120,8 +120,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
             return decision
         called_at = self._monotonic()
         while (completion := state.lease_fetch) is not None:
-            # Wait for it: every thread would otherwise fetch the same lease, each over a connection
-            # of its own.
+            # Wait for it: otherwise every thread would fetch the lease, over its own connection.
             yield WaitFor(completion, called_at + self._lease_wait_s - self._monotonic())
             if not completion.is_complete:
                 break

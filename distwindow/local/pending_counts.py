@@ -16,8 +16,7 @@ another type. The counts are kept in any case, as `eventual` decides by them.
 
 One batch of a key is in flight at a time. The store takes each number of a sender once, so a batch
 whose outcome is unknown can be sent again (docs/decisions/0011-flush-by-sequence.md). A batch may
-be sent twice at once, by the worker and for a caller of `stats`: the first reply settles it, and
-the second is ignored.
+be sent twice at once, by the worker and for a caller of `stats`: the first reply settles it.
 
 A key state with something to flush is in a queue, and its `dirty` is set. It is put there after a
 call is counted. Where a signal handler has raised in between, the next call of the key puts it

@@ -22,9 +22,8 @@ from .view import ALL_ORIGINS, SECONDS, MinuteStats, minute_stats
 
 EntryEvent: TypeAlias = "tuple[AnyKey, int, str, int, int, int, int, int]"
 """Something that an entry did: it was admitted or refused, or its block ended. Its key; when, by
-the store's clock, ms since the epoch; its origin, or an empty string; permits passed and blocked;
-1 if it succeeded; 1 if it failed; and its response time in ms. (A named tuple takes several times
-as long to make.)
+the store's clock, ms since the epoch; its origin, or an empty string; permits passed and blocked; 1
+if it succeeded; 1 if it failed; and its response time in ms. (No named tuple: that takes longer.)
 """
 
 

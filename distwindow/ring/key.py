@@ -200,8 +200,7 @@ def escape(key: str | bytes) -> bytes:
     """Return `key` as printable UTF-8 without braces, of at most 64 bytes.
 
     Other characters are percent-escaped. Of more than 64 bytes the first are kept, and a digest of
-    the whole key (BLAKE2b, 128 bits) replaces the rest, so that a key of a megabyte costs Redis no
-    more than any other.
+    the whole key (BLAKE2b, 128 bits) replaces the rest, so that long keys cost Redis no more.
     """
     raw = encode_key(key)
     if len(raw) <= _MAX_ESCAPED_BYTES:

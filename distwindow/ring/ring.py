@@ -242,8 +242,7 @@ class Ring:
 
     def first_borrowable(self, cost: int, amount: int, max_borrowed: int) -> int | None:
         """Return the first coming bucket from which `cost` permits may be borrowed under a limit of
-        `amount`, where no window holds more than `max_borrowed` borrowed permits; None: there is
-        none.
+        `amount`, where no window holds more than `max_borrowed` borrowed permits; None: never.
         """
         if cost > min(amount, max_borrowed):
             return None
@@ -420,8 +419,7 @@ class SenderRecords:
 
     They outlive the ring: a flush that was taken before a reset is not taken again after it. A
     record is valid until its bucket has expired, because whatever its sender may send again has
-    then expired, too. From then on it is treated as a missing one, so it makes no difference when
-    it is deleted.
+    then expired, too. From then on it is treated as a missing one, so its deletion changes nothing.
     """
 
     __slots__ = ("_records", "expires_at_ms")

@@ -50,8 +50,7 @@ def stats(
 
 def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[int]:
     """Give back what `decision` was charged, to the bucket it was charged in. Return how many
-    permits were given back, the most of any limit. Raises `ValueError` for a decision that
-    was charged nothing.
+    permits were given back, the most of any limit. Raises `ValueError` if it charged nothing.
     """
     charges, most = _checked_charges(decision), 0
     if decision.source == "local":  # what was not sent yet is taken back here

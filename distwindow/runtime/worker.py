@@ -487,8 +487,7 @@ def _restore_default_action() -> None:
 # `uwsgi.post_fork_hook`, which uWSGI calls in each worker. No thread is started before the fork
 # (`is_before_uwsgi_forks`).
 #
-# Older versions (2.0.26, not 2.0.31) do not run threads of Python unless they are started with
-# `--enable-threads`.
+# Older versions (2.0.26, not 2.0.31) run no threads of Python without `--enable-threads`.
 
 
 class Uwsgi:
@@ -542,8 +541,7 @@ UWSGI = Uwsgi()
 # The end of the process: before it, what its limiters have counted is sent.
 #
 # `flush_at_exit` sends it, in the thread that calls it: after EXIT_TIMEOUT_S no attempt is
-# repeated. The hooks above call it. Meanwhile the threads that Python does not join go
-# on:
+# repeated. The hooks above call it. Threads that Python does not join go on:
 #
 #   the hook's thread    first flush ........ | SETTLE_S | last flush ......... | Python ends
 #   calls of daemons     are decided          | wait, since no flush would send what they count
@@ -920,8 +918,7 @@ def _set_woken(woken: asyncio.Future[None]) -> None:
 
 async def _flush_until_sent(job: FlushJob, deadline: float, *, final: bool) -> None:
     """Send everything that is pending in `job`, with as many attempts as there is time for until
-    `deadline` (monotonic seconds), but only one if the store did not answer an earlier step of the
-    shutdown.
+    `deadline` (monotonic seconds), one if the store did not answer an earlier step.
     """
     await _start_flush(job, everything=True)
     while job.needs_retry(final) and monotonic() < deadline:
@@ -1008,8 +1005,7 @@ def _is_store_task(task: asyncio.Task[Any]) -> bool:
 # The worker of blocking limiters: one thread.
 #
 # A signal handler may raise in a caller at any line of this file. Therefore callers only make
-# single calls of C functions (see `_locks.py`), in an order in which nothing has to be
-# undone:
+# single calls of C functions (see `_locks.py`), in an order that needs no undoing:
 #
 #   the caller was interrupted        the next caller that wakes the worker
 #   before it started the thread      finds no thread, and starts one

@@ -94,8 +94,7 @@ class PacedQueue:
     """Calls that pass one after the other, each its own cost after the one before.
 
     `latest_passed_time` is the time at which the last admitted call passes, in the unit of the
-    arguments. Idle time earns nothing: after it, the next call passes at once and no second one
-    with it.
+    arguments. Idle time earns nothing: after it, one call passes at once, and no second one.
     """
 
     __slots__ = ("latest_passed_time",)

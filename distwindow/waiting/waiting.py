@@ -454,8 +454,7 @@ class AsyncInterruptibleSleep:
 # The turn of the next waiter comes with an admission, in the same script call: so a crowd costs
 # about one call for each admission. Turns are as far apart as the limit admits calls; but where
 # many permits become free at once, those who are late in the line would wait for long although
-# there is room. Therefore the calls for which there is room are shared equally among those in the
-# line.
+# there is room. Therefore the calls for which there is room are shared among those in it.
 
 MAX_EARLY_WINDOWS = 10
 """A waiter asks this many windows after there was room at the latest, even if its turn comes later:

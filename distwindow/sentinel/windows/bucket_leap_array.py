@@ -225,8 +225,7 @@ def _node(window: Window[MetricBucket]) -> MetricNode:
 #
 # A LeapArray that lends passes of buckets to come (Sentinel `OccupiableBucketLeapArray`).
 #
-# Passes that were promised lie in an array of their own, the borrow array, until their window
-# comes:
+# Passes that were promised lie in an array of their own, the borrow array, until its time:
 #
 #     t = 1100, n = 2, L = 500        1000      1500      2000
 #                                       |---------|---------|

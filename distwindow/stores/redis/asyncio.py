@@ -410,8 +410,7 @@ class LoopDispatcher:
         `asyncio.run` and its like end the tasks of a loop, then its asynchronous generators, and
         then close it. This generator ends after the last flush. Without it, closing the loop would
         warn of open connections, and closing a loop of uvloop hangs if `ResourceWarning` is an
-        error. The client is closed, too: redis-py keeps connections to sentinels and to the nodes
-        of a cluster.
+        error. The client is closed, too: redis-py keeps connections to sentinels and nodes.
         """
         try:
             yield
@@ -475,8 +474,7 @@ class LoopDispatcher:
 
     def on_reply(self, batch: Batch, raw: RawReply) -> None:
         """Decide the calls of `batch` by a reply of more words than the short one. Send any other
-        raw reply into its execution, and the request that this yields to the server. None starts an
-        execution.
+        raw reply into its execution, and the request that this yields to the server. None: begin.
         """
         try:
             connection = batch.connection

@@ -291,8 +291,7 @@ def _no_reply(exc: Exception) -> NoReply:
 
 # --------------------------------------------------------------------------------------------------
 #
-# One blocking connection. redis-py opens it (TLS, AUTH, RESP, Sentinel), and we exchange requests
-# and replies over its socket.
+# One blocking connection. redis-py opens it (TLS, AUTH, RESP, Sentinel), and we use its socket.
 #
 #   closed     no transport; `_open` starts a background job that connects
 #   opening    `_opening` is that job; a call whose time is over leaves it to the next call
@@ -306,8 +305,7 @@ def _no_reply(exc: Exception) -> NoReply:
 
 _FRESH_S = 0.005
 """Seconds after the start of a call in which a connection is taken to be open, because a check
-costs a system call. The time is this short because servers and load balancers close idle
-connections.
+costs a system call. The time is this short because servers close idle connections.
 """
 
 

@@ -63,8 +63,7 @@ def handshake(node: Node, clock: Clock) -> Handshake:
 def check_version(info: object, node: str) -> None:
     """Raise `ConfigurationError` if `INFO server` names a Redis older than 6.2.
 
-    Valkey and others report the Redis version that they are compatible with. A text without a
-    version passes.
+    Valkey and others report the Redis version that they are compatible with. Other texts pass.
     """
     text = info.decode("utf-8", "replace") if isinstance(info, bytes) else str(info)
     found = re.search(r"redis_version:(\d+)\.(\d+)", text)
