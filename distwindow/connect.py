@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -28,9 +28,6 @@ from .stores.redis.asyncio import AsyncRedisStore
 from .stores.redis.blocking import RedisStore
 from .stores.redis.handshake import connect_failure
 from .stores.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
-
-T = TypeVar("T")
-
 
 StrategyWithViews = LocalStrategy[Any] | InProcess
 """The strategies that send what entries count for minute views, too: all there are."""
@@ -102,12 +99,12 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
     if isinstance(store, str):
         if _is_memory_url(store):
             return AsyncMemoryStore(register_after_fork(MemoryStore(options.time)))
-        client = partial(_async_client, urls.parse_url_text(store), options.timeout)
+        client = partial(_client, urls.parse_url_text(store), options.timeout, is_async=True)
         load_scripts()
         return register_after_fork(AsyncRedisStore(client, settings, urls.aclose_client))
     if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         load_scripts()
-        return register_after_fork(AsyncRedisStore(partial(_unchanged, store), settings))
+        return register_after_fork(AsyncRedisStore(lambda: store, settings))
     if isinstance(store, (redis.Redis, redis.RedisCluster)):
         raise ConfigurationError("this is a blocking client; use Limiter with it")
     if isinstance(store, MemoryStore):
@@ -209,22 +206,11 @@ def _make_topology(store: Any, settings: CallSettings) -> Topology:
     return topology
 
 
-def _client(url: urls.StoreUrl, timeout: float) -> Any:
+def _client(url: urls.StoreUrl, timeout: float, *, is_async: bool = False) -> Any:
     try:
-        return urls.make_client(url, timeout)
+        return urls.make_client(url, timeout, is_async=is_async)
     except Exception as exc:  # a cluster's errors are not redis.RedisError
         raise connect_failure(exc, urls.masked_url(url.url), urls.secrets_of(url.url)) from exc
-
-
-def _async_client(url: urls.StoreUrl, timeout: float) -> Any:
-    try:
-        return urls.make_async_client(url, timeout)
-    except Exception as exc:
-        raise connect_failure(exc, urls.masked_url(url.url), urls.secrets_of(url.url)) from exc
-
-
-def _unchanged(client: T) -> T:
-    return client
 
 
 def _not_a_store_message(store: object, kind: str) -> str:

@@ -64,7 +64,8 @@ class ProcessCount:
     def after_fork(self) -> None:
         """Be another process."""
         owner = f"{socket.gethostname()}:{os.getpid()}".encode("ascii", "replace").decode()
-        name = HolderName(_NO_LIMIT, _TTL_MS, _process_id(), owner.replace(" ", "-"))
+        process_id = _PROCESS_IDS.setdefault(os.getpid(), secrets.token_hex(5))
+        name = HolderName(_NO_LIMIT, _TTL_MS, process_id, owner.replace(" ", "-"))
         self._holder = name.encode()
         self._due_at, self._was_called = NEVER, False
 
@@ -104,11 +105,7 @@ class ProcessCount:
 _COUNTS: WeakValueDictionary[tuple[str, str], ProcessCount] = WeakValueDictionary()
 """Those of this process, by store and prefix."""
 _PROCESS_IDS: dict[int, str] = {}
-
-
-def _process_id() -> str:
-    """Return the id of this process, which its limiters have in common."""
-    return _PROCESS_IDS.setdefault(os.getpid(), secrets.token_hex(5))
+"""The id of this process, which its limiters have in common, by its number."""
 
 
 class LocalShare(Eventual):

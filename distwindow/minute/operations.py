@@ -313,9 +313,8 @@ class EntryViews:
                 seq=next(self._seq),
                 max_origins=self._max_origins,
             )
-            none: dict[str, dict[int, _Counters]] = {}
             batch = _Batch(command, views.pending(), self._monotonic())
-            views.in_flight, views.counters = batch, none
+            views.in_flight, views.counters = batch, {}
         return OutgoingCommand(
             batch.command, lambda reply, sent_at: self._on_reply(views, batch, reply)
         )

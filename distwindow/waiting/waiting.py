@@ -252,7 +252,6 @@ class AsyncWaiter(Waiter):
             await asyncio.wait_for(self._event.wait(), seconds)
         self._event.clear()
         self._queues.check_open()
-        self._queues.check_open()
 
     def wake(self) -> None:
         if not self._loop.is_closed():
@@ -341,20 +340,15 @@ class WaitQueues:
         for charge in charges:
             for name in (charge.ring, charge.ring + PRIORITY):
                 if name in self.by_name:
-                    self._free(name)
+                    self.wake_head(name, freed=True)
 
-    def _free(self, name: bytes) -> None:
+    def wake_head(self, name: bytes, *, freed: bool = False) -> None:
+        """Wake the head of the queue of this name, if there is one; `freed`: to ask at once."""
         with self._lock:
             queue = self.by_name.get(name)
             if queue is not None and queue.waiting:
-                queue.freed, queue.refusal = True, None
-                queue.waiting[0].wake()
-
-    def wake_head(self, name: bytes) -> None:
-        """Wake the head of the queue of this name, if there is one."""
-        with self._lock:
-            queue = self.by_name.get(name)
-            if queue is not None and queue.waiting:
+                if freed:
+                    queue.freed, queue.refusal = True, None
                 queue.waiting[0].wake()
 
     def first(self, name: bytes, count: int) -> list[Waiter]:

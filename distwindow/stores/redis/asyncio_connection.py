@@ -1,9 +1,6 @@
 """One asyncio connection for many calls at once. redis-py opens it (TLS, AUTH, Sentinel), and then
 `PipelinedConnection` takes the place of redis-py's stream protocol.
 
-One asyncio connection for many calls at once. redis-py opens it (TLS, AUTH, Sentinel), and then
-`PipelinedConnection` takes the place of redis-py's stream protocol.
-
 The frames of one tick of the loop are written in one piece, or a few where they are many, and
 replies go to their callers in the order of the requests. A test plays every row of this table:
 

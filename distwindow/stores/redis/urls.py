@@ -228,32 +228,22 @@ def parse_url_text(url: str) -> StoreUrl:
     return StoreUrl(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
 
 
-def make_client(address: StoreUrl, timeout: float) -> Any:
-    """A blocking redis-py client without retries (a cluster's has its own, and connects here)."""
-    no_retries: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
+def make_client(address: StoreUrl, timeout: float, *, is_async: bool = False) -> Any:
+    """A redis-py client without retries (a cluster's has its own; a blocking one connects)."""
+    kinds: tuple[Any, ...] = (redis, Retry, Sentinel, ClusterNode)
+    if is_async:
+        kinds = (redis.asyncio, AsyncRetry, AsyncSentinel, AsyncClusterNode)
+    clients, retry, sentinels, cluster_node = kinds
+    timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    no_retries: dict[str, Any] = {"retry": retry(NoBackoff(), 0), **timeouts}
     if address.kind == "one":
-        return redis.Redis.from_url(address.plain_url, **no_retries)
+        return clients.Redis.from_url(address.plain_url, **no_retries)
     if address.kind == "sentinel":
         service, sentinel = _split_sentinel_options(address.options)
-        manager = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
-        return manager.master_for(address.service, **service, **no_retries)  # type: ignore[no-untyped-call]  # not annotated
-    nodes = [ClusterNode(host, port) for host, port in address.hosts]  # type: ignore[no-untyped-call]  # not annotated
-    options = address.options | _timeouts(timeout)
-    return redis.RedisCluster(startup_nodes=nodes, **options)
-
-
-def make_async_client(address: StoreUrl, timeout: float) -> Any:
-    """An asyncio redis-py client for `address`, without retries."""
-    no_retries: dict[str, Any] = {"retry": AsyncRetry(NoBackoff(), 0), **_timeouts(timeout)}
-    if address.kind == "one":
-        return redis.asyncio.Redis.from_url(address.plain_url, **no_retries)
-    if address.kind == "sentinel":
-        service, sentinel = _split_sentinel_options(address.options)
-        manager = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
+        manager = sentinels(list(address.hosts), sentinel_kwargs=sentinel | no_retries)
         return manager.master_for(address.service, **service, **no_retries)
-    nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
-    options = address.options | _timeouts(timeout)
-    return redis.asyncio.RedisCluster(startup_nodes=nodes, **options)
+    nodes = [cluster_node(host, port) for host, port in address.hosts]
+    return clients.RedisCluster(startup_nodes=nodes, **(address.options | timeouts))
 
 
 def close_client(client: Any) -> None:
@@ -264,7 +254,7 @@ def close_client(client: Any) -> None:
 
 
 async def aclose_client(client: Any) -> None:
-    """Close a client that `make_async_client` made, and its connections to sentinels."""
+    """Do as `close_client`, for an asyncio client."""
     await client.aclose()
     if isinstance(client, redis.asyncio.RedisCluster):
         # It closes nothing itself where it could read the map only.
@@ -277,10 +267,6 @@ async def aclose_client(client: Any) -> None:
 def _sentinels(client: Any) -> list[Any]:
     manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
     return [] if manager is None else list(manager.sentinels)
-
-
-def _timeouts(timeout: float) -> dict[str, Any]:
-    return {"socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
 def _split_sentinel_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
