@@ -273,8 +273,7 @@ def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
 def run_to_completion(function: Callable[[], T]) -> T:
     """Call `function` in a thread of its own, wait, and return its result or raise its error.
 
-    For work that must not be left half done: an exception of a signal handler ends the wait, and
-    the thread goes on to the end of the work.
+    For work that must not be left half done: a signal handler's exception ends the wait alone.
     """
     finished = OneShotEvent()
     results: list[T] = []

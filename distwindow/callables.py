@@ -20,9 +20,7 @@ _MISSING = object()
 
 
 def is_async_callable(function: Any) -> bool:
-    """True if what `function` returns is awaited: for coroutine functions, methods and partials of
-    them, and objects whose `__call__` is a coroutine function.
-    """
+    """True if what `function` returns is awaited; of partials, methods and `__call__`, too."""
     return any(inspect.iscoroutinefunction(form) for form in _function_and_call(function))
 
 
@@ -325,9 +323,7 @@ class KeyTemplate:
 
 
 def fields_of(template: str) -> Iterator[tuple[str, str]]:
-    """Yield what stands in the braces of a template, and its format; those within a format
-    included. Raises `ValueError` for what cannot be parsed.
-    """
+    """Yield what stands in the braces of a template, with its format. Raises `ValueError`."""
     for _, field, spec, _ in _FORMATTER.parse(template):
         if field is not None:
             yield field, spec or ""

@@ -118,9 +118,7 @@ class LocalShare(Eventual):
         super().__init__(commands, clock, options)
         self._max_observed = options.max_local_keys
         self._observed: OrderedDict[AnyKey, Decision] = OrderedDict()
-        """The last decision of the store on each key. Not a `dict`, which searches its first item
-        longer, the more have been removed before it.
-        """
+        """By key. Not a `dict`, which searches its first item longer, the more were removed."""
         self._deciding = threading.RLock()
         """Held while calls are decided, so that those over several keys are counted whole."""
         self._processes: ProcessCount | None = None

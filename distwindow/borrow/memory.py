@@ -46,9 +46,7 @@ class _Place:
 
 
 def borrow(command: Borrow, rings: list[Ring], now: int) -> BorrowReply:
-    """Admit the call of `command` at once, or as soon as every ring has room for it, or refuse it
-    and count a block. The rings have been rotated.
-    """
+    """Admit the call at once, or as soon as each (rotated) ring has room, or count a block."""
     charges = command.charges
     places = [
         _Place(ring, charge.cost, charge.limit.amount, max_borrowed)

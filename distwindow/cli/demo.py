@@ -230,9 +230,7 @@ class AdmissionLog:
         self._buckets.update(time_ms // self.limit.bucket_ms for time_ms in times_ms)
 
     def last_complete_interval(self) -> int:
-        """Return the number of the last whole interval that is over, counted from the epoch; before
-        there is one, the number of the first interval.
-        """
+        """Return the number of the last interval that is over, or else of the first one."""
         buckets = self.limit.buckets
         newest = max(self._buckets, default=0) // buckets
         return max(newest - 1, min(self._buckets, default=0) // buckets)
@@ -458,9 +456,7 @@ def _next_lines() -> Iterator[str]:
 
 
 def _pause_s(limits: Sequence[Limit], workers: int) -> float:
-    """Return the mean pause of a worker after a call. The demand is then well above the limit, but
-    does not occupy a core without need.
-    """
+    """Return the mean pause after a call: the demand is well above the limit, at little load."""
     rate = max(limit.amount / limit.per for limit in limits)
     pause_s = min(_MAX_PAUSE_S, workers / (_DEMAND_FACTOR * rate))
     return pause_s if pause_s >= _MIN_PAUSE_S else 0.0

@@ -55,9 +55,7 @@ MAX_SHARDS = 1000
 
 
 def ring_bytes(limit: Limit, admitted: float) -> float:
-    """Return the bytes of a ring into which so many permits a second are admitted: the formula of
-    docs/operations.md, Redis's tables included.
-    """
+    """Return the bytes of a ring with so many admissions a second (docs/operations.md)."""
     width_s = limit.bucket_ms / 1000
     buckets = limit.span * -math.expm1(-admitted * width_s)
     in_each = admitted * width_s

@@ -37,9 +37,7 @@ class _CheckedFile(io.FileIO):
 
 
 def prepare_output() -> None:
-    """Prepare stdout to raise `OutputError`, and stdout and stderr to escape characters that they
-    cannot encode: a key may contain any character.
-    """
+    """Have stdout raise `OutputError`, and both streams escape what they cannot encode."""
     if sys.stdout is None:  # Python's value where the descriptor is closed: `distwindow >&-`
         raise OutputError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):

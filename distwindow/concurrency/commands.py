@@ -28,9 +28,7 @@ sorted set of up to 128 holders keeps its compact form (`zset-max-listpack-value
 
 
 def parse_slots_name(prefix: str, name: bytes) -> str | None:
-    """Return the text of the key whose slots have this Redis key, of a tagged key `{tag}resource`;
-    None if it is not one of slots of this prefix.
-    """
+    """Return the text of the key of these slots (`{tag}resource`); None if not of this prefix."""
     start = prefix.encode() + b":"
     found = _NAME.fullmatch(name, len(start)) if name.startswith(start) else None
     if found is None:

@@ -367,9 +367,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         return AsyncSlotBlock(self._driver, self._new_claim(key, timeout), timeout)
 
     def try_hold(self, key: AnyKey) -> Unawaited[AsyncSlot]:
-        """See `Concurrency.try_hold`; `release` is awaited, and the block is `async with`. What it
-        returns has no truth value before it is awaited.
-        """
+        """See `Concurrency.try_hold`; awaited, as is `release`; no truth value before `await`."""
         return UnawaitedCoroutine(self._try_hold(key))
 
     async def _try_hold(self, key: AnyKey) -> AsyncSlot:

@@ -40,9 +40,7 @@ _log = logging.getLogger("distwindow")
 
 
 def remove_limit_labels(broker: AsyncBroker, message: TaskiqMessage) -> None:
-    """Leave the labels of limits out of `message`: the worker reads those of the task. Log a
-    warning for those that were set for this call only.
-    """
+    """Drop the labels of limits, which the worker reads of the task; warn of those of a call."""
     task = broker.find_task(message.task_name)
     declared = {} if task is None else task.labels
     for option in TASK_OPTIONS:

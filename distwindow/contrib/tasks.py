@@ -520,9 +520,7 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
         kwargs: Mapping[str, Any],
         max_hold: float,
     ) -> float:
-        """Do as `wait`, but go on while the limiter fails, and return a delay only after `max_hold`
-        seconds: for queues that cannot delay a task themselves.
-        """
+        """Do as `wait`, but wait on for `max_hold` seconds: for queues that cannot delay a task."""
         monotonic = self._time.monotonic
         ends_at = monotonic() + max_hold
         while True:

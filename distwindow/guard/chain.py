@@ -98,15 +98,11 @@ class ChainSlot:
 
 
 class SlotAdapter(NamedTuple):
-    """A slot in a chain, and the kinds of its methods. The functions say these, and not what they
-    return, as a token may be a generator or a future, too.
-    """
+    """A slot, and the kinds of its methods, by the functions: a token may be a generator, too."""
 
     slot: Any
     enter_kind: str | None
-    """"steps" for a generator function, "coroutine" for a coroutine function, "question" for one
-    whose answer is settled.
-    """
+    """"steps" (a generator function), "coroutine", or "question": its answer is settled."""
     exit_kind: str | None
     has_exit: bool
     """False for a slot that has nothing to leave."""

@@ -149,9 +149,7 @@ class LocalStrategy(Strategy, Generic[S]):
     def count_debt(
         self, charges: tuple[Charge, ...], permits: int, offset_ms: float
     ) -> Flush | None:
-        """Count permits that were used beyond what was admitted, to be sent later: as any count
-        once, and not at all after their window.
-        """
+        """Count permits used beyond what was admitted, to be sent once, and within their window."""
         state = self._state_to_count_in(charges, offset_ms, self._monotonic())
         self._add_debt(state, permits)
         if not state.dirty:

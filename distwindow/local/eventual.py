@@ -521,9 +521,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
             state.refused_until = 0.0  # there is room later than was computed
 
     def take_back(self, charges: tuple[Charge, ...], permits: int, charged_ms: int) -> int:
-        """Take permits out of what is counted here. Those that were sent are for the store to give
-        back; this process has them no more in its share either.
-        """
+        """Take permits out of what is counted here. The store gives those back that were sent."""
         state = self._find_state(charges)
         if state is None:
             return 0

@@ -157,9 +157,7 @@ class KeyState:
             self.offset_ms = least
 
     def open_bucket(self, counter_lock: Lock, now: float) -> bool:
-        """Open the bucket of `now`, and add what was counted before to `closed_buckets`. True if
-        the present bucket has changed. Under `state_lock`.
-        """
+        """Open the bucket of `now`. Return True if that is another one. Under `state_lock`."""
         now_ms = self.now_ms(now)
         start = now_ms - now_ms % self.count_bucket_ms
         if start <= self.bucket_start and now < self.bucket_ends_at:
@@ -341,9 +339,7 @@ class KeyStateCache(Generic[S]):
         return [*self.all(), *self._states_at_close]
 
     def get_or_add(self, name: StateName, new: Callable[[], S]) -> S:
-        """Return the key state of `name`. If there is none, it is made by `new`, and the least
-        recently used one is evicted where there are too many.
-        """
+        """Return the key state of `name`, or of `new`, for which the least used one is evicted."""
         with self.state_lock:
             state = self._states.get(name)
             if state is not None:

@@ -67,9 +67,7 @@ from .leases import (
 )
 
 _NO_LEASE_NEAR_END_S = 0.005
-"""Seconds before the end of the bucket of the last lease in which nothing more is leased: a call
-may sleep instead.
-"""
+"""Seconds before its last bucket's end in which nothing is leased: a call may sleep instead."""
 
 
 class Leased(ExactStrategy[LeasedKeyState]):

@@ -275,9 +275,7 @@ class LeaseRefunds:
             self._schedule.flush_by(self._monotonic())
 
     def collect(self, outgoing: list[OutgoingCommand]) -> None:
-        """Add the refunds in the queue to `outgoing`, but those of keys that were reset: they would
-        give back the permits of later calls.
-        """
+        """Add the queued refunds, but not of reset keys, whose permits are those of later calls."""
         with self._states.state_lock:
             while self._queue:
                 refund = self._queue.popleft()

@@ -138,9 +138,7 @@ class ServerClock:
     def __init__(self, *, enabled: bool = True) -> None:
         self._counter = itertools.count()
         self.last_reply: tuple[int, float] | None = None
-        """The server's time in it, ms, and when it came, monotonic seconds; None before the
-        first. Whoever receives a reply sets both at once.
-        """
+        """The server's ms, and when they came (monotonic seconds); None at first. Set together."""
         self.answered_at = -math.inf
         """When the last call that writes was answered, monotonic seconds. A handshake is none."""
         self.read_at = -math.inf

@@ -221,9 +221,7 @@ class Ring:
 
     @property
     def peak(self) -> int:
-        """The sum with which a plain call is compared: `used`, or what is in a fuller window that
-        contains the newest bucket and coming ones.
-        """
+        """What a plain call is compared with: `used`, or a fuller window with coming buckets."""
         return (
             self.used
             if self.borrowed_permits is None

@@ -17,8 +17,7 @@ class Store(Protocol):
     """Executes commands one after the other, each atomically. Safe to share between threads.
 
     Each call has one deadline (monotonic seconds), by default its start plus the store's timeout.
-    Calls raise `StoreError` if there was no reply in time, and `ConfigurationError` if there will
-    never be one.
+    Calls raise `StoreError` if no reply came in time, `ConfigurationError` if none ever will.
     """
 
     decided_by: Source

@@ -72,8 +72,7 @@ class Completion:
 #   WaitFor    None, when the completion is complete or after that time
 #
 # An operation is a generator that is written once and driven by `run_blocking` or `run_async`. It
-# reads time only from the clock it was given, holds no lock across a yield, and never yields inside
-# `finally`.
+# reads time only from the clock it was given, holds no lock across a yield, never in `finally`.
 
 T = TypeVar("T")
 Reply = TypeVar("Reply")

@@ -83,9 +83,7 @@ class Strategy(ScheduledSource):
         return False
 
     def charged_ms(self, decision: Decision, decided_at: float) -> int:
-        """Return when the charges of `decision`, made at `decided_at` (monotonic seconds), were
-        counted, by the store's clock.
-        """
+        """Return when `decision`, made at `decided_at` (monotonic), was counted, in store ms."""
         return decision.now_ms
 
     def flush_command(

@@ -267,9 +267,7 @@ class FlushJobs:
         return [job for weak in self._refs.copy() if (job := weak()) is not None]
 
     def active(self) -> list[FlushJob]:
-        """Return the jobs whose limiters are not closed. Those whose last flush failed come last,
-        because flushing them may take until the deadline.
-        """
+        """Return the jobs not closed, failing ones last: these may take until the deadline."""
         jobs = [job for job in self.all() if not job.detached]
         return sorted(jobs, key=lambda job: job.failure is not None)
 
@@ -368,9 +366,7 @@ class ExitHooks:
     def __init__(
         self, flush_at_exit: Callable[[], None], flush_before_join: Callable[[], None]
     ) -> None:
-        """`flush_before_join` is called instead of `flush_at_exit` where threads that are not
-        daemons may still be running, and are joined later.
-        """
+        """`flush_before_join` is called where threads to be joined later may still be running."""
         self._flush_at_exit = flush_at_exit
         self._flush_before_join = flush_before_join
         self._atexit_registered = False
@@ -1022,9 +1018,7 @@ class WorkerThread(FlushWorker):
     """Flushes all blocking limiters of this process, in one thread."""
 
     def after_fork(self) -> None:
-        """Begin without a thread: a fork copies only the thread that called it. What the parent has
-        not sent is sent by the parent.
-        """
+        """Begin without a thread, which no fork copies; the parent sends what it has counted."""
         for job in self.jobs.all():
             job.flush_done = job.close_done = None  # whatever was under way will never end here
             job.closing_lock = threading.Lock()

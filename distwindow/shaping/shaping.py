@@ -222,8 +222,7 @@ class Shaping:
         us, rest = now_ms * 1000 + waits_us, 0
         if self.is_paced:
             moment = self.next_moment(state, self.rate(state), cost)
-            # The exact moment, where this limit's own wait is the longest: it is rounded up in
-            # `waits_us`.
+            # The exact moment, where its own wait is the longest: `waits_us` is rounded up.
             if moment is not None and waits_us and moment[0] + (moment[1] > 0) == us:
                 us, rest = moment
             state = state._replace(moment_us=us, moment_rest=rest, moment_parts=self._amount)

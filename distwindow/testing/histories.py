@@ -122,9 +122,7 @@ class HistoryStep(NamedTuple):
     calls: int
     """Equal calls in one `acquire`, buckets in a `flush`."""
     size: int
-    """Response time of a `flush`; how far back a `refund` or `flush` reaches; extra of a lease; how
-    long a `borrow` may wait.
-    """
+    """Response time; reach of a `refund` or `flush`; extra of a lease; the wait of a `borrow`."""
     flag: bool
     """`write_limit` of an `acquire`, `prefetch` of a lease, `pull` of a flush; whether a `borrow`
     may take the whole limit, and whether a `refund` is of borrowed permits; `takes_next` of an
@@ -180,9 +178,7 @@ def _random_step(random: Random, names: Sequence[str]) -> HistoryStep:
 
 
 def commands_of(history: Sequence[HistoryStep], key: AnyKey) -> Iterator[Command[Any]]:
-    """Yield the commands of a history on `key`: each step, and after it a `Read` of its rings, and
-    of how their limits are shaped.
-    """
+    """Yield the commands of a history on `key`, and after each step a `Read` of its rings."""
     now, past = START_MS, [START_MS]
     for step in history:
         now = max(0, now + step.elapsed_ms)

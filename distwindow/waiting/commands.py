@@ -54,9 +54,7 @@ class AcquireTurn(Command[TurnReply]):
 
 
 def turn_decision(command: AcquireTurn, reply: TurnReply, source: Source) -> Decision:
-    """Return the decision that `reply` is. Of a refused call, `retry_after` is the time at which
-    there is room, which is not after its turn.
-    """
+    """Return the decision of `reply`. A refusal's `retry_after` is when there is room."""
     decision = decision_of(command, reply.acquire_reply, source)
     if not decision.allowed:
         return decision

@@ -182,9 +182,7 @@ class PermitWaiter(Waiter):
         self._queues.wake_too_late(self, self._queue, now + retry_after)
 
     def consume_wake(self) -> bool:
-        """True, once, if this is the head and permits have been given back. A waiter that has left
-        has been admitted, and sleeps until it may proceed.
-        """
+        """True, once, if this is the head and permits were given back. False once it has left."""
         queue = self._queue
         if queue is None or not queue.freed or list(queue.waiting)[:1] != [self]:
             return False
@@ -269,9 +267,7 @@ class _Queue:
         self.waiting: deque[Waiter] = deque()
         """The head comes first."""
         self.refusal: tuple[float, float, Decision] | None = None
-        """The last refusal of a head: until when it holds, and when the head asks again (monotonic
-        seconds), and the decision.
-        """
+        """A head's last refusal: until when, when the head asks again (monotonic), the decision."""
         self.earliest_deadline = math.inf
         """No waiter gives up before this moment (monotonic seconds)."""
         self.freed = False
@@ -571,8 +567,7 @@ def wait_for_turn(command: Acquire, turns: Turns, waiter: PermitWaiter) -> Opera
     itself stands for the plain call, which whoever drives this sends as `try_acquire` does.
 
     Raises `RateLimitExceeded` as soon as it is certain that the caller's timeout ends before there
-    is room. A turn after the timeout is no such certainty, as it is a hint: then the call is sent
-    once more when the timeout ends.
+    is room. A later turn is a hint and not certain: then the call is sent again at the end.
     """
     queue = waiter.turns
     deadline = _Deadline(waiter)

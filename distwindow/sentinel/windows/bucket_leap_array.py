@@ -287,8 +287,7 @@ class OccupiableLeapArray(BucketLeapArray):
         """Lend `n` passes from the window of `t`.
 
         They count as waiting until that window begins, and as passes from the first rotating
-        operation in it. If the window of `t` exists already, they are counted nowhere. Lending
-        from a window replaces what was lent from the window one interval before. Raises
-        `ConfigurationError` for a negative `t`.
+        operation in it. If the window of `t` exists already, they are counted nowhere. It replaces
+        what was lent one interval before. Raises `ConfigurationError` for a negative `t`.
         """
         self.borrow_array.add(t, Event.PASS, n)

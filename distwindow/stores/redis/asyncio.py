@@ -440,9 +440,7 @@ class LoopDispatcher:
             connection.leave_to_parent()
 
     async def drain(self) -> None:
-        """Wait until all that was sent is answered, or the timeout has passed. Replies come in the
-        order of the requests, so the reply to a PING comes last.
-        """
+        """Wait for all replies, or the timeout. The reply to a PING, sent now, comes last."""
         pings = []
         for connection in (*self.connections.values(), *self._retired):
             if connection.transport_open:
@@ -741,9 +739,7 @@ class AsyncRedisStore:
         deadline: float | None = None,
         on_late_reply: Callable[[Reply], object] | None = None,
     ) -> Reply:
-        """`on_late_reply` is called with a reply that comes after the caller was cancelled or has
-        timed out, if the connection lasts until then.
-        """
+        """`on_late_reply`: see `AsyncStore`; it is called if the connection lasts until then."""
         dispatcher, deadline = await self._ready_dispatcher(deadline)
         return await dispatcher.execute(command, deadline, on_late_reply)
 

@@ -100,9 +100,7 @@ class ConnectionOwner(Protocol):
 
 
 class _TransportTaken:
-    """Takes the place of the transport in redis-py's writer, because a writer closes its transport
-    when it is destroyed, here or in a forked child.
-    """
+    """Stands for the transport in redis-py's writer, which would close it when it is destroyed."""
 
     @staticmethod
     def is_closing() -> bool:

@@ -241,8 +241,7 @@ class CallGroup:
         """End the group's call for every member that has no share: with `exc`, or None if the
         leader's deadline came first. Each of them was charged at most once.
 
-        If the reply had come and the leader was interrupted while it distributed the shares, the
-        members get them here.
+        If the leader was interrupted while it distributed the shares, the members get them here.
         """
         if self._shares:
             self._distribute()
@@ -373,9 +372,7 @@ class CallSharing:
         return unsent
 
     def _replace_leader(self, command: Acquire, leader: GroupMember) -> GroupMember | None:
-        """Make the next member the leader in place of one that leaves before it has sent; None if
-        `leader` is no such leader, or the last member.
-        """
+        """Let the next member lead for one that has not sent; None if there is none, or no need."""
         group, call = leader.group, leader.call
         assert group is not None
         if group.leader is not leader or group.sent or len(group.members) < 2:
@@ -420,8 +417,7 @@ _MAX_PIPELINE = 256
 class RedisStore:
     """A Redis server, primary or cluster. Safe to share between threads; survives `fork`.
 
-    `find_topology` may connect (to read a cluster's map), so it is called with the first command,
-    and again if it failed.
+    `find_topology` may connect (for a cluster's map): the first command calls it, or the next one.
     """
 
     decided_by: Source = "store"

@@ -1,6 +1,4 @@
-"""The connections of a blocking store: one for each thread and node. redis-py opens them, and we
-exchange requests and replies over their sockets.
-"""
+"""A blocking store's connections, one for each thread and node: opened by redis-py, used by us."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ from .urls import hide_secrets
 #   TlsTransport     TLS, whose socket needs a timeout of its own
 #   ClientTransport  redis-py's own methods, for connection classes without a socket (fakeredis)
 #
-# Most of the time of a redis-py call goes into pool checkout, retry bookkeeping and wrappers. Here
-# a call is one send, one poll and one recv.
+# A call of redis-py is mostly pool checkout, retries and wrappers; here one send, poll and recv.
 
 _RECV_BYTES = 65536
 
@@ -356,9 +353,7 @@ class BlockingConnection:
         return self.round_trip(request.frame(), deadline, replies=2 if request.asking else 1)
 
     def exchange(self, frame: bytes, now: float, deadline: float) -> RawReply:
-        """Send `frame` and return the raw reply to it; `NOT_OPEN` if there is no connection that
-        seems to be open. `now` is when the call began.
-        """
+        """Send `frame` and return its raw reply, or `NOT_OPEN`; `now` is when the call began."""
         return self.round_trip(frame, deadline) if self._validate(now) else NOT_OPEN
 
     def _validate(self, now: float) -> bool:
@@ -376,9 +371,7 @@ class BlockingConnection:
         return True
 
     def round_trip(self, frame: bytes | None, deadline: float, replies: int = 1) -> RawReply:
-        """Send `frame` over the open connection and return the last of its replies; without a
-        frame, return the next reply to what was sent before.
-        """
+        """Send `frame`, and return the last of its replies; without one, the next reply."""
         transport = self._transport
         if transport is None:  # another thread has just closed the limiter
             return NoReply("the connection was closed", sent=frame is None)
@@ -550,9 +543,7 @@ def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
 
 
 def tls_alert(connection: Any, failure: BaseException) -> ssl.SSLError | None:
-    """Return why a TLS server has ended a new connection. redis-py writes first, which may fail
-    before it has read that: here nothing is written.
-    """
+    """Return why TLS ended a new connection: redis-py writes first, and may not have read it."""
     if not was_reset(failure) or not isinstance(connection, SSLConnection):
         return None
     try:
@@ -702,9 +693,7 @@ class ThreadConnections:
         return connection
 
     def restore(self, connections: dict[Node, BlockingConnection]) -> None:
-        """Give the interrupted call its connections back at the end of a call by a signal handler,
-        and close those that the handler's call has opened.
-        """
+        """Give an interrupted call its connections back, and close those of the handler's call."""
         this_thread = self.this_thread
         opened = this_thread.connections
         this_thread.connections = connections

@@ -130,9 +130,7 @@ def refusal(node: str, text: str, where: str = "") -> ConfigurationError:
 
 
 def is_unknown(exc: BaseException) -> bool:
-    """True if it is unknown whether a call that ended with `exc` was charged. That includes a call
-    that a signal handler has interrupted.
-    """
+    """True if nobody knows whether a call that ended so, interrupted ones too, was charged."""
     if isinstance(exc, StoreError):
         return exc.charged is None
     return not isinstance(exc, DistwindowError)

@@ -90,9 +90,7 @@ class Node(Reachability):
         return min(timeout, max(_MIN_PROBE_TIMEOUT_S, 4 * self.round_trip_s))
 
     def invalidate_connections(self, generation: int) -> None:
-        """Reopen every connection of this generation before its next call, because the replies of
-        one no longer match the requests. Later ones are kept.
-        """
+        """Reopen this generation's connections before their next calls: replies do not match."""
         if generation == self.generation:
             self.generation += 1
 
@@ -201,9 +199,7 @@ class ClusterTopology:
         return to
 
     def claim_refresh(self) -> bool:
-        """True if the map is to be read again now: it is stale, and was not read in the last
-        `_MIN_REFRESH_S`. Only the first caller gets True.
-        """
+        """True, for the first caller, if the map is stale and not read in `_MIN_REFRESH_S`."""
         now = self._settings.clock.monotonic()
         pause_s = _MIN_REFRESH_AWAY_S if self._settings.outages.away else _MIN_REFRESH_S
         if not self._stale or now - self._refreshed_at < pause_s:
