@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from .ring.commands import Acquire
 from .ring.store import AsyncStore, Store
 from .runtime.flush import FlushResult, FlushSource, flush_due
 from .runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
-from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
+from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob, FlushWorker
 from .stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -78,13 +78,6 @@ def raise_failure(failure: DistwindowError | None) -> None:
         raise failure
 
 
-def _name_outages(store: Any, name: str) -> None:
-    """Have the outages of `store` name what uses it in their log lines."""
-    outages: Outages | None = getattr(store, "outages", None)
-    if outages is not None:
-        outages.name = name
-
-
 def _note_flush(job: FlushJob, store: Any, result: FlushResult) -> None:
     """Note what a flush of `job` has shown besides its failure."""
     outages: Outages | None = getattr(store, "outages", None)
@@ -122,20 +115,17 @@ class BlockingClosable(EnteredOnce):
         self.close()
 
 
-class BlockingLifecycle(BlockingClosable):
+class _Flushed:
     """Has a store, and counts in this process what a worker flushes; see above."""
 
-    _store: Store
+    _worker: FlushWorker
+    _store: Any
     _owns_store: bool
     """True if the store is closed with it."""
     _timeout: float
     """Seconds that one call has."""
     _flush_job: FlushJob
-
-    def _open_store(self, store: Any, options: Options) -> None:
-        """Open `store`, which is what the caller has given; nothing is connected to."""
-        self._store = open_store(store, options)
-        self._owns_store = self._store is not store
+    _flush_now: Callable[[bool], Any]
 
     def _add_flush_job(
         self,
@@ -148,17 +138,27 @@ class BlockingLifecycle(BlockingClosable):
         """Add `source` to what the worker flushes; without `in_background`, only `flush` and
         `close` do. `name` is that of log lines.
         """
-        _name_outages(self._store, name)
+        outages: Outages | None = getattr(self._store, "outages", None)
+        if outages is not None:
+            outages.name = name  # in their log lines, too
         if in_background:
-            self._flush_job = THREAD_WORKER.add_limiter(
-                source,
-                self._flush_now,
-                self._store.clock,
-                name=name,
-                job_type=job_type,
+            self._flush_job = self._worker.add_limiter(
+                source, self._flush_now, self._store.clock, name=name, job_type=job_type
             )
         else:
             self._flush_job = job_type(source, self._flush_now, name)
+
+
+class BlockingLifecycle(BlockingClosable, _Flushed):
+    """The steps above in threads."""
+
+    _worker = THREAD_WORKER
+    _store: Store
+
+    def _open_store(self, store: Any, options: Options) -> None:
+        """Open `store`, which is what the caller has given; nothing is connected to."""
+        self._store = open_store(store, options)
+        self._owns_store = self._store is not store
 
     def flush(self) -> None:
         """Send now what was counted in this process, and renew or free slots that are due, instead
@@ -242,41 +242,16 @@ class AsyncClosable(EnteredOnce):
         await self.aclose()
 
 
-class AsyncLifecycle(AsyncClosable):
-    """`BlockingLifecycle` for tasks."""
+class AsyncLifecycle(AsyncClosable, _Flushed):
+    """The steps above in tasks."""
 
+    _worker = TASK_WORKER
     _store: AsyncStore
-    _owns_store: bool
-    """True if the store is closed with it."""
-    _timeout: float
-    """Seconds that one call has."""
-    _flush_job: FlushJob
 
     def _open_store(self, store: Any, options: Options) -> None:
         """Open `store`, which is what the caller has given; nothing is connected to."""
         self._store = open_async_store(store, options)
         self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
-
-    def _add_flush_job(
-        self,
-        source: FlushSource,
-        name: str,
-        *,
-        job_type: type[FlushJob] = FlushJob,
-        in_background: bool = True,
-    ) -> None:
-        """See `BlockingLifecycle._add_flush_job`."""
-        _name_outages(self._store, name)
-        if in_background:
-            self._flush_job = TASK_WORKER.add_limiter(
-                source,
-                self._flush_now,
-                self._store.clock,
-                name=name,
-                job_type=job_type,
-            )
-        else:
-            self._flush_job = job_type(source, self._flush_now, name)
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""
