@@ -21,12 +21,12 @@ from ..options import ClockChoice, Options, check_timeout
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
-from ..runtime.steps import Operation, StoreStep, run_async, run_blocking
+from ..runtime.steps import Operation, run_async, run_blocking
 from ..waiting.waiting import AsyncWaiter, Waiter, WaitQueues
-from .commands import Free, Hold, HoldReply
+from .commands import Free, HoldReply
 from .held import HeldSlots, SlotClaim, SlotJob
 from .operations import ConcurrencyStats, SlotOperations, exceeded
-from .slot import AsyncSlot, AsyncSlotBlock, Slot, SlotBlock
+from .slot import AsyncSlot, AsyncSlotBlock, Slot, SlotBlock, SlotDriver
 
 _MAX_LIMIT = 1_000_000
 _MIN_TTL_S, _MAX_TTL_S = 0.05, 86_400.0
@@ -111,37 +111,6 @@ class BaseConcurrency:
         return f"{host[:20] or 'host'}:{os.getpid()}"
 
 
-class BaseSlotDriver:
-    """Base class of the drivers: what waits for nothing."""
-
-    def __init__(self, store: Any, owner: BaseConcurrency) -> None:
-        self._store = store
-        self._held = owner._held
-        self._operations = owner._operations
-        self._wait_queues = owner._wait_queues
-        self._monotonic = store.clock.monotonic
-
-    def is_lost(self, claim: SlotClaim) -> bool:
-        """True if the slot of `claim` was lost."""
-        return self._held.check_lost(claim, self._monotonic())
-
-    def leave_line(self, claim: SlotClaim) -> None:
-        """Give back the places in the line, by the worker, if the caller of `claim`, which waits if
-        it is refused, has given up, and nobody else waits here.
-        """
-        has_place = claim.command.waited_ms and claim.may_have_place
-        if has_place and not self._wait_queues.count(claim.name):
-            self._held.leave_line(claim.name, self._monotonic())
-
-    def abandon(self, claim: SlotClaim) -> None:
-        """Free what `claim` may hold, by the worker. Waits for nothing."""
-        self._held.end(claim, self._monotonic())
-
-    def _execute(self, claim: SlotClaim, step: StoreStep) -> Any:
-        assert isinstance(step, Hold)
-        return self._store.execute(step, claim.deadline)
-
-
 def _check_seconds(name: str, value: object, above: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most:
         raise ConfigurationError(
@@ -192,7 +161,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         super().__init__(store, limit, ttl, options)
         self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
-        self._driver = _ThreadSlots(self._store, self)
+        self._driver = _ThreadSlots(self._store, self._operations)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> SlotBlock:
@@ -240,7 +209,7 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         return failure
 
 
-class _ThreadSlots(BaseSlotDriver):
+class _ThreadSlots(SlotDriver):
     """Drives the operations of slots in the calling thread."""
 
     _store: Store
@@ -357,7 +326,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         super().__init__(store, limit, ttl, options)
         self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
-        self._driver = _TaskSlots(self._store, self)
+        self._driver = _TaskSlots(self._store, self._operations)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:
@@ -398,7 +367,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         return failure
 
 
-class _TaskSlots(BaseSlotDriver):
+class _TaskSlots(SlotDriver):
     """Drives the operations of slots in the running task; see the one for threads."""
 
     _store: AsyncStore
