@@ -298,7 +298,14 @@ class TaskLimits:
         if limits is None:
             raise ConfigurationError(f'task {name!r} has no limits; write limits="100/minute"')
         try:
-            self.limits = _plain_limits(limits)
+            self.limits = parse_limits(limits)
+            for limit in self.limits:
+                if limit.is_shaped:
+                    raise ConfigurationError(
+                        f"{str(limit)!r} is paced or warms up, and a worker starts a task as soon "
+                        "as it is admitted; write a plain limit, with a short interval for an even "
+                        'flow ("1/50ms")'
+                    )
         except ValueError as exc:
             raise ConfigurationError(f"task {name!r}: {exc}") from exc
         self._smallest = min(limit.amount for limit in self.limits)
@@ -333,17 +340,6 @@ def read_options(
         return None
     key, cost = given.get("limit_key"), given.get("limit_cost", 1)
     return TaskLimits(name, function, given["limits"], key, cost, own=own, injected=injected)
-
-
-def _plain_limits(spec: LimitSpec) -> tuple[Limit, ...]:
-    limits = parse_limits(spec)
-    for limit in limits:
-        if limit.is_shaped:
-            raise ConfigurationError(
-                f"{str(limit)!r} is paced or warms up, and a worker starts a task as soon as it is "
-                'admitted; write a plain limit, with a short interval for an even flow ("1/50ms")'
-            )
-    return limits
 
 
 # --------------------------------------------------------------------------------------------------

@@ -357,7 +357,8 @@ class Leases:
             state.limit = state.charges[reply.binding_index].limit
             state.left_in_store = max(0, reply.left)
             state.reset_at = now + reply.reset_ms / 1000
-            charged_ms = _charged_ms_of(lease_reply, state)
+            # In the bucket of `now_ms`, or the ring's newest one, if the clock is behind that.
+            charged_ms = max(reply.now_ms, ends_ms - state.bucket_ms)
             widths = (charge.limit.bucket_ms for charge in state.charges)
             starts = reply.bucket_starts_ms or [charged_ms - charged_ms % width for width in widths]
             charges = with_bucket_starts(state.charges, starts)
@@ -398,14 +399,6 @@ class Leases:
         """
         now = self._monotonic()
         state.no_lease_until = now + state.seconds_to_bucket_end(now)
-
-
-def _charged_ms_of(lease_reply: LeaseReply, state: LeasedKeyState) -> int:
-    """Return a moment in the bucket that a lease was charged in. That is the bucket of `now_ms`, or
-    the ring's newest one, if the store's clock is behind that.
-    """
-    now_ms = lease_reply.acquire_reply.now_ms
-    return max(now_ms, now_ms + lease_reply.ends_in_ms - state.bucket_ms)
 
 
 MAX_LEASE_S = 0.25

@@ -149,7 +149,10 @@ class MemoryRings:
         reply = acquire_reply(command.charges, rings, calls, admitted, now)
         # In an empty window only a cost above the limit is refused, and `reset_ms` stays 0.
         if admitted < calls and len(rings) == 1 and rings[0].used:
-            _store_refusal(command.charges[0], rings[0], reply)
+            (charge,), (ring,) = command.charges, rings
+            room_at, empty_at = now + reply.retry_ms, now + reply.reset_ms
+            left = max(0, reply.left)
+            ring.store_refusal(charge.limit.amount, charge.cost, left, room_at, empty_at)
         starts = bucket_starts(rings, now) if admitted else None
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
 
@@ -245,17 +248,6 @@ class MemoryRings:
             expires_at_ms = max(ring.start, now) + (span + 1) * ring.bucket_ms
             records.remember(sender, seq, newest, span, expires_at_ms)
         return True
-
-
-def _store_refusal(charge: Charge, ring: Ring, reply: AcquireReply) -> None:
-    """Keep the refusal `reply` in its ring, for `attempt` to repeat."""
-    ring.store_refusal(
-        charge.limit.amount,
-        charge.cost,
-        max(0, reply.left),
-        reply.now_ms + reply.retry_ms,
-        reply.now_ms + reply.reset_ms,
-    )
 
 
 def new_ring(charge: Charge, now: int) -> Ring:
