@@ -85,13 +85,14 @@ def _text(value: Any) -> str:
 
 
 def run_check(
-    check: str, find: Callable[[], list[Finding]], fix_if_forbidden: str
+    check: str, find: Callable[[], Finding | list[Finding]], fix_if_forbidden: str
 ) -> list[Finding]:
     """Return what `find` finds. Where the server forbids the check, that is the finding."""
     try:
-        return find()
+        found = find()
     except Forbidden as exc:
-        return [Finding(check, "warning", f"could not check: {exc}", fix_if_forbidden)]
+        found = Finding(check, "warning", f"could not check: {exc}", fix_if_forbidden)
+    return found if isinstance(found, list) else [found]
 
 
 _MAX_CLOCK_OFFSET_MS = 1000
@@ -121,7 +122,7 @@ def check_installation() -> Iterator[Finding]:
     yield Finding("lua", "ok", f"scripts from {scripts_folder()}")
 
 
-def _slots(server: Server) -> list[Finding]:
+def _slots(server: Server) -> Finding:
     """Check that a cluster serves every slot, by what one of its nodes reports."""
     reply = execute(server, "CLUSTER INFO")
     fields: dict[str, Any] = reply if isinstance(reply, dict) else {}
@@ -129,19 +130,17 @@ def _slots(server: Server) -> list[Finding]:
         fields = dict(line.split(":", 1) for line in _text(reply).splitlines() if ":" in line)
     slots, state = int(fields.get("cluster_slots_ok", 0)), fields.get("cluster_state")
     if slots == _CLUSTER_SLOTS and state == "ok":
-        return [Finding("cluster", "ok", f"all {_CLUSTER_SLOTS:,} slots served")]
-    return [
-        Finding(
-            "cluster",
-            "problem",
-            f"state {state}, {slots:,} of {_CLUSTER_SLOTS:,} slots served: calls fail for keys in "
-            "the others",
-            "redis-cli --cluster check, then --cluster fix",
-        )
-    ]
+        return Finding("cluster", "ok", f"all {_CLUSTER_SLOTS:,} slots served")
+    return Finding(
+        "cluster",
+        "problem",
+        f"state {state}, {slots:,} of {_CLUSTER_SLOTS:,} slots served: calls fail for keys in "
+        "the others",
+        "redis-cli --cluster check, then --cluster fix",
+    )
 
 
-def _version(server: Server) -> list[Finding]:
+def _version(server: Server) -> Finding:
     fields = read_info(server, "server")
     version = str(fields.get("redis_version", "?"))
     name = f"Redis {version}"
@@ -149,10 +148,10 @@ def _version(server: Server) -> list[Finding]:
         name = f"Valkey {fields['valkey_version']} (compatible with Redis {version})"
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
     if len(numbers) == 2 and tuple(numbers) < MIN_VERSION:
-        return [
-            Finding("version", "problem", f"{name} is too old", "use Redis 6.2 or newer, or Valkey")
-        ]
-    return [Finding("version", "ok", name)]
+        return Finding(
+            "version", "problem", f"{name} is too old", "use Redis 6.2 or newer, or Valkey"
+        )
+    return Finding("version", "ok", name)
 
 
 def _memory(server: Server) -> list[Finding]:
@@ -192,96 +191,84 @@ def _memory(server: Server) -> list[Finding]:
     return findings
 
 
-def _replicas(server: Server) -> list[Finding]:
+def _replicas(server: Server) -> Finding:
     fields = read_info(server, "replication")
     if fields.get("role") == "slave":
-        return [
-            Finding(
-                "replicas",
-                "problem",
-                "this is a replica, which refuses writes",
-                "name the primary in the URL, or use redis+sentinel://",
-            )
-        ]
+        return Finding(
+            "replicas",
+            "problem",
+            "this is a replica, which refuses writes",
+            "name the primary in the URL, or use redis+sentinel://",
+        )
     count = int(fields.get("connected_slaves", 0))
     if not count:
-        return [
-            Finding(
-                "replicas",
-                "ok",
-                "none; if the server is lost, so are the counts, and windows start empty",
-            )
-        ]
+        return Finding(
+            "replicas",
+            "ok",
+            "none; if the server is lost, so are the counts, and windows start empty",
+        )
     replicas = f"{count} replica{'s' if count > 1 else ''}"
     # INFO has this field only where min-replicas-to-write is set. CONFIG GET may be forbidden.
     if "min_slaves_good_slaves" in fields:
-        return [Finding("replicas", "ok", f"{replicas}, min-replicas-to-write is set")]
-    return [
-        Finding(
-            "replicas",
-            "warning",
-            f"{replicas}, but min-replicas-to-write is 0: a failover loses counts that were not "
-            "replicated yet, and a primary that is cut off continues to admit calls",
-            "CONFIG SET min-replicas-to-write 1",
-        )
-    ]
+        return Finding("replicas", "ok", f"{replicas}, min-replicas-to-write is set")
+    return Finding(
+        "replicas",
+        "warning",
+        f"{replicas}, but min-replicas-to-write is 0: a failover loses counts that were not "
+        "replicated yet, and a primary that is cut off continues to admit calls",
+        "CONFIG SET min-replicas-to-write 1",
+    )
 
 
-def _persistence(server: Server) -> list[Finding]:
+def _persistence(server: Server) -> Finding:
     fields = read_info(server, "persistence")
     if str(fields.get("rdb_last_bgsave_status", "ok")) != "ok":
-        return [
-            Finding(
-                "persistence",
-                "warning",
-                "the last snapshot failed, after which Redis refuses writes (MISCONF)",
-                'repair the disk, or CONFIG SET save "": limits need no persistence',
-            )
-        ]
+        return Finding(
+            "persistence",
+            "warning",
+            "the last snapshot failed, after which Redis refuses writes (MISCONF)",
+            'repair the disk, or CONFIG SET save "": limits need no persistence',
+        )
     state = "append-only file on" if fields.get("aof_enabled") else "append-only file off"
-    return [Finding("persistence", "ok", f"{state}; limits need none")]
+    return Finding("persistence", "ok", f"{state}; limits need none")
 
 
-def _clock(server: Server) -> list[Finding]:
+def _clock(server: Server) -> Finding:
     before = time.time_ns() // 1_000_000
     server_ms = time_ms(execute(server, "TIME"))
     after = time.time_ns() // 1_000_000
     offset = server_ms - (before + after) // 2
     if abs(offset) <= _MAX_CLOCK_OFFSET_MS + (after - before) // 2:
-        return [Finding("clock", "ok", f"{offset:+d} ms from this machine's")]
-    return [
-        Finding(
-            "clock",
-            "warning",
-            f"{offset / 1000:+,.1f} s from this machine's: limits hold, because they use the "
-            "server's clock, but the times in decisions and statistics are not this machine's",
-            "synchronize both by NTP",
-        )
-    ]
+        return Finding("clock", "ok", f"{offset:+d} ms from this machine's")
+    return Finding(
+        "clock",
+        "warning",
+        f"{offset / 1000:+,.1f} s from this machine's: limits hold, because they use the "
+        "server's clock, but the times in decisions and statistics are not this machine's",
+        "synchronize both by NTP",
+    )
 
 
-def _encoding(server: Server) -> list[Finding]:
+def _encoding(server: Server) -> Finding:
     for name in ("hash-max-listpack-entries", "hash-max-ziplist-entries"):
         value = read_config(server, name).get(name)
         if value is None:
             continue
         if int(value) >= MAX_BUCKETS:
-            return [Finding("encoding", "ok", f"{name} {value}")]
-        return [
-            Finding(
-                "encoding",
-                "warning",
-                f"{name} {value}: a limit with more buckets than about that takes many times the "
-                "memory",
-                f"CONFIG SET {name} {MAX_BUCKETS}, or use fewer buckets",
-            )
-        ]
+            return Finding("encoding", "ok", f"{name} {value}")
+        return Finding(
+            "encoding",
+            "warning",
+            f"{name} {value}: a limit with more buckets than about that takes many times the "
+            "memory",
+            f"CONFIG SET {name} {MAX_BUCKETS}, or use fewer buckets",
+        )
     raise Forbidden("CONFIG GET returns neither hash-max-listpack-entries nor its old name")
 
 
 class _Check(NamedTuple):
     name: str
-    find: Callable[[Server], list[Finding]]
+    find: Callable[[Server], Finding | list[Finding]]
     fix_if_forbidden: str
     """What to do where the server forbids the commands of this check."""
 
