@@ -154,9 +154,7 @@ class LocalShare(Eventual):
             return self._decide(charges, peeks=peeks)
 
     def decide_all(self, calls: Sequence[tuple[Charge, ...]]) -> Decision:
-        """Return the decision of one call over several keys: the first refusal, if there is one;
-        else the last admission, with the charges of all.
-        """
+        """Return the first refusal of a call over several keys, or the admission of all of it."""
         with self._deciding:
             for call in calls:
                 decision = self._decide(call, peeks=True)

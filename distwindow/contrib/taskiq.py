@@ -123,9 +123,7 @@ class RateLimits(TaskiqMiddleware):
         return message
 
     async def wait(self, message: TaskiqMessage, max_hold: float | None = None) -> float:
-        """Wait until the task may start, and return 0.0; if that is longer than `max_hold`
-        seconds, return in how many seconds it may.
-        """
+        """Wait until the task may start, and return 0.0; or its delay, above `max_hold` seconds."""
         hold = self._hold_s() if max_hold is None else max_hold
         try:
             task = self._limits_of(message.task_name)

@@ -176,9 +176,7 @@ class BaseGuard:
         )  # fmt: skip
 
     def _make_counter(self, limit: Limit) -> Any:
-        """Return a limiter that counts at no cost of a call where the guard's limiters lease
-        permits: these would count what is not spent.
-        """
+        """Return a limiter that counts at no cost of a call: those that lease count the unspent."""
         options = self._options
         consistency = "direct" if options.consistency == "direct" else "eventual"
         return self._new_limiter(

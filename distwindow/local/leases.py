@@ -434,9 +434,7 @@ class LeasePrefetches:
         self._schedule.flush_by(now)
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
-        """Add the fetches that were requested to `outgoing`; with `everything`, drop them. The
-        caller holds `state_lock`.
-        """
+        """Add the requested fetches to `outgoing`; `everything`: drop them. Under `state_lock`."""
         for _ in range(len(self._queue)):
             state = self._queue.popleft()
             if not everything:

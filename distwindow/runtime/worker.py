@@ -272,9 +272,7 @@ class FlushJobs:
         return sorted(jobs, key=lambda job: job.failure is not None)
 
     def wait_until_closed(self, deadline: float) -> None:
-        """Wait until no limiter is being closed, or until `deadline` (monotonic seconds): the close
-        of a limiter sends what it has counted.
-        """
+        """Wait until no close, which sends counts, goes on, or until `deadline` (monotonic)."""
         for job in self.all():
             if job.close_done is not None:
                 job.close_done.wait(deadline - monotonic())

@@ -216,9 +216,7 @@ class Shaping:
     # -- after the decision -----------------------------------------------------------------------
 
     def admitted(self, state: ShapingState, cost: int, now_ms: int, waits_us: int) -> ShapingState:
-        """Return the state after a call of `cost` that proceeds after `waits_us`: its own wait, or
-        the longer one of another limit of the same call.
-        """
+        """Return the state after a call of `cost` that waits `waits_us`, its own or another's."""
         us, rest = now_ms * 1000 + waits_us, 0
         if self.is_paced:
             moment = self.next_moment(state, self.rate(state), cost)

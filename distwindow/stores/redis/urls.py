@@ -96,9 +96,7 @@ _OF_SENTINELS = re.compile(r" - (.+?)(?=, \w*<|$)", re.DOTALL)
 
 
 def secrets_of(store: Any) -> tuple[str, ...]:
-    """Return the passwords in a URL, however malformed it is, or of a redis-py client, of its
-    sentinels, and of its private TLS key.
-    """
+    """Return the passwords of a URL, however malformed, or of a client, sentinels and TLS key."""
     found = set(_passwords_in(store) if isinstance(store, str) else _passwords_of(store))
     return tuple(sorted(filter(None, found), key=len, reverse=True))
 
