@@ -266,7 +266,7 @@ class Shaping:
         now_ms: int,
         room_at: Callable[[int], int],
     ) -> int:
-        """See `paced_retry_at`, for a plain limit. `room_at(need)`: when so many have left, ms."""
+        """See `paced_retry_at`, for a limit not paced. `room_at(need)`: when so many left, ms."""
         at = now_ms
         for _ in range(_MAX_RETRY_ROUNDS):
             need = used + cost - math.floor(self.rate(self.at(state, at)))
