@@ -83,9 +83,7 @@ does not answer, or the event loop that should go on was stopped.
 _CHECK_EVERY_S = 0.0002
 """Seconds between two checks of the threads that a fork waits for."""
 _LONGEST_END_S = 1.0
-"""Seconds after which a thread that has left Python is taken to be gone: a thread of its number is
-a new one then.
-"""
+"""Seconds after which a thread that has left Python is taken to be gone, its number reused."""
 _USUAL_END_S = 0.005
 """The same, for systems that do not list the threads of a process under `/proc`."""
 
@@ -106,9 +104,7 @@ class ForkWait:
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """Delay forks by other threads while the current one connects. Tasks may wait within it,
-        too.
-        """
+        """Delay forks by other threads while the current one connects. Tasks may wait within it."""
         token = object()
         self._connecting[token] = get_native_id(), monotonic()
         try:

@@ -92,8 +92,7 @@ _PATCHED_MODULES = ("threading", "queue", "socket", "select", "time")
 
 class PatchState:
     """Remembers whether the objects in use were made before gevent patched the standard library.
-    Such locks and queues block all greenlets, and such thread-local data gives each greenlet the
-    same connection.
+    Such locks and queues block all greenlets, and such thread-local data is one connection for all.
     """
 
     def __init__(self) -> None:
@@ -274,8 +273,7 @@ def start_thread(function: Callable[..., object], *arguments: Any) -> bool:
 def run_to_completion(function: Callable[[], T]) -> T:
     """Call `function` in a thread of its own, wait, and return its result or raise its error.
 
-    For work that must not be left half done: an exception of a signal handler ends the wait, and
-    the thread goes on to the end of the work.
+    For work that must not be left half done: a signal handler's exception ends the wait alone.
     """
     finished = OneShotEvent()
     results: list[T] = []

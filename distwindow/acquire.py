@@ -54,8 +54,6 @@ def wait_until_admitted(command: Acquire, waiter: PermitWaiter) -> Operation[Dec
 
 # --------------------------------------------------------------------------------------------------
 #
-# How calls of a limiter are admitted that may have to wait.
-#
 # call                     is sent by                    the caller waits
 # an entry, or a limited   `try_acquire`                 until a call that a paced limit has
 # function                                               admitted may proceed
@@ -91,9 +89,7 @@ class _BaseAdmission(Generic[D, S]):
         clock: Clock,
         policy: StoreErrorPolicy,
     ) -> None:
-        """`execute` returns the reply to a step, whose deadline is the store's own. `clock` is the
-        store's, and `sleep` lets time pass on it.
-        """
+        """`execute` returns the reply to a step; `sleep` lets time pass on `clock`, the store's."""
         self._raises_always = policy.raises_always
         self._observed = policy.observed
         self._commands = commands

@@ -94,9 +94,7 @@ class EnteredBlock:
 
 
 def only_async_with(cls: type[T]) -> type[T]:
-    """Refuse to enter a class by `with`: raise a `TypeError` that says what to write. Type checkers
-    see nothing of this, and report such a `with`.
-    """
+    """Make `with` of a class a `TypeError` that says what to write; type checkers report it."""
     cls.__enter__ = _enter  # type: ignore[attr-defined]  # see above
     cls.__exit__ = _exit  # type: ignore[attr-defined]  # `with` looks for both first
     return cls

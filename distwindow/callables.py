@@ -21,9 +21,7 @@ _MISSING = object()
 
 
 def is_async_callable(function: Any) -> bool:
-    """True if what `function` returns is awaited: for coroutine functions, methods and partials of
-    them, and objects whose `__call__` is a coroutine function.
-    """
+    """True if what `function` returns is awaited; of partials, methods and `__call__`, too."""
     return any(inspect.iscoroutinefunction(form) for form in _function_and_call(function))
 
 
@@ -103,9 +101,7 @@ def check_call_ends_with_work(function: Any, instead: str) -> None:
 
 
 def check_not_async(name: str, function: Any) -> None:
-    """Raise `ConfigurationError` if `name`, a function whose value is used at once, is one whose
-    value has to be awaited.
-    """
+    """Raise `ConfigurationError` if the value of `name`, a function, would have to be awaited."""
     if is_async_callable(function) or is_async_generator(function):
         raise ConfigurationError(
             f"{name}={function_name(function)} is asynchronous; write a plain function, because "
@@ -114,9 +110,7 @@ def check_not_async(name: str, function: Any) -> None:
 
 
 def check_handler(name: str, handler: Any, *, may_be_async: bool) -> None:
-    """Raise `ConfigurationError` unless `handler`, which is called in place of a decorated
-    function, is None or can be called.
-    """
+    """Raise `ConfigurationError` unless `handler` of a decorated function is None or callable."""
     if handler is None:
         return
     if not callable(handler):
@@ -166,9 +160,7 @@ def check_takes(name: str, function: Any, count: int) -> None:
 
 
 def _calls_of(function: Any) -> list[_Call]:
-    """Return the kinds of calls that `function` takes with arguments by position; empty if these
-    are not known, or without number.
-    """
+    """Return the kinds of calls by position that `function` takes; empty: unknown or unlimited."""
     signature = _signature(function)
     if signature is None:
         return []
@@ -261,9 +253,8 @@ class FunctionArguments:
         """True if each argument has one name of its own, by which it may be given."""
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """Return the arguments of a call, with defaults. Missing ones are left out: whether a call
-        without them works is for the function to say. Raises `TypeError` for others that it does
-        not take.
+        """Return the arguments of a call, with defaults. Missing ones are left out: the function
+        may work without. Raises `TypeError` for others that it does not take.
         """
         if self._injected:
             kwargs = {name: kwargs[name] for name in kwargs if name not in self._injected}
@@ -287,8 +278,7 @@ class KeyTemplate:
     """A key that is text: `str.format` over the arguments of a call, however they are passed, with
     defaults. `{0}` is the first argument.
 
-    `shown` is how errors name the template. Raises `ConfigurationError` for one that could fill no
-    key.
+    `shown` is how errors name the template. Raises `ConfigurationError` for one that fills no key.
     """
 
     def __init__(self, template: str, arguments: FunctionArguments, shown: str) -> None:
@@ -359,9 +349,7 @@ class KeyTemplate:
 
 
 def fields_of(template: str) -> Iterator[tuple[str, str]]:
-    """Yield what stands in the braces of a template, and its format; those within a format
-    included. Raises `ValueError` for what cannot be parsed.
-    """
+    """Yield what stands in the braces of a template, with its format. Raises `ValueError`."""
     for _, field, spec, _ in _FORMATTER.parse(template):
         if field is not None:
             yield field, spec or ""

@@ -1,12 +1,10 @@
-"""From the arguments of a limiter to its parts: a URL, client or store object to a store, and the
-options to a strategy.
-"""
+"""From the arguments of a limiter to its parts: the store of a URL or client, and the strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -30,9 +28,6 @@ from .stores.redis.asyncio import AsyncRedisStore
 from .stores.redis.blocking import RedisStore
 from .stores.redis.handshake import connect_failure
 from .stores.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
-
-T = TypeVar("T")
-
 
 StrategyWithViews = LocalStrategy[Any] | InProcess
 """The strategies that send what entries count for minute views, too: all there are."""
@@ -65,9 +60,7 @@ def make_strategy(
 def make_views(
     strategy: StrategyWithViews, options: Options, store: Store | AsyncStore
 ) -> EntryViews | None:
-    """Return where entries are counted for minute views; None if `store` says that it keeps none,
-    by `keeps_views = False`.
-    """
+    """Return what counts entries for minute views; None for a store with `keeps_views = False`."""
     keeps_views = getattr(store, "keeps_views", True)
     return strategy.add_views(options) if keeps_views else None
 
@@ -109,12 +102,12 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
     if isinstance(store, str):
         if _is_memory_url(store):
             return AsyncMemoryStore(register_after_fork(MemoryStore(options.time)))
-        client = partial(_async_client, urls.parse_url_text(store), options.timeout)
+        client = partial(_client, urls.parse_url_text(store), options.timeout, is_async=True)
         load_scripts()
         return register_after_fork(AsyncRedisStore(client, settings, urls.aclose_client))
     if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         load_scripts()
-        return register_after_fork(AsyncRedisStore(partial(_unchanged, store), settings))
+        return register_after_fork(AsyncRedisStore(lambda: store, settings))
     if isinstance(store, (redis.Redis, redis.RedisCluster)):
         raise ConfigurationError(
             "this is a blocking client, and here calls are awaited: give a redis.asyncio.Redis or "
@@ -219,28 +212,15 @@ def _make_topology(store: Any, settings: CallSettings) -> Topology:
     return topology
 
 
-def _client(url: urls.StoreUrl, timeout: float) -> Any:
+def _client(url: urls.StoreUrl, timeout: float, *, is_async: bool = False) -> Any:
     try:
-        return urls.make_client(url, timeout)
+        return urls.make_client(url, timeout, is_async=is_async)
     except Exception as exc:  # a cluster's errors are not redis.RedisError
         raise connect_failure(exc, urls.masked_url(url.url), urls.secrets_of(url.url)) from exc
 
 
-def _async_client(url: urls.StoreUrl, timeout: float) -> Any:
-    try:
-        return urls.make_async_client(url, timeout)
-    except Exception as exc:
-        raise connect_failure(exc, urls.masked_url(url.url), urls.secrets_of(url.url)) from exc
-
-
-def _unchanged(client: T) -> T:
-    return client
-
-
 def _not_a_store_message(store: object, kind: str) -> str:
-    """Return the message of an error. It shows only the type of `store`, because the value may hold
-    a URL with a password.
-    """
+    """Return the message. It shows the type of `store` alone: a URL may hold a password."""
     return f"{type(store).__name__} is no store: give a URL as a str, or a {kind} client"
 
 

@@ -41,8 +41,7 @@ class DecoratorKey:
     function (bytes and a `Key` are taken as they are), or `key`, a function of these arguments.
 
     `decorator` is how users write it, such as "limiter.limit". Raises `TypeError` unless one of
-    both is given, and for a function in the place of the text; `ConfigurationError` for what can
-    never be a key.
+    both is given, and for a function as the text; `ConfigurationError` for what is no key.
     """
 
     def __init__(self, decorator: str, prefix: str, text: Any, key: Any) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _fork
@@ -47,9 +46,7 @@ EXITED_IN_OTHER_THREAD = (
 
 
 class EntrySettings(NamedTuple):
-    """The functions, the views and the name of a limiter, for its entries. Tasks await what `admit`
-    and `record` return.
-    """
+    """The functions, views and name of a limiter. Tasks await what `admit` and `record` return."""
 
     admit: Callable[[AnyKey, int], Any]
     """Returns the decision once the caller may proceed."""
@@ -182,12 +179,7 @@ class Entry(_BaseEntry):
         self._start(self._settings.admit(self._key, self._cost))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         decision, failed, rt_ms = self._end(exc)
         if self._forks != _fork.forks:
             return
@@ -212,12 +204,7 @@ class AsyncEntry(_BaseEntry):
         self._start(await self._settings.admit(self._key, self._cost))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         decision, failed, rt_ms = self._end(exc)
         if self._forks != _fork.forks:
             return

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._locks import run_to_completion
@@ -18,7 +17,7 @@ from .ring.commands import Acquire
 from .ring.store import AsyncStore, Store
 from .runtime.flush import FlushResult, FlushSource, flush_due
 from .runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
-from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
+from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob, FlushWorker
 from .stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-#
-# How limiters, concurrency limits and breakers begin, flush and close: what is the same for threads
-# (`blocking.py`) and for tasks (`tasks.py`).
 #
 # Each has a store, and a source of what it counts in this process (`FlushSource`): a strategy, the
 # held slots, or the states of breakers. A worker flushes the source when something is due. `close`
@@ -47,8 +43,7 @@ if TYPE_CHECKING:
 #
 # A store object of the caller stays open, and calls are decided as before: the first one that
 # counts attaches the flush job to its worker again. The end of the process waits while
-# `being_closed`. If `aclose` itself is ended by the end of its event loop, the flush at exit sends
-# what is left.
+# `being_closed`. Where the end of its event loop ends `aclose`, the flush at exit sends the rest.
 
 
 class EnteredOnce:
@@ -81,13 +76,6 @@ def ignore_wake() -> None:
 def raise_failure(failure: DistwindowError | None) -> None:
     if failure is not None:
         raise failure
-
-
-def _name_outages(store: Any, name: str) -> None:
-    """Have the outages of `store` name what uses it in their log lines."""
-    outages: Outages | None = getattr(store, "outages", None)
-    if outages is not None:
-        outages.name = name
 
 
 def _note_flush(job: FlushJob, store: Any, result: FlushResult) -> None:
@@ -123,29 +111,21 @@ class BlockingClosable(EnteredOnce):
         self._enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class BlockingLifecycle(BlockingClosable):
-    """Has a store, and counts in this process what a worker flushes; see `base.py`."""
+class _Flushed:
+    """Has a store, and counts in this process what a worker flushes; see above."""
 
-    _store: Store
+    _worker: FlushWorker
+    _store: Any
     _owns_store: bool
     """True if the store is closed with it."""
     _timeout: float
     """Seconds that one call has."""
     _flush_job: FlushJob
-
-    def _open_store(self, store: Any, options: Options) -> None:
-        """Open `store`, which is what the caller has given; nothing is connected to."""
-        self._store = open_store(store, options)
-        self._owns_store = self._store is not store
+    _flush_now: Callable[[bool], Any]
 
     def _add_flush_job(
         self,
@@ -158,17 +138,27 @@ class BlockingLifecycle(BlockingClosable):
         """Add `source` to what the worker flushes; without `in_background`, only `flush` and
         `close` do. `name` is that of log lines.
         """
-        _name_outages(self._store, name)
+        outages: Outages | None = getattr(self._store, "outages", None)
+        if outages is not None:
+            outages.name = name  # in their log lines, too
         if in_background:
-            self._flush_job = THREAD_WORKER.add_limiter(
-                source,
-                self._flush_now,
-                self._store.clock,
-                name=name,
-                job_type=job_type,
+            self._flush_job = self._worker.add_limiter(
+                source, self._flush_now, self._store.clock, name=name, job_type=job_type
             )
         else:
             self._flush_job = job_type(source, self._flush_now, name)
+
+
+class BlockingLifecycle(BlockingClosable, _Flushed):
+    """The steps above in threads."""
+
+    _worker = THREAD_WORKER
+    _store: Store
+
+    def _open_store(self, store: Any, options: Options) -> None:
+        """Open `store`, which is what the caller has given; nothing is connected to."""
+        self._store = open_store(store, options)
+        self._owns_store = self._store is not store
 
     def flush(self) -> None:
         """Send now what was counted in this process, and renew or free slots that are due, instead
@@ -188,9 +178,7 @@ class BlockingLifecycle(BlockingClosable):
             job.record_close(failure)
 
     def _end_calls(self) -> None:
-        """Stop counting, if the store is closed afterwards. It comes first, because no flush would
-        send what is counted later.
-        """
+        """Stop counting if the store is closed afterwards: no flush would send later counts."""
         raise NotImplementedError  # each kind has calls of its own
 
     def _flush_rest(self) -> DistwindowError | None:
@@ -232,9 +220,7 @@ class AsyncClosable(EnteredOnce):
     """Is closed by `aclose`, and at the end of an `async with` block."""
 
     async def aclose(self) -> None:
-        """See `Limiter.close`. If it is cancelled, it goes on to its end before `CancelledError` is
-        raised.
-        """
+        """See `Limiter.close`. Cancelled, it goes on to its end, and raises `CancelledError`."""
         self._has_ended = True
         closing = running_loop().create_task(self._close())
         try:
@@ -252,50 +238,20 @@ class AsyncClosable(EnteredOnce):
         self._enter()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
-class AsyncLifecycle(AsyncClosable):
-    """`BlockingLifecycle` for tasks."""
+class AsyncLifecycle(AsyncClosable, _Flushed):
+    """The steps above in tasks."""
 
+    _worker = TASK_WORKER
     _store: AsyncStore
-    _owns_store: bool
-    """True if the store is closed with it."""
-    _timeout: float
-    """Seconds that one call has."""
-    _flush_job: FlushJob
 
     def _open_store(self, store: Any, options: Options) -> None:
         """Open `store`, which is what the caller has given; nothing is connected to."""
         self._store = open_async_store(store, options)
         self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
-
-    def _add_flush_job(
-        self,
-        source: FlushSource,
-        name: str,
-        *,
-        job_type: type[FlushJob] = FlushJob,
-        in_background: bool = True,
-    ) -> None:
-        """See `BlockingLifecycle._add_flush_job`."""
-        _name_outages(self._store, name)
-        if in_background:
-            self._flush_job = TASK_WORKER.add_limiter(
-                source,
-                self._flush_now,
-                self._store.clock,
-                name=name,
-                job_type=job_type,
-            )
-        else:
-            self._flush_job = job_type(source, self._flush_now, name)
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""

@@ -131,9 +131,7 @@ class BaseLimiter:
     def _open_strategy(
         self, store: Store | AsyncStore, decide: Callable[[Acquire], Decision] | None
     ) -> None:
-        """Make what decides and counts in this process. `decide` decides for a store that is in
-        this process, too.
-        """
+        """Make what decides and counts here. `decide` decides for a store in this process."""
         options = self._options
         self._strategy = make_strategy(options, self._command_cache, store, decide)
         self._borrowing = Borrowing(self._command_cache, self._strategy, store.decided_by, options)
@@ -152,17 +150,13 @@ class BaseLimiter:
     def _special_attempt(
         self, key: AnyKey, cost: int, priority: object, enqueue: object
     ) -> Operation[Decision]:
-        """Return the operation of a call with `priority` or `enqueue`. Raises what `try_acquire`
-        raises for its arguments.
-        """
+        """Return the operation of a call with `priority` or `enqueue`; raise as `try_acquire`."""
         if enqueue:
             return self._turns.attempt(key, cost, enqueue, priority)
         return self._borrowing.call(key, cost, priority).attempt()
 
     def _refuse_calls(self) -> None:
-        """Have each call raise from here on, those that wait too, also where the store is another's
-        and stays open.
-        """
+        """Have each call raise from here on, waiting ones too, and on a store that stays open."""
         self._decide_locally = _raise_closed
         self._command_cache.close()
         self._wait_queues.close()
@@ -341,9 +335,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     def try_reserve(
         self, key: AnyKey, estimate: int, *, clamp: bool = False, on_error: OnError = "keep"
     ) -> UnawaitedReservation:
-        """See `Limiter.try_reserve`; it has no truth value before it is awaited, and `async with`
-        awaits it.
-        """
+        """See `Limiter.try_reserve`; no truth value before `await` or `async with`."""
         return UnawaitedReservation(self._reservations.try_reserve(key, estimate, clamp, on_error))
 
     def reserve(
@@ -363,9 +355,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     def reserve_all(
         self, items: Iterable[Sequence[Any]], *, clamp: bool = False, on_error: OnError = "keep"
     ) -> UnawaitedReservation:
-        """See `Limiter.reserve_all`; it has no truth value before it is awaited, and `async with`
-        awaits it.
-        """
+        """See `Limiter.reserve_all`; no truth value before `await` or `async with`."""
         return UnawaitedReservation(self._reservations.reserve_all(items, clamp, on_error))
 
     def peek(self, key: AnyKey) -> Unawaited[Decision]:
@@ -422,9 +412,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         key: AnyKey | Callable[..., AnyKey] | None = None,
         cost: int | Callable[..., int] = 1,
     ) -> Callable[[F], F]:
-        """See `Limiter.limit`; for coroutine functions, and for asynchronous generators, whose
-        first step is refused.
-        """
+        """See `Limiter.limit`; for coroutine functions, and async generators, at the first step."""
         source = DecoratorKey("limiter.limit", self.prefix, text, key)
         check_decorator_cost(cost, self.limits)
         return functools.partial(limit_async_function, self._admit, source, cost)
@@ -489,8 +477,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     blocks; never more than the limit is admitted. `eventual`: in this process, by what all
     processes had passed at the last sync, every `sync_interval` seconds; a call never waits for the
     store, and the fleet may pass more than the limit between two syncs. `share` (0 to 1) is then
-    the part of each limit that one process may admit. docs/consistency.md has the bounds and the
-    costs.
+    the part of each limit that one process may admit. docs/consistency.md has the bounds.
 
     What is counted in this process (permits blocked by cached refusals, and the ends of entries) is
     flushed to the store every `flush_interval` seconds by one worker for all limiters, and when the
@@ -513,10 +500,9 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     origins of entries have a minute view (1 to 1000).
 
     `timeout` (seconds) is the deadline of one whole call: connect, TLS, write and read together.
-    `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key.
-    `name` is the name of the connections in the server's list of clients. Raises
-    `ConfigurationError` for arguments that can never work; nothing is connected to before the first
-    call.
+    `clock="client"` is for servers that refuse TIME in scripts; never mix clocks on one key. `name`
+    is the name of the connections in the server's list of clients. Raises `ConfigurationError` for
+    arguments that can never work; nothing is connected to before a call.
 
     Every call may raise `StoreTimeout` and `StoreUnavailable`, whose `.charged` is what is known
     about the call, and `ConfigurationError` where the server can never serve it.
@@ -549,9 +535,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
 
     @property
     def unknown_total(self) -> int:
-        """The number of calls of this limiter with an unknown outcome: each may have been charged,
-        once.
-        """
+        """The number of calls with an unknown outcome: each may have been charged, once."""
         return self._store.unknown_total
 
     def try_acquire(
@@ -630,8 +614,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         A paced limit has it wait until its promised moment, too.
 
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
-        timeout) ends before there is room; with a turn after the timeout it asks once more at the
-        end.
+        timeout) ends before there is room; with a later turn it asks once more at the end.
         """
         return self._admission.acquire(key, cost, timeout, priority)
 
@@ -660,8 +643,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         on_error: OnError = "keep",
     ) -> Reservation:
         """`try_reserve` that waits until it is admitted, as `acquire` does. Raises
-        `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no timeout) ends
-        before there is room.
+        `RateLimitExceeded` once it is certain that `timeout` (seconds; None: none) ends first.
 
             with limiter.reserve("tokens:acme", 1200, timeout=5.0) as reservation:
                 reservation.commit(call_model())
@@ -698,9 +680,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         return self._run(stats)
 
     def minute(self, key: AnyKey) -> MinuteStats:
-        """Return what the entries of `key` did in the last minute, by second. Calls without an
-        entry are not in it.
-        """
+        """Return what entries of `key` did in the last minute, by second, without plain calls."""
         return self._run(minute_views.minute(self._views, self.prefix, key, self._store.clock))
 
     def origins(self, key: AnyKey) -> dict[str, MinuteStats]:

@@ -1,6 +1,4 @@
-"""The options of limiters, concurrency limits, breakers and guards, and the checks of arguments
-that several of them take.
-"""
+"""The options of limiters, concurrency limits, breakers and guards, and checks that they share."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ class ProcessCount:
     def after_fork(self) -> None:
         """Be another process."""
         owner = f"{socket.gethostname()}:{os.getpid()}".encode("ascii", "replace").decode()
-        name = HolderName(_NO_LIMIT, _TTL_MS, _process_id(), owner.replace(" ", "-"))
+        process_id = _PROCESS_IDS.setdefault(os.getpid(), secrets.token_hex(5))
+        name = HolderName(_NO_LIMIT, _TTL_MS, process_id, owner.replace(" ", "-"))
         self._holder = name.encode()
         self._due_at, self._was_called = NEVER, False
 
@@ -91,7 +92,6 @@ class ProcessCount:
             outgoing.append(OutgoingCommand(hold, self._on_reply))
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return self._due_at
 
     def _on_reply(self, reply: HoldReply | Exception, sent_at: float) -> None:
@@ -105,11 +105,7 @@ class ProcessCount:
 _COUNTS: WeakValueDictionary[tuple[str, str], ProcessCount] = WeakValueDictionary()
 """Those of this process, by store and prefix."""
 _PROCESS_IDS: dict[int, str] = {}
-
-
-def _process_id() -> str:
-    """Return the id of this process, which its limiters have in common."""
-    return _PROCESS_IDS.setdefault(os.getpid(), secrets.token_hex(5))
+"""The id of this process, which its limiters have in common, by its number."""
 
 
 class LocalShare(Eventual):
@@ -122,9 +118,7 @@ class LocalShare(Eventual):
         super().__init__(commands, clock, options)
         self._max_observed = options.max_local_keys
         self._observed: OrderedDict[AnyKey, Decision] = OrderedDict()
-        """The last decision of the store on each key. Not a `dict`, which searches its first item
-        longer, the more have been removed before it.
-        """
+        """By key. Not a `dict`, which searches its first item longer, the more were removed."""
         self._deciding = threading.RLock()
         """Held while calls are decided, so that those over several keys are counted whole."""
         self._processes: ProcessCount | None = None
@@ -155,16 +149,12 @@ class LocalShare(Eventual):
             self._processes.on_call(self._schedule)
 
     def decide(self, charges: tuple[Charge, ...], *, peeks: bool = False) -> Decision:
-        """Return the decision of a call with these charges of one key. With `peeks` nothing is
-        counted.
-        """
+        """Return the decision of a call with these charges of one key; `peeks`: count nothing."""
         with self._deciding:
             return self._decide(charges, peeks=peeks)
 
     def decide_all(self, calls: Sequence[tuple[Charge, ...]]) -> Decision:
-        """Return the decision of one call over several keys: the first refusal, if there is one;
-        else the last admission, with the charges of all.
-        """
+        """Return the first refusal of a call over several keys, or the admission of all of it."""
         with self._deciding:
             for call in calls:
                 decision = self._decide(call, peeks=True)
@@ -192,9 +182,7 @@ class LocalShare(Eventual):
         )  # fmt: skip
 
     def _state_with(self, charges: tuple[Charge, ...]) -> EventualKeyState:
-        """Return the windows of these charges, with what was observed of their key, and with the
-        share that this process has now.
-        """
+        """Return the windows of these charges, with what was observed and the present share."""
         self._key_states.check_open()
         if self._processes is not None:
             self._set_share(1 / self._processes.count)

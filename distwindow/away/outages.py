@@ -17,9 +17,7 @@ from ..ring.clock import Clock
 LOG = logging.getLogger("distwindow")
 
 PROBE_EVERY_S = 0.1
-"""Seconds between two probes, on average. Each process draws its own, so that those of a fleet do
-not probe at the same moments.
-"""
+"""Seconds between two probes, on average: drawn anew, so that a fleet does not probe in step."""
 QUIET_S = 10.0
 """Seconds without a refused call after which a server is not taken to refuse calls any more."""
 BACKOFF_S = 0.1
@@ -95,9 +93,7 @@ class Outages:
         return tuple(self._away.copy())
 
     def tried_at(self, server: str) -> float | None:
-        """Return when `server` was tried the last time, if it cannot be reached (monotonic
-        seconds).
-        """
+        """Return when `server` was last tried, if it cannot be reached (monotonic seconds)."""
         at, what = self._away.get(server, (None, _AWAY))
         return at if what == _AWAY else None
 
@@ -203,9 +199,7 @@ class Reachability:
         return None
 
     def on_connect_failed(self, why: object, began_at: float, *, slow: bool = False) -> None:
-        """Record that connecting has failed, which began at `began_at` (monotonic seconds).
-        `slow`: it took a whole timeout.
-        """
+        """Record a failure to connect, begun at `began_at` (monotonic); `slow`: a whole timeout."""
         if began_at < self._connected_at:
             return  # it was sent before the server was back, and another attempt has found it since
         failed_before, self._failed_before = self._failed_before, True

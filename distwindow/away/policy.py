@@ -115,9 +115,7 @@ class StoreErrorPolicy:
             self.local.announce()
 
     def decide(self, key: AnyKey, cost: int, error: StoreError) -> Decision:
-        """Return the decision of a call that the store has not decided, or raise `error`. `key` and
-        `cost` are valid.
-        """
+        """Decide a valid call that the store has not decided, or raise `error`."""
         answer = self._answer_to(error)  # before a closed limiter is asked for a command
         charges = self._commands.acquire_command(key, cost).charges
         return self._decide(charges, answer, error, peeks=False)

@@ -15,9 +15,7 @@ class BorrowReply(NamedTuple):
     """The reply of `borrow`."""
 
     acquire_reply: AcquireReply
-    """As of `acquire`. For a call that has borrowed, `bucket_starts_ms` has for each ring the start
-    of the bucket in which it is counted.
-    """
+    """As of `acquire`; of a borrowing call, `bucket_starts_ms` has the buckets that count it."""
     wait_ms: int = 0
     """Time until the call may proceed; 0 if it may at once."""
     borrowed: tuple[bool, ...] = ()

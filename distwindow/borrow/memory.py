@@ -36,9 +36,7 @@ class _Place:
         return self.fits_now and moment_ms < self.ring.start + self.ring.bucket_ms
 
     def charge_at(self, moment_ms: int) -> tuple[int, bool]:
-        """Count the call at this moment. Return the start of its bucket, and whether it was
-        borrowed from a coming one.
-        """
+        """Count the call now. Return the start of its bucket, and whether it was borrowed."""
         if self.is_newest_at(moment_ms):
             self.ring.used += self.cost
             return self.ring.start, False
@@ -48,9 +46,7 @@ class _Place:
 
 
 def borrow(command: Borrow, rings: list[Ring], now: int) -> BorrowReply:
-    """Admit the call of `command` at once, or as soon as every ring has room for it, or refuse it
-    and count a block. The rings have been rotated.
-    """
+    """Admit the call at once, or as soon as each (rotated) ring has room, or count a block."""
     charges = command.charges
     places = [
         _Place(ring, charge.cost, charge.limit.amount, max_borrowed)

@@ -10,9 +10,7 @@ MISSING_EXTRA = (
 
 
 def main() -> None:
-    """Run the command line; the console script calls this. Without the extra, print one line and
-    exit with 2.
-    """
+    """Run the command line, for the console script. Without the extra: one line, and exit 2."""
     try:
         from .app import run
     except ModuleNotFoundError as exc:

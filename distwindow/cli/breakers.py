@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -12,10 +12,9 @@ from ..breaker.commands import ADAPTIVE, BreakerNameParts, StoredBreaker, parse_
 from ..breaker.record import STATES
 from ..breaker.rules import RULES
 from ..ring.key import RingNameParts
-from .command import Server
+from .command import Server, read_each
 from .render import Cell, Column, Table, format_rate, json_text, shell_word
 
-_PIPELINE_SIZE = 500
 _DEFAULTS: dict[str, dict[str, Any]] = {
     rule.kind: {each.name: each.default for each in dataclasses.fields(rule)} for rule in RULES
 }
@@ -62,34 +61,22 @@ def is_breaker_name(name: bytes) -> bool:
 
 def read_breakers(names: Sequence[BreakerName]) -> list[FoundBreaker]:
     """Return the breakers of these names that still exist."""
-    # SCAN may return a name twice.
-    return list(_read({name.raw: name for name in names}.values()))
+    unique = {name.raw: (name.server, name) for name in names}  # SCAN may return a name twice
+    found = []
+    for name, fields, now_ms in read_each(
+        unique.values(), lambda pipe, name: pipe.hgetall(name.raw)
+    ):
+        if isinstance(fields, redis.RedisError):
+            continue  # not a hash, or its slot has just been moved
+        stored = parse_breaker_hash(fields, name.parts, now_ms)
+        if stored is not None:
+            found.append(FoundBreaker(name.parts, stored, now_ms))
+    return found
 
 
 def breaker_rank(one: FoundBreaker) -> tuple[Any, ...]:
     """Return what breakers are sorted by: first those that are not closed."""
     return one.stored.state <= 0, one.name.key, one.name.kind
-
-
-def _read(names: Any) -> Iterator[FoundBreaker]:
-    by_server: dict[int, list[BreakerName]] = {}
-    for name in names:
-        by_server.setdefault(id(name.server), []).append(name)
-    for of_server in by_server.values():
-        for at in range(0, len(of_server), _PIPELINE_SIZE):
-            part = of_server[at : at + _PIPELINE_SIZE]
-            pipeline = part[0].server.client.pipeline(transaction=False)
-            pipeline.time()
-            for name in part:
-                pipeline.hgetall(name.raw)
-            (seconds, micros), *replies = pipeline.execute(raise_on_error=False)
-            now_ms = int(seconds) * 1000 + int(micros) // 1000
-            for name, fields in zip(part, replies, strict=True):
-                if isinstance(fields, redis.RedisError):
-                    continue  # not a hash, or its slot has just been moved
-                stored = parse_breaker_hash(fields, name.parts, now_ms)
-                if stored is not None:
-                    yield FoundBreaker(name.parts, stored, now_ms)
 
 
 def _rule_text(name: BreakerNameParts) -> str:

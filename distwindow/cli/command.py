@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -46,9 +46,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 
 def parse_key(argument: str) -> str | bytes:
-    """Return the key that a command-line argument names: `bytes` where the argument is not text in
-    the shell's encoding, else `str`.
-    """
+    """Return the key of an argument: `bytes` where it is no text in the shell's encoding."""
     try:
         argument.encode()
     except UnicodeEncodeError:  # Python decodes such arguments to lone surrogates
@@ -169,6 +167,9 @@ def mask_passwords(message: str, url: str) -> str:
 #
 # The servers of a store, each with a redis-py client for the commands that inspect them.
 
+PIPELINE_SIZE = 500
+N = TypeVar("N")
+
 
 class Server(NamedTuple):
     """One server that holds keys: the only one, or a primary of a cluster."""
@@ -210,6 +211,28 @@ def read_hashes(server: Server, names: Sequence[bytes]) -> tuple[int, list[Any]]
                 raise
             hashes.append(exc)
     return int(seconds) * 1000 + int(micros) // 1000, hashes
+
+
+def read_each(
+    names: Iterable[tuple[Server, N]], ask: Callable[[Any, N], object]
+) -> Iterator[tuple[N, Any, int]]:
+    """Send one command for each of `names`, by `ask(pipeline, name)`, and yield the names with
+    their replies, which may be errors, and with the server's time (ms since the epoch).
+    """
+    by_server: dict[int, list[tuple[Server, N]]] = {}
+    for server, name in names:
+        by_server.setdefault(id(server), []).append((server, name))
+    for of_server in by_server.values():
+        for at in range(0, len(of_server), PIPELINE_SIZE):
+            part = of_server[at : at + PIPELINE_SIZE]
+            pipeline = part[0][0].client.pipeline(transaction=False)
+            pipeline.time()
+            for _, name in part:
+                ask(pipeline, name)
+            (seconds, micros), *replies = pipeline.execute(raise_on_error=False)
+            now_ms = int(seconds) * 1000 + int(micros) // 1000
+            for (_, name), reply in zip(part, replies, strict=True):
+                yield name, reply, now_ms
 
 
 @contextmanager

@@ -189,9 +189,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End the calling process, in which the server is about to be executed, with the demo, even
-    where SIGKILL ends the demo.
-    """
+    """End this process, which is about to execute the server, with the demo, even on SIGKILL."""
     import ctypes
 
     pr_set_pdeathsig = 1
@@ -232,9 +230,7 @@ class AdmissionLog:
         self._buckets.update(time_ms // self.limit.bucket_ms for time_ms in times_ms)
 
     def last_complete_interval(self) -> int:
-        """Return the number of the last whole interval that is over, counted from the epoch; before
-        there is one, the number of the first interval.
-        """
+        """Return the number of the last interval that is over, or else of the first one."""
         buckets = self.limit.buckets
         newest = max(self._buckets, default=0) // buckets
         return max(newest - 1, min(self._buckets, default=0) // buckets)
@@ -460,9 +456,7 @@ def _next_lines() -> Iterator[str]:
 
 
 def _pause_s(limits: Sequence[Limit], workers: int) -> float:
-    """Return the mean pause of a worker after a call. The demand is then well above the limit, but
-    does not occupy a core without need.
-    """
+    """Return the mean pause after a call: the demand is well above the limit, at little load."""
     rate = max(limit.amount / limit.per for limit in limits)
     pause_s = min(_MAX_PAUSE_S, workers / (_DEMAND_FACTOR * rate))
     return pause_s if pause_s >= _MIN_PAUSE_S else 0.0
@@ -475,9 +469,7 @@ def _run_workers(
     seconds: float,
     console: Console,
 ) -> tuple[DemoView, bool]:
-    """Run the workers, showing their reports. Return the view with all reports, and whether Ctrl-C
-    ended the run early.
-    """
+    """Run the workers, showing reports. Return the view, and whether Ctrl-C ended it early."""
     interrupted = False
     with WorkerPool(options, workers) as pool:
         pool.start_calls()
@@ -498,9 +490,7 @@ def _run_workers(
 
 @contextmanager
 def _display(view: DemoView, console: Console) -> Iterator[Callable[[], None]]:
-    """Return a function that shows the view as it is now: in place on a terminal, else as a line
-    per second.
-    """
+    """Return a function that shows the view: in place on a terminal, else a line per second."""
     if console.is_terminal:
         with Live(
             console=console, auto_refresh=False, transient=True, redirect_stdout=False
@@ -582,9 +572,7 @@ def _print_result(log: AdmissionLog, console: Console) -> bool:
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Raise SystemExit at SIGTERM and SIGHUP, so that the server and the workers are ended as they
-    are after Ctrl-C.
-    """
+    """Raise SystemExit at SIGTERM and SIGHUP, to end server and workers as Ctrl-C does."""
 
     def exit_process(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -108,8 +108,7 @@ class WorkerPool:
         self._pipes: list[Connection] = []
 
     def __enter__(self) -> Self:
-        # A new process inherits ignored signals. Otherwise Ctrl-C during its imports would print a
-        # traceback.
+        # A new process inherits ignored signals. Ctrl-C during its imports would print a traceback.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             for _ in range(self._count):

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from .. import Concurrency, ConfigurationError, DistwindowError, Limiter, __version__
 from ..concurrency.commands import SLOT_COMMANDS
+from ..errors import counted
 from ..options import ClockChoice
 from ..ring.clock import SYSTEM
 from ..ring.command import load_script, script_names, scripts_folder
@@ -84,13 +85,14 @@ def _text(value: Any) -> str:
 
 
 def run_check(
-    check: str, find: Callable[[], list[Finding]], fix_if_forbidden: str
+    check: str, find: Callable[[], Finding | list[Finding]], fix_if_forbidden: str
 ) -> list[Finding]:
     """Return what `find` finds. Where the server forbids the check, that is the finding."""
     try:
-        return find()
+        found = find()
     except Forbidden as exc:
-        return [Finding(check, "warning", f"could not check: {exc}", fix_if_forbidden)]
+        found = Finding(check, "warning", f"could not check: {exc}", fix_if_forbidden)
+    return found if isinstance(found, list) else [found]
 
 
 _MAX_CLOCK_OFFSET_MS = 1000
@@ -120,34 +122,25 @@ def check_installation() -> Iterator[Finding]:
     yield Finding("lua", "ok", f"scripts from {scripts_folder()}")
 
 
-def check_slots(server: Server) -> list[Finding]:
+def _slots(server: Server) -> Finding:
     """Check that a cluster serves every slot, by what one of its nodes reports."""
-    return run_check("cluster", functools.partial(_slots, server), "grant the user +cluster|info")
-
-
-def _slots(server: Server) -> list[Finding]:
     reply = execute(server, "CLUSTER INFO")
-    fields: dict[str, Any] = reply if isinstance(reply, dict) else _parse_lines(reply)
+    fields: dict[str, Any] = reply if isinstance(reply, dict) else {}
+    if not fields:
+        fields = dict(line.split(":", 1) for line in _text(reply).splitlines() if ":" in line)
     slots, state = int(fields.get("cluster_slots_ok", 0)), fields.get("cluster_state")
     if slots == _CLUSTER_SLOTS and state == "ok":
-        return [Finding("cluster", "ok", f"all {_CLUSTER_SLOTS:,} slots served")]
-    return [
-        Finding(
-            "cluster",
-            "problem",
-            f"state {state}, {slots:,} of {_CLUSTER_SLOTS:,} slots served: calls fail for keys in "
-            "the others",
-            "redis-cli --cluster check, then --cluster fix",
-        )
-    ]
+        return Finding("cluster", "ok", f"all {_CLUSTER_SLOTS:,} slots served")
+    return Finding(
+        "cluster",
+        "problem",
+        f"state {state}, {slots:,} of {_CLUSTER_SLOTS:,} slots served: calls fail for keys in "
+        "the others",
+        "redis-cli --cluster check, then --cluster fix",
+    )
 
 
-def _parse_lines(reply: Any) -> dict[str, Any]:
-    text = reply.decode() if isinstance(reply, bytes) else str(reply)
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-
-
-def _version(server: Server) -> list[Finding]:
+def _version(server: Server) -> Finding:
     fields = read_info(server, "server")
     version = str(fields.get("redis_version", "?"))
     name = f"Redis {version}"
@@ -155,10 +148,10 @@ def _version(server: Server) -> list[Finding]:
         name = f"Valkey {fields['valkey_version']} (compatible with Redis {version})"
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
     if len(numbers) == 2 and tuple(numbers) < MIN_VERSION:
-        return [
-            Finding("version", "problem", f"{name} is too old", "use Redis 6.2 or newer, or Valkey")
-        ]
-    return [Finding("version", "ok", name)]
+        return Finding(
+            "version", "problem", f"{name} is too old", "use Redis 6.2 or newer, or Valkey"
+        )
+    return Finding("version", "ok", name)
 
 
 def _memory(server: Server) -> list[Finding]:
@@ -198,96 +191,84 @@ def _memory(server: Server) -> list[Finding]:
     return findings
 
 
-def _replicas(server: Server) -> list[Finding]:
+def _replicas(server: Server) -> Finding:
     fields = read_info(server, "replication")
     if fields.get("role") == "slave":
-        return [
-            Finding(
-                "replicas",
-                "problem",
-                "this is a replica, which refuses writes",
-                "name the primary in the URL, or use redis+sentinel://",
-            )
-        ]
+        return Finding(
+            "replicas",
+            "problem",
+            "this is a replica, which refuses writes",
+            "name the primary in the URL, or use redis+sentinel://",
+        )
     count = int(fields.get("connected_slaves", 0))
     if not count:
-        return [
-            Finding(
-                "replicas",
-                "ok",
-                "none; if the server is lost, so are the counts, and windows start empty",
-            )
-        ]
+        return Finding(
+            "replicas",
+            "ok",
+            "none; if the server is lost, so are the counts, and windows start empty",
+        )
     replicas = f"{count} replica{'s' if count > 1 else ''}"
     # INFO has this field only where min-replicas-to-write is set. CONFIG GET may be forbidden.
     if "min_slaves_good_slaves" in fields:
-        return [Finding("replicas", "ok", f"{replicas}, min-replicas-to-write is set")]
-    return [
-        Finding(
-            "replicas",
-            "warning",
-            f"{replicas}, but min-replicas-to-write is 0: a failover loses counts that were not "
-            "replicated yet, and a primary that is cut off continues to admit calls",
-            "CONFIG SET min-replicas-to-write 1",
-        )
-    ]
+        return Finding("replicas", "ok", f"{replicas}, min-replicas-to-write is set")
+    return Finding(
+        "replicas",
+        "warning",
+        f"{replicas}, but min-replicas-to-write is 0: a failover loses counts that were not "
+        "replicated yet, and a primary that is cut off continues to admit calls",
+        "CONFIG SET min-replicas-to-write 1",
+    )
 
 
-def _persistence(server: Server) -> list[Finding]:
+def _persistence(server: Server) -> Finding:
     fields = read_info(server, "persistence")
     if str(fields.get("rdb_last_bgsave_status", "ok")) != "ok":
-        return [
-            Finding(
-                "persistence",
-                "warning",
-                "the last snapshot failed, after which Redis refuses writes (MISCONF)",
-                'repair the disk, or CONFIG SET save "": limits need no persistence',
-            )
-        ]
+        return Finding(
+            "persistence",
+            "warning",
+            "the last snapshot failed, after which Redis refuses writes (MISCONF)",
+            'repair the disk, or CONFIG SET save "": limits need no persistence',
+        )
     state = "append-only file on" if fields.get("aof_enabled") else "append-only file off"
-    return [Finding("persistence", "ok", f"{state}; limits need none")]
+    return Finding("persistence", "ok", f"{state}; limits need none")
 
 
-def _clock(server: Server) -> list[Finding]:
+def _clock(server: Server) -> Finding:
     before = time.time_ns() // 1_000_000
     server_ms = time_ms(execute(server, "TIME"))
     after = time.time_ns() // 1_000_000
     offset = server_ms - (before + after) // 2
     if abs(offset) <= _MAX_CLOCK_OFFSET_MS + (after - before) // 2:
-        return [Finding("clock", "ok", f"{offset:+d} ms from this machine's")]
-    return [
-        Finding(
-            "clock",
-            "warning",
-            f"{offset / 1000:+,.1f} s from this machine's: limits hold, because they use the "
-            "server's clock, but the times in decisions and statistics are not this machine's",
-            "synchronize both by NTP",
-        )
-    ]
+        return Finding("clock", "ok", f"{offset:+d} ms from this machine's")
+    return Finding(
+        "clock",
+        "warning",
+        f"{offset / 1000:+,.1f} s from this machine's: limits hold, because they use the "
+        "server's clock, but the times in decisions and statistics are not this machine's",
+        "synchronize both by NTP",
+    )
 
 
-def _encoding(server: Server) -> list[Finding]:
+def _encoding(server: Server) -> Finding:
     for name in ("hash-max-listpack-entries", "hash-max-ziplist-entries"):
         value = read_config(server, name).get(name)
         if value is None:
             continue
         if int(value) >= MAX_BUCKETS:
-            return [Finding("encoding", "ok", f"{name} {value}")]
-        return [
-            Finding(
-                "encoding",
-                "warning",
-                f"{name} {value}: a limit with more buckets than about that takes many times the "
-                "memory",
-                f"CONFIG SET {name} {MAX_BUCKETS}, or use fewer buckets",
-            )
-        ]
+            return Finding("encoding", "ok", f"{name} {value}")
+        return Finding(
+            "encoding",
+            "warning",
+            f"{name} {value}: a limit with more buckets than about that takes many times the "
+            "memory",
+            f"CONFIG SET {name} {MAX_BUCKETS}, or use fewer buckets",
+        )
     raise Forbidden("CONFIG GET returns neither hash-max-listpack-entries nor its old name")
 
 
 class _Check(NamedTuple):
     name: str
-    find: Callable[[Server], list[Finding]]
+    find: Callable[[Server], Finding | list[Finding]]
     fix_if_forbidden: str
     """What to do where the server forbids the commands of this check."""
 
@@ -334,9 +315,7 @@ _CLUSTER_COMMANDS = ("cluster|slots", "cluster|shards", "command")
 
 
 def acl_rule(prefix: str, *, cluster: bool = False) -> str:
-    """Return the ACL rule that a user of this prefix needs for all but concurrency limits, derived
-    from the scripts' text.
-    """
+    """Return the ACL rule for all but concurrency limits, derived from the scripts' text."""
     called = _commands_of(name for name in script_names() if name not in SLOT_COMMANDS)
     connecting = _CLUSTER_COMMANDS if cluster else ()
     rights = " ".join(f"+{name}" for name in (*_SCRIPT_COMMANDS, *connecting, *sorted(called)))
@@ -440,9 +419,7 @@ def probe_concurrency(url: str, prefix: str, clock: ClockChoice) -> Iterator[Fin
 
 
 def _rotate_buckets(url: str, prefix: str) -> None:
-    """Rotate buckets until some have expired, because each branch of the scripts has its own
-    rights.
-    """
+    """Rotate buckets until some have expired: each branch of the scripts has its own rights."""
     clock = _AdvanceableClock()
     with Limiter(
         url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S, clock="client", time=clock
@@ -539,8 +516,7 @@ def doctor(
 
 def _findings(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Finding]:
     for server in servers:
-        # A failure to connect ends the command. PING may be forbidden, which shows that the
-        # server answers.
+        # A failure to connect ends the command. PING may be forbidden, which is an answer.
         with suppress(redis.exceptions.NoPermissionError):
             server.client.ping()
     yield from check_installation()
@@ -549,7 +525,8 @@ def _findings(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Find
         for finding in check_server(server):
             yield finding._replace(found=f"{server.name}: {finding.found}") if several else finding
     if parse_url_text(url).kind == "cluster":
-        yield from check_slots(servers[0])
+        find = functools.partial(_slots, servers[0])
+        yield from run_check("cluster", find, "grant the user +cluster|info")
     clock: ClockChoice = "server"
     if refusal := refusal_of_time(url, prefix):
         clock = "client"
@@ -575,9 +552,5 @@ def _print_finding(finding: Finding, console: Console) -> None:
 
 
 def _summary(problems: int, warnings: int) -> str:
-    parts = []
-    if problems:
-        parts.append(f"{problems} problem{'s' if problems > 1 else ''}")
-    if warnings:
-        parts.append(f"{warnings} warning{'s' if warnings > 1 else ''}")
-    return " and ".join(parts) or "fit for limits"
+    found = ((problems, "problem"), (warnings, "warning"))
+    return " and ".join(counted(*one) for one in found if one[0]) or "fit for limits"

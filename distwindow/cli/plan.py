@@ -55,9 +55,7 @@ MAX_SHARDS = 1000
 
 
 def ring_bytes(limit: Limit, admitted: float) -> float:
-    """Return the bytes of a ring into which so many permits a second are admitted: the formula of
-    docs/operations.md, Redis's tables included.
-    """
+    """Return the bytes of a ring with so many admissions a second (docs/operations.md)."""
     width_s = limit.bucket_ms / 1000
     buckets = limit.span * -math.expm1(-admitted * width_s)
     in_each = admitted * width_s
@@ -74,9 +72,7 @@ def senders_bytes(processes: float) -> float:
 
 
 def process_bytes(mode: str, keys: float) -> float:
-    """Return the bytes that a process keeps of so many keys (docs/operations.md), by default
-    settings.
-    """
+    """Return the bytes that a process keeps of so many keys, by default (docs/operations.md)."""
     per_key = {"direct": 0, "leased": 400, "eventual": 1500}[mode]
     return 700 * min(keys, 32_768) + per_key * min(keys, 100_000)
 

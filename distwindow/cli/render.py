@@ -37,9 +37,7 @@ class _CheckedFile(io.FileIO):
 
 
 def prepare_output() -> None:
-    """Prepare stdout to raise `OutputError`, and stdout and stderr to escape characters that they
-    cannot encode: a key may contain any character.
-    """
+    """Have stdout raise `OutputError`, and both streams escape what they cannot encode."""
     if sys.stdout is None:  # Python's value where the descriptor is closed: `distwindow >&-`
         raise OutputError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -55,9 +53,7 @@ def prepare_output() -> None:
 
 
 def redirect_to_devnull(stream: TextIO | None) -> None:
-    """Point the descriptor of `stream` to /dev/null, so that the flush at exit does not fail again
-    on what is still buffered.
-    """
+    """Point the descriptor of `stream` to /dev/null, so that the flush at exit cannot fail."""
     with suppress(OSError, ValueError, AttributeError):  # in tests it is not a file
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, stream.fileno())  # type: ignore[union-attr]  # the error is suppressed
@@ -77,9 +73,7 @@ class _Console(Console):
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """Return a console for the output of a command: with colours on a terminal unless NO_COLOR is
-    set, plain text into a pipe.
-    """
+    """Return a console for output: colours on a terminal unless NO_COLOR is set, else plain."""
     console = _Console(file=file, highlight=False, soft_wrap=True)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = PIPE_WIDTH
@@ -89,16 +83,13 @@ def make_console(file: TextIO | None = None) -> Console:
 def has_size(console: Console) -> bool:
     """True if `console` writes to a terminal, which has a width and a height.
 
-    `Console.is_terminal` only tells whether to print colours: with FORCE_COLOR it is true for a
-    pipe as well.
+    `Console.is_terminal` only tells whether to print colours: FORCE_COLOR makes it true for a pipe.
     """
     return console.is_terminal and console.file.isatty()
 
 
 def printable(text: str) -> str:
-    """Return `text` with every character escaped that could move a terminal's cursor or change the
-    direction of writing.
-    """
+    """Return `text` with what could move a cursor, or change the direction of writing, escaped."""
     if not text.isprintable():
         text = "".join(
             char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
@@ -161,8 +152,7 @@ def supports_unicode() -> bool:
 #
 # Keys as text: quoted so that a shell reads the same key again, and the spellings of one key.
 #
-# The text of a key is that of `unescape` in `ring/key.py`: bytes that are not UTF-8 are lone
-# surrogates in it.
+# The text of a key is that of `unescape` in `ring/key.py`: bytes that are not UTF-8 are surrogates.
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _UNQUOTED = re.compile(r"[A-Za-z0-9_@%+=:,./-]|[^\x00-\x7f]")
@@ -194,9 +184,7 @@ def json_text(text: str) -> str:
 
 
 def spellings(text: str) -> set[str]:
-    """Return all texts by which a command finds the key of this text: its own, and its spellings
-    in a table and in JSON, where these differ.
-    """
+    """Return the texts that name the key of this text: in commands, in tables and in JSON."""
     return {text, text.replace("\0", "%00"), json_text(text)}
 
 

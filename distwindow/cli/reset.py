@@ -14,6 +14,7 @@ from .breakers import breaker_page, is_breaker_name
 from .command import (
     DEFAULT_PREFIX,
     DEFAULT_URL,
+    PIPELINE_SIZE,
     PrefixOption,
     Server,
     UrlOption,
@@ -34,8 +35,6 @@ from .scan import (
     scan_names,
 )
 from .stats import find_slots, is_slots_name
-
-_PIPELINE_SIZE = 500
 
 
 @report_errors
@@ -132,8 +131,8 @@ class _FoundKeys:
 def _delete(server: Server, page: Page) -> Page:
     """Delete these rings. Return those that existed."""
     deleted: list[tuple[bytes, RingNameParts]] = []
-    for at in range(0, len(page), _PIPELINE_SIZE):
-        part = page[at : at + _PIPELINE_SIZE]
+    for at in range(0, len(page), PIPELINE_SIZE):
+        part = page[at : at + PIPELINE_SIZE]
         pipeline = server.client.pipeline(transaction=False)
         for name, _ in part:
             pipeline.unlink(name, shaping_name(name), line_name(name))

@@ -37,9 +37,7 @@ _WILDCARD = re.compile(r"[*?\[\]]")
 _AMBIGUOUS = re.compile(r"[{~%\\]")
 """Characters that occur in the spelling of one key and may occur in the text of another one."""
 _VISIBLE_BYTES = 31
-"""Bytes of a long key that its ring's name shows (see `ring/key.py`). The rest is in a digest, so
-SCAN cannot match a longer beginning.
-"""
+"""Bytes of a long key that its ring's name shows: SCAN can match no longer beginning."""
 
 
 class Selection(NamedTuple):
@@ -48,9 +46,7 @@ class Selection(NamedTuple):
     scan_pattern: bytes
     """For SCAN's MATCH; more names than those of the selected rings may match it."""
     includes: Callable[[bytes, str], bool]
-    """True if a ring is selected, by the prefix of its name (`ring_key_prefix`) and the text of its
-    key.
-    """
+    """True if a ring is selected, by its name's `ring_key_prefix` and the text of its key."""
 
 
 def all_keys(prefix: str) -> Selection:

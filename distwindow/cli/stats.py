@@ -52,6 +52,7 @@ from .command import (
     Server,
     UrlOption,
     open_servers,
+    read_each,
     read_hashes,
     report_errors,
 )
@@ -223,7 +224,6 @@ def used_share(window: WindowStats) -> float:
 #
 # The slots of concurrency limits, as a table and for JSON.
 
-_PIPELINE_SIZE = 500
 _MAX_OWNERS = 4
 
 
@@ -254,45 +254,30 @@ def is_slots_name(name: bytes) -> bool:
 
 def read_slots(found: Mapping[bytes, tuple[Server, str]]) -> list[SlotUsage]:
     """Return the slots of these names that are held or lost."""
-    by_server: dict[int, list[bytes]] = {}
-    servers = {id(server): server for server, _ in found.values()}
-    for name, (server, _) in found.items():
-        by_server.setdefault(id(server), []).append(name)
-    return [
-        SlotUsage(found[name][1], limit, holders, lost)
-        for server_id, names in by_server.items()
-        for name, limit, holders, lost in _read(servers[server_id], names)
-    ]
+    names = [(server, name) for name, (server, _) in found.items()]
+    usages = []
+    for name, members, now_ms in read_each(
+        names, lambda pipe, name: pipe.zrange(name, 0, -1, withscores=True)
+    ):
+        if isinstance(members, Exception):
+            # A key of another type, or one whose slot was moved meanwhile, is skipped.
+            is_known = re.search(r"WRONGTYPE|MOVED|ASK", str(members))
+            if not is_known or not isinstance(members, redis.RedisError):
+                raise members
+            continue
+        parsed = [(HolderName.parse(member), score - now_ms) for member, score in members]
+        named = [(holder, left) for holder, left in parsed if holder is not None]
+        if named:
+            live = tuple(Holder(one.owner, left / 1000) for one, left in named if left > 0)
+            usages.append(
+                SlotUsage(found[name][1], named[-1][0].limit, live, len(named) - len(live))
+            )
+    return usages
 
 
 def slots_rank(one: SlotUsage) -> tuple[int, int, str]:
     """Return what keys are sorted by: those with most slots lost, then most held."""
     return -one.lost, -len(one.holders), one.key
-
-
-def _read(
-    server: Server, names: Sequence[bytes]
-) -> Iterator[tuple[bytes, int, tuple[Holder, ...], int]]:
-    for at in range(0, len(names), _PIPELINE_SIZE):
-        part = names[at : at + _PIPELINE_SIZE]
-        pipeline = server.client.pipeline(transaction=False)
-        pipeline.time()
-        for name in part:
-            pipeline.zrange(name, 0, -1, withscores=True)
-        (seconds, micros), *replies = pipeline.execute(raise_on_error=False)
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        for name, members in zip(part, replies, strict=True):
-            if isinstance(members, Exception):
-                # A key of another type, or one whose slot was moved meanwhile, is skipped.
-                is_known = re.search(r"WRONGTYPE|MOVED|ASK", str(members))
-                if not is_known or not isinstance(members, redis.RedisError):
-                    raise members
-                continue
-            parsed = [(HolderName.parse(member), score - now_ms) for member, score in members]
-            named = [(holder, left) for holder, left in parsed if holder is not None]
-            if named:
-                live = tuple(Holder(one.owner, left / 1000) for one, left in named if left > 0)
-                yield name, named[-1][0].limit, live, len(named) - len(live)
 
 
 def slots_table(slots: Sequence[SlotUsage], width: int | None, after: Table | None = None) -> Table:
@@ -367,9 +352,7 @@ Shown = Literal["all", "slots", "breakers"]
 
 
 class Order(str, Enum):
-    """Orders by which keys are sorted. (An Enum, because typer before 0.19 does not support
-    Literal.)
-    """
+    """Orders by which keys are sorted. (An Enum: typer before 0.19 does not support Literal.)"""
 
     BLOCKED = "blocked"
     PASSED = "passed"
@@ -475,9 +458,7 @@ class _Candidate(NamedTuple):
 
 
 _Column = tuple[int, int, bool]
-"""The properties that distinguish the hashes of a key: bucket length, span, and whether it is the
-shaping.
-"""
+"""What distinguishes the hashes of a key: bucket length, span, and whether it is the shaping."""
 
 
 class Found:
@@ -653,7 +634,11 @@ class Found:
 
     def _sorted_keys(self, keys: Sequence[_Candidate], counts: ScanCounts) -> list[Stats]:
         """Read keys, and sort them again: what has changed since it was ranked moves a little."""
-        key_rank = functools.partial(_key_rank, self._query.sort)
+
+        def key_rank(stats: Stats) -> tuple[tuple[float, float], str]:
+            ranks = [_window_rank(self._query.sort, window) for window in stats.windows]
+            return min(ranks), str(stats.key)
+
         return sorted(self._read_keys(keys, counts), key=key_rank)
 
     def _read_keys(self, keys: Sequence[_Candidate], counts: ScanCounts) -> Iterator[Stats]:
@@ -698,8 +683,7 @@ class Query(NamedTuple):
     ) -> Found:
         """Return a scan of the servers for no more than `at_most` keys, unless that is 0.
 
-        While a long scan ranks keys, `show_page` gets the first ones of those found so far, each
-        second.
+        While a long scan ranks keys, `show_page` gets the first ones so far, each second.
         """
         top = min(self.top, at_most) if self.top and at_most else self.top or at_most
         return Found(servers, self, top, ProgressLine(servers, enabled=progress), show_page)
@@ -708,9 +692,7 @@ class Query(NamedTuple):
 def print_json(
     pages: Iterable[Iterable[Any]], as_object: Callable[[Any], Any], *, in_line: bool = False
 ) -> int:
-    """Print one array, with each object on a line of its own unless `in_line`, and return how many
-    there are. Each page is written at once.
-    """
+    """Print one array, page by page, an object a line unless `in_line`; return how many."""
     opening, comma, closing = ("[", ", ", "]\n") if in_line else ("[\n ", ",\n ", "\n]\n")
     count = 0
     for page in pages:
@@ -738,9 +720,7 @@ def _windows(hashes: dict[_Column, Any], now_ms: int) -> tuple[WindowStats, ...]
 def _window(
     bucket_ms: int, span: int, fields: Any, shaping: Any, now_ms: int
 ) -> WindowStats | None:
-    """Return the window that the hash of a ring holds, and the one of its shaping; None where they
-    are not those of a ring.
-    """
+    """Return the window of a ring's hash and of its shaping; None where they are no ring's."""
     if isinstance(fields, redis.RedisError) or isinstance(shaping, redis.RedisError):
         return None
     try:
@@ -748,16 +728,14 @@ def _window(
         limit = None if state is None else _limit(state.limit, bucket_ms, span)
         shaped = shaped_limit(shaping, bucket_ms, span)
         # Another limit in the ring was used later: a call of a shaped limit writes both.
-        if shaped is not None and (limit is None or _is_same(limit, shaped)):
+        if shaped is not None and (
+            limit is None or (limit.amount, limit.bound) == (shaped.amount, shaped.bound)
+        ):
             stats = shaping_stats(shaped, shaping_state(shaping), now_ms)
             return window_at(state, shaped, now_ms, stats)
         return None if limit is None else window_at(state, limit, now_ms)
     except (ConfigurationError, ArithmeticError, ValueError):
         return None
-
-
-def _is_same(limit: Limit, shaped: Limit) -> bool:
-    return (limit.amount, limit.bound) == (shaped.amount, shaped.bound)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -786,10 +764,6 @@ def _window_rank(order: Order, window: WindowStats) -> tuple[float, float]:
         return 0, 0
     count = window.blocked if order is Order.BLOCKED else window.passed
     return -count, -used_share(window)
-
-
-def _key_rank(order: Order, stats: Stats) -> tuple[tuple[float, float], str]:
-    return min(_window_rank(order, window) for window in stats.windows), str(stats.key)
 
 
 def _rank_ceiling(order: Order, fields: Any) -> tuple[float, float] | None:
@@ -936,10 +910,9 @@ def _table(
         if not query.by_second:
             cells.append([*start, *_counters(stats)])
             continue
-        cells += [
-            [*start, (_time_text(second.start), "dim"), *_counters(second)]
-            for second in stats.seconds
-        ]
+        for second in stats.seconds:
+            at = time.strftime("%H:%M:%S", time.localtime(second.start // 1000))
+            cells.append([*start, (at, "dim"), *_counters(second)])
     return Table(columns, cells, width, after=after)
 
 
@@ -955,20 +928,10 @@ def _counters(counted: MinuteStats | Bucket) -> list[Cell]:
     ]
 
 
-def _time_text(start_ms: int) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(start_ms // 1000))
-
-
 def _as_object(stats: MinuteStats) -> dict[str, Any]:
     """Return `MinuteStats` for JSON: its fields by name."""
     origin = None if stats.origin is None else json_text(stats.origin)
     return dataclasses.asdict(stats) | {"key": json_text(str(stats.key)), "origin": origin}
-
-
-def check_no_watch(*, watch: bool) -> None:
-    """Raise `ConfigurationError` for `--watch` beside `--minute` or `--by`."""
-    if watch:
-        raise ConfigurationError("--watch cannot be combined with --minute or --by; leave it out")
 
 
 _TERMINAL_TOP = 50
@@ -1074,7 +1037,10 @@ def stats(
     stream = not top and sort is None
     order = sort or Order.BLOCKED
     if minute or by is not None:
-        check_no_watch(watch=watch)
+        if watch:
+            raise ConfigurationError(
+                "--watch cannot be combined with --minute or --by; leave it out"
+            )
         views = MinuteQuery(prefix, selection, order, top, stream, by is not None, minute)
         of_origins = " with an origin" if by is not None else ""
         no_entries = f"no entries{of_origins} on {where[0]} in the last minute {where[1]}"

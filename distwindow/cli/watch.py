@@ -59,9 +59,7 @@ def watch_store(
 
 
 class StreamView:
-    """The output into a pipe or a file. The beginning and the end of an outage are a line each
-    on stderr.
-    """
+    """The output into a pipe or a file. An outage's beginning and end are a line each on stderr."""
 
     def __init__(self, print_result: Callable[[Sequence[Server]], None]) -> None:
         self._print_result = print_result

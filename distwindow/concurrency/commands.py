@@ -28,9 +28,7 @@ sorted set of up to 128 holders keeps its compact form (`zset-max-listpack-value
 
 
 def parse_slots_name(prefix: str, name: bytes) -> str | None:
-    """Return the text of the key whose slots have this Redis key, of a tagged key `{tag}resource`;
-    None if it is not one of slots of this prefix.
-    """
+    """Return the text of the key of these slots (`{tag}resource`); None if not of this prefix."""
     start = prefix.encode() + b":"
     found = _NAME.fullmatch(name, len(start)) if name.startswith(start) else None
     if found is None:
@@ -125,8 +123,7 @@ class SlotCommand(Command[Reply]):
 @dataclass(slots=True, eq=False)
 class Hold(SlotCommand[HoldReply]):
     """Give `holder` a slot for `ttl_ms`, unless as many as `limit` are held, or those before it in
-    the line can use all that are free. May be sent again: a holder that has a slot keeps it, and
-    its deadline is extended.
+    the line can use all that are free. May be sent again: a holder keeps its slot for longer then.
     """
 
     script: ClassVar[str] = "hold"
@@ -135,9 +132,7 @@ class Hold(SlotCommand[HoldReply]):
     ttl_ms: int = 1
     holder: bytes = b""
     is_head: bool = False
-    """True if it asks as the first of those who wait in its process. Otherwise all places are
-    before it, those of its process, too.
-    """
+    """True if it asks as the first of its process that waits; else all places are before it."""
     waited_ms: tuple[int, ...] = ()
     """How long each has waited that gets a place in the line if this is refused: of a head, the
     first waiters of its process, itself before all, which lose the places that they have; if it is
@@ -153,8 +148,7 @@ class Hold(SlotCommand[HoldReply]):
         arguments: list[bytes | int | str] = [self.limit, self.ttl_ms, self.holder]
         if self.is_head or self.waited_ms:
             asks = "head" if self.is_head else "new"
-            now: int | str = "" if self.now_ms is None else self.now_ms
-            return [*arguments, now, asks, *self.waited_ms]
+            return [*arguments, time_argument(self.now_ms), asks, *self.waited_ms]
         return arguments if self.now_ms is None else [*arguments, self.now_ms]
 
     def reply(self, raw: ScriptReply) -> HoldReply:

@@ -21,13 +21,12 @@ from ..options import ClockChoice, Options, check_timeout
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
-from ..runtime.steps import Operation, StoreStep, run_async, run_blocking
-from ..runtime.worker import SHUTDOWN
+from ..runtime.steps import Operation, run_async, run_blocking
 from ..waiting.waiting import AsyncWaiter, Waiter, WaitQueues
-from .commands import Free, Hold, HoldReply
+from .commands import Free, HoldReply
 from .held import HeldSlots, SlotClaim, SlotJob
 from .operations import ConcurrencyStats, SlotOperations, exceeded
-from .slot import AsyncSlot, AsyncSlotBlock, Slot, SlotBlock
+from .slot import AsyncSlot, AsyncSlotBlock, Slot, SlotBlock, SlotDriver
 
 _MAX_LIMIT = 1_000_000
 _MIN_TTL_S, _MAX_TTL_S = 0.05, 86_400.0
@@ -112,32 +111,6 @@ class BaseConcurrency:
         return f"{host[:20] or 'host'}:{os.getpid()}"
 
 
-class BaseSlotDriver:
-    """Base class of the drivers: what needs no store."""
-
-    def __init__(self, owner: BaseConcurrency, clock: Clock) -> None:
-        self._held = owner._held
-        self._operations = owner._operations
-        self._wait_queues = owner._wait_queues
-        self._monotonic = clock.monotonic
-
-    def is_lost(self, claim: SlotClaim) -> bool:
-        """True if the slot of `claim` was lost."""
-        return self._held.check_lost(claim, self._monotonic())
-
-    def leave_line(self, claim: SlotClaim) -> None:
-        """Give back the places in the line, by the worker, if the caller of `claim`, which waits if
-        it is refused, has given up, and nobody else waits here.
-        """
-        has_place = claim.command.waited_ms and claim.may_have_place
-        if has_place and not self._wait_queues.count(claim.name):
-            self._held.leave_line(claim.name, self._monotonic())
-
-    def abandon(self, claim: SlotClaim) -> None:
-        """Free what `claim` may hold, by the worker. Waits for nothing."""
-        self._held.end(claim, self._monotonic())
-
-
 def _check_seconds(name: str, value: object, above: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most:
         raise ConfigurationError(
@@ -188,9 +161,8 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         super().__init__(store, limit, ttl, options)
         self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
-        self._driver = _ThreadSlots(self._store, self)
+        self._driver = _ThreadSlots(self._store, self._operations)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
-        self._held.ends_all = SHUTDOWN.are_calls_paused
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> SlotBlock:
         """Return a context manager that waits for a slot of `key` at the beginning of its block,
@@ -207,9 +179,8 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         """Return a slot of `key` that is held already, or one that is false if all are held.
 
         It is freed by `release`, or at the end of a `with` block; keep it until then, because one
-        that is garbage-collected is freed as well. While others wait in this object,
-        or in another process for the slots that are free, there is none. Raises `StoreTimeout` or
-        `StoreUnavailable`.
+        that is garbage-collected is freed as well. While others wait in this object, or in another
+        process for the slots that are free, there is none. Raises `StoreError`.
         """
         claim = self._new_claim(key)
         try:
@@ -238,17 +209,13 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         return failure
 
 
-class _ThreadSlots(BaseSlotDriver):
+class _ThreadSlots(SlotDriver):
     """Drives the operations of slots in the calling thread."""
 
-    def __init__(self, store: Store, base: BaseConcurrency) -> None:
-        super().__init__(base, store.clock)
-        self._store = store
+    _store: Store
 
     def ask(self, claim: SlotClaim) -> HoldReply:
-        """Ask once for a slot. Nobody must overtake those that wait in this process: while there
-        are some, this is refused.
-        """
+        """Ask once for a slot. Refused while others wait in this process: nobody overtakes them."""
         if claim.name in self._wait_queues.by_name:
             reply = HoldReply(False, claim.command.limit, 0, 0)
         else:
@@ -334,10 +301,6 @@ class _ThreadSlots(BaseSlotDriver):
             sleep = self._store.clock.sleep
         return run_blocking(operation, functools.partial(self._execute, claim), sleep)
 
-    def _execute(self, claim: SlotClaim, step: StoreStep) -> Any:
-        assert isinstance(step, Hold)
-        return self._store.execute(step, claim.deadline)
-
 
 class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
     """`Concurrency` for tasks: the same names and signatures, awaited where there is I/O. Safe to
@@ -363,9 +326,8 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         super().__init__(store, limit, ttl, options)
         self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
-        self._driver = _TaskSlots(self._store, self)
+        self._driver = _TaskSlots(self._store, self._operations)
         self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
-        self._held.ends_all = SHUTDOWN.are_calls_paused
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:
         """See `Concurrency.hold`; `async with`."""
@@ -374,9 +336,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         return AsyncSlotBlock(self._driver, self._new_claim(key, timeout), timeout)
 
     def try_hold(self, key: AnyKey) -> Unawaited[AsyncSlot]:
-        """See `Concurrency.try_hold`; `release` is awaited, and the block is `async with`. What it
-        returns has no truth value before it is awaited.
-        """
+        """See `Concurrency.try_hold`; awaited, as is `release`; no truth value before `await`."""
         return UnawaitedCoroutine(self._try_hold(key))
 
     async def _try_hold(self, key: AnyKey) -> AsyncSlot:
@@ -407,17 +367,12 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         return failure
 
 
-class _TaskSlots(BaseSlotDriver):
+class _TaskSlots(SlotDriver):
     """Drives the operations of slots in the running task; see the one for threads."""
 
-    def __init__(self, store: AsyncStore, base: BaseConcurrency) -> None:
-        super().__init__(base, store.clock)
-        self._store = store
+    _store: AsyncStore
 
     async def ask(self, claim: SlotClaim) -> HoldReply:
-        """Ask once for a slot. Nobody must overtake those that wait in this process: while there
-        are some, this is refused.
-        """
         if claim.name in self._wait_queues.by_name:
             reply = HoldReply(False, claim.command.limit, 0, 0)
         else:
@@ -429,7 +384,6 @@ class _TaskSlots(BaseSlotDriver):
         return reply
 
     async def wait(self, claim: SlotClaim, timeout: float | None) -> None:
-        """Wait until `claim` is granted. If this raises, the caller abandons the claim."""
         began_at = self._monotonic()
         reply = None
         try:
@@ -444,7 +398,6 @@ class _TaskSlots(BaseSlotDriver):
             raise
 
     async def _ask_first(self, claim: SlotClaim, timeout: float | None) -> HoldReply:
-        """Ask while nobody waits. No operation is needed unless that fails."""
         if self._held.hold_call is not None:
             self._held.hold_call()
         sent_at = self._monotonic()
@@ -464,7 +417,6 @@ class _TaskSlots(BaseSlotDriver):
     async def _queue_up(
         self, claim: SlotClaim, waiter: AsyncWaiter, refused: HoldReply | None
     ) -> None:
-        """Wait in the queue of this process, and then as its head."""
         try:
             if await waiter.wait_async():
                 refused = None  # that was long ago
@@ -474,9 +426,7 @@ class _TaskSlots(BaseSlotDriver):
             waiter.leave()
 
     async def free(self, claim: SlotClaim) -> None:
-        """Free the slot of a block that has ended. What fails is left to the worker, and so is a
-        slot whose task is cancelled here.
-        """
+        """See `_ThreadSlots.free`; a slot whose task is cancelled here is the worker's, too."""
         sent_at = self._monotonic()
         try:
             self._held.end(claim, sent_at + 2 * self._operations.request_timeout)
@@ -499,11 +449,6 @@ class _TaskSlots(BaseSlotDriver):
         claim: SlotClaim,
         sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> Awaitable[HoldReply]:
-        """Drive an operation that asks for `claim`. `sleep` can be ended by a wake-up."""
         if sleep is None or self._store.clock is not SYSTEM:
             sleep = self._store.sleep
         return run_async(operation, functools.partial(self._execute, claim), sleep)
-
-    def _execute(self, claim: SlotClaim, step: StoreStep) -> Any:
-        assert isinstance(step, Hold)
-        return self._store.execute(step, claim.deadline)

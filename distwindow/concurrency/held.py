@@ -1,6 +1,4 @@
-"""The slots that this process holds under one concurrency limit: renewed, and given back, by the
-worker.
-"""
+"""The slots that a process holds under a concurrency limit, renewed and freed by the worker."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from functools import partial
 from ..errors import DistwindowError, StoreError, closed_failure, short_repr
 from ..ring.key import AnyKey
 from ..runtime.flush import FlushSource, OutgoingCommand
-from ..runtime.worker import FlushJob
+from ..runtime.worker import SHUTDOWN, FlushJob
 from ..waiting.waiting import WaitQueues
 from .commands import (
     MAX_HOLDERS,
@@ -141,9 +139,7 @@ class SlotClaim:
 
     @property
     def is_gone(self) -> bool:
-        """True once the caller has given up or the block has ended, and the store surely has no
-        trace of it.
-        """
+        """True once the call is over or given up, and the store surely has no trace of it."""
         return self.ended and not self._may_be_stored
 
     @property
@@ -230,11 +226,6 @@ class SlotClaim:
         return f"SlotClaim({self.command.holder!r}, {self.state})"
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# The job of the worker.
-
-
 class SlotJob(FlushJob):
     """The job of a `Concurrency`: it renews the slots that are held, and frees those given back."""
 
@@ -276,8 +267,6 @@ class SlotJob(FlushJob):
 
 # --------------------------------------------------------------------------------------------------
 #
-# The slots that this process holds under one concurrency limit, and those that it has to free.
-#
 # The worker sends what is due: one `renew` for all slots of a resource, and one `free` for all that
 # have to be given back, all resources in one exchange. A slot is renewed a third of its time to
 # live after it was last extended; those that are nearly due are renewed with it.
@@ -300,8 +289,6 @@ class HeldSlots(FlushSource):
         self.wake: Callable[[], object] = _ignore
         self.wait_queues: WaitQueues | None = None
         """The queues of those who wait for slots: the head is woken when one is freed."""
-        self.ends_all: Callable[[], bool] = _false
-        """True once the process ends, and so every slot has to be freed."""
         self._claims: dict[bytes, SlotClaim] = {}
         self._left_lines: set[bytes] = set()
         """The names of slots for which nobody waits here any more."""
@@ -404,9 +391,7 @@ class HeldSlots(FlushSource):
         self._is_closed = True
 
     def settled_at(self) -> float:
-        """Return when everything can be freed for good: after the last deadline of a hold whose
-        reply was lost.
-        """
+        """Return when all can be freed for good: after deadlines of holds whose reply was lost."""
         ended = [claim.deadline for claim in self._claims.copy().values() if claim.ended]
         return max(ended, default=-math.inf)
 
@@ -415,7 +400,7 @@ class HeldSlots(FlushSource):
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        if everything and self.ends_all():
+        if everything and SHUTDOWN.are_calls_paused():
             self.lose_all("the process is ending", now)
         while self._left_lines:
             nobody_waits = replace(
@@ -458,7 +443,7 @@ class HeldSlots(FlushSource):
     def unreturned_permits(self) -> int:
         """Return how many slots are still to be freed."""
         claims = self._claims.copy().values()
-        ends_all = self.ends_all()
+        ends_all = SHUTDOWN.are_calls_paused()  # every slot has to be freed
         return sum(claim.ended or (ends_all and claim.is_renewed) for claim in claims)
 
     # -- replies --
@@ -542,7 +527,3 @@ def _batches(
 
 
 def _ignore(*_: object) -> None: ...
-
-
-def _false() -> bool:
-    return False

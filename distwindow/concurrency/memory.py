@@ -117,9 +117,7 @@ class MemorySlots:
 
 
 class _Line:
-    """The line of a resource, without the places of processes that have told nothing for a while:
-    see lua/shared/slot_line.lua.
-    """
+    """The line of a resource, without processes gone silent: see lua/shared/slot_line.lua."""
 
     def __init__(self, scores: LineScores, now: int) -> None:
         self._now = now

@@ -91,7 +91,7 @@ class SlotOperations:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """`jitter` returns numbers from 0 up to 1."""
-        self._held, self._queues, self._monotonic = held, queues, monotonic
+        self.held, self.queues, self._monotonic = held, queues, monotonic
         self._timeout = timeout
         self._jitter = jitter
         self.request_timeout = timeout / 2
@@ -145,7 +145,7 @@ class SlotOperations:
             claim.key,
             claim.command.limit,
             len(holders),
-            self._queues.count(claim.name),
+            self.queues.count(claim.name),
             tuple(holders),
             reply.now_ms,
         )
@@ -166,10 +166,10 @@ class SlotOperations:
         while True:
             if pause:
                 yield Sleep(pause)
-            if self._held.hold_call is not None:
-                self._held.hold_call()
+            if self.held.hold_call is not None:
+                self.held.hold_call()
             sent_at = self._monotonic()
-            self._held.add(claim, sent_at + self.request_timeout)
+            self.held.add(claim, sent_at + self.request_timeout)
             command = claim.command
             if head is not None:
                 waited_ms = head.first_waited_ms(MAX_PLACES)
@@ -199,8 +199,7 @@ def exceeded(claim: SlotClaim, reply: HoldReply) -> ConcurrencyExceeded:
     """Return the error of a caller whose last reply was this refusal.
 
     Its `retry_after` is an estimate: whoever asks at any moment finds that half of the time between
-    two grants is over. Each place before the caller takes one grant. Holders that died are gone
-    after `ends_ms`.
+    two grants is over. Each place before it takes one. Holders that died are gone after `ends_ms`.
     """
     seconds = (2 * reply.ahead + 1) * reply.age_ms / 1000 if reply.ends_ms else MAX_POLL_S
     longest = reply.ends_ms / 1000 or MAX_POLL_S

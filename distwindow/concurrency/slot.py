@@ -7,40 +7,62 @@
 
 A block, or a slot of `try_hold`, that is garbage-collected is not renewed any more, and the worker
 frees what it holds when that would be due, and logs that once: in `if slots.try_hold(key):` nothing
-keeps the slot. The block is an object of its own, because a signal
-handler may raise before the first line of `__exit__`: then nobody refers to the block any more,
-while a variable may still refer to the slot. There are no destructors: Python drops what a signal
-handler raises in one.
+keeps the slot. The block is an object of its own, because a signal handler may raise before the
+first line of `__exit__`: then nobody refers to the block any more, while a variable may still refer
+to the slot. Python drops what a handler raises in a destructor.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import ref
 
 from ..async_use import EnteredBlock, only_async_with
 from ..errors import ConcurrencyExceeded, short_repr
 from ..ring.key import AnyKey
+from ..runtime.steps import StoreStep
+from .commands import Hold
 from .held import SlotClaim
+from .operations import SlotOperations
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class SlotDriver(Protocol):
-    """A `Concurrency` as its slots use it. `wait` and `free` are awaited in tasks."""
+class SlotDriver:
+    """A `Concurrency` as its slots use it."""
+
+    wait: Callable[[SlotClaim, float | None], Any]
+    """Waits until the claim is granted, for so many seconds; awaited in tasks."""
+    free: Callable[[SlotClaim], Any]
+    """Frees the slot of the claim; awaited in tasks."""
+
+    def __init__(self, store: Any, operations: SlotOperations) -> None:
+        self._store = store
+        self._operations = operations
+        self._held, self._wait_queues = operations.held, operations.queues
+        self._monotonic = store.clock.monotonic
 
     def is_lost(self, claim: SlotClaim) -> bool:
         """True if the slot of `claim` was lost."""
+        return self._held.check_lost(claim, self._monotonic())
+
+    def leave_line(self, claim: SlotClaim) -> None:
+        """Give back the places in the line, by the worker, if the caller of `claim`, which waits if
+        it is refused, has given up, and nobody else waits here.
+        """
+        has_place = claim.command.waited_ms and claim.may_have_place
+        if has_place and not self._wait_queues.count(claim.name):
+            self._held.leave_line(claim.name, self._monotonic())
 
     def abandon(self, claim: SlotClaim) -> None:
-        """Free what `claim` may hold, by the worker."""
+        """Free what `claim` may hold, by the worker. Waits for nothing."""
+        self._held.end(claim, self._monotonic())
 
-    def wait(self, claim: SlotClaim, timeout: float | None) -> Any:
-        """Wait until `claim` is granted."""
-
-    def free(self, claim: SlotClaim) -> Any:
-        """Free the slot of a claim."""
+    def _execute(self, claim: SlotClaim, step: StoreStep) -> Any:
+        assert isinstance(step, Hold)
+        return self._store.execute(step, claim.deadline)
 
 
 class _BaseSlot:

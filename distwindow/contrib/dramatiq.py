@@ -41,8 +41,7 @@ class RateLimits(Middleware):
     fails: "hold" sends them back for a second, "run" processes them without counting. `timeout`
     (seconds) bounds how long a worker thread asks, and `clock` is as for `Limiter`.
 
-    Raises `ConfigurationError` for a store that can never work, and, where an actor is declared,
-    for wrong options.
+    Raises `ConfigurationError` for a store that can never work, and at an actor with wrong options.
     """
 
     def __init__(

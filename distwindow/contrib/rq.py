@@ -1,4 +1,13 @@
-"""Limits for the jobs of RQ."""
+"""Limits of RQ's jobs, for the whole fleet.
+
+    rate_limits = RateLimits("redis://localhost:6379/0")
+
+    @rate_limits.limit(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
+    def fetch(tenant, url): ...
+
+The worker is `LimitedWorker`. It asks before it forks; a job that is refused is scheduled for its
+turn, and taken off the worker, in one transaction. No retry is used up.
+"""
 
 from __future__ import annotations
 
@@ -82,17 +91,6 @@ def send_back(connection: Any, job: Any, queue: Any, delay: float) -> None:
             time.sleep(broker_failed(f"job {job.id}", exc))
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# Limits of RQ's jobs, for the whole fleet.
-#
-#   rate_limits = RateLimits("redis://localhost:6379/0")
-#   @rate_limits.limit(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
-#   def fetch(tenant, url): ...
-#
-# The worker is `LimitedWorker`. It asks before it forks; a job that is refused is scheduled for its
-# turn, and taken off the worker, in one transaction. No retry is used up.
-
 SCHEDULER_CHECK_S = 10  # RQ looks each ten minutes whether the scheduler's worker has ended
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,8 +100,7 @@ class RateLimits:
 
     `on_store_error` says what happens to jobs while the limiter's store fails: "hold" schedules
     them a second later, "run" runs them without counting. `timeout` (seconds) bounds how long a
-    worker asks, and `clock` is as for `Limiter`. Raises `ConfigurationError` for a store that can
-    never work.
+    worker asks, and `clock` is as for `Limiter`. Raises `ConfigurationError` for a wrong store.
     """
 
     def __init__(

@@ -1,4 +1,15 @@
-"""Limits for the tasks of taskiq."""
+"""Limits of taskiq's tasks, for the whole fleet.
+
+    broker = RedisStreamBroker("redis://...").with_middlewares(RateLimits("redis://..."))
+
+    @broker.task(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
+    async def fetch(tenant, url): ...
+
+    taskiq worker --receiver distwindow.contrib.taskiq:LimitedReceiver proj:broker
+
+A task waits in its worker until it is admitted, and its message stays unacknowledged. One that
+would wait longer than the broker leaves a message to a worker is sent to the queue's end instead.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +42,7 @@ _log = logging.getLogger("distwindow")
 
 
 def remove_limit_labels(broker: AsyncBroker, message: TaskiqMessage) -> None:
-    """Leave the labels of limits out of `message`: the worker reads those of the task. Log a
-    warning for those that were set for this call only.
-    """
+    """Drop the labels of limits, which the worker reads of the task; warn of those of a call."""
     task = broker.find_task(message.task_name)
     declared = {} if task is None else task.labels
     for option in TASK_OPTIONS:
@@ -49,9 +58,7 @@ def remove_limit_labels(broker: AsyncBroker, message: TaskiqMessage) -> None:
 
 
 async def send_back(broker: AsyncBroker, parsed: TaskiqMessage, data: bytes) -> None:
-    """Send the same message to the end of its queue. Goes on until the broker takes it, because
-    some brokers have no other copy.
-    """
+    """Send the message to its queue's end, until the broker takes it: it may be the only copy."""
     message = BrokerMessage(
         task_id=parsed.task_id, task_name=parsed.task_name, message=data, labels=parsed.labels
     )
@@ -61,20 +68,6 @@ async def send_back(broker: AsyncBroker, parsed: TaskiqMessage, data: bytes) -> 
         except Exception as exc:
             await asyncio.sleep(broker_failed(f"task {parsed.task_id}", exc))
 
-
-# --------------------------------------------------------------------------------------------------
-#
-# Limits of taskiq's tasks, for the whole fleet.
-#
-#   broker = RedisStreamBroker("redis://...").with_middlewares(RateLimits("redis://..."))
-#
-#   @broker.task(limits=["5/second", "1000/hour"], limit_key="tenant:{tenant}")
-#   async def fetch(tenant, url): ...
-#
-#   taskiq worker --receiver distwindow.contrib.taskiq:LimitedReceiver proj:broker
-#
-# A task waits in its worker until it is admitted, and its message stays unacknowledged. One that
-# would wait longer than the broker leaves a message to a worker is sent to the queue's end instead.
 
 FOREVER_S = 10.0 * 365 * 86_400
 """Longer than anyone waits."""
@@ -96,8 +89,7 @@ class RateLimits(TaskiqMiddleware):
     counted. `timeout` (seconds) bounds one exchange with the store, and `clock` is as for
     `AsyncLimiter`.
 
-    Raises `ConfigurationError` for a store that can never work, and for wrong labels when the
-    worker, or the client, starts.
+    Raises `ConfigurationError` for a store that can never work, and at the start for wrong labels.
     """
 
     def __init__(
@@ -133,9 +125,7 @@ class RateLimits(TaskiqMiddleware):
         return message
 
     async def wait(self, message: TaskiqMessage, max_hold: float | None = None) -> float:
-        """Wait until the task may start, and return 0.0; if that is longer than `max_hold`
-        seconds, return in how many seconds it may.
-        """
+        """Wait until the task may start, and return 0.0; or its delay, above `max_hold` seconds."""
         hold = self._hold_s() if max_hold is None else max_hold
         try:
             task = self._limits_of(message.task_name)
@@ -205,9 +195,7 @@ class LimitedReceiver(Receiver):
         await super().callback(message, raise_err)
 
     async def _may_start(self, rate_limits: RateLimits, message: TaskiqMessage) -> bool:
-        """Wait until a task may start; no longer than its message may be kept, or until the worker
-        is to end.
-        """
+        """Wait until a task may start; at most until its message is too old, or the worker ends."""
         if self._finish is None:
             return not await rate_limits.wait(message)
         waiting = asyncio.ensure_future(rate_limits.wait(message))

@@ -1,6 +1,4 @@
-"""Limits of tasks, shared by the task queues: the limits and keys of tasks, their costs, and the
-call that admits one.
-"""
+"""Limits of tasks, for all task queues: their keys and costs, and the call that admits one."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ class FailureLog:
         """By kind: when it was logged last, and how many failures were not logged since."""
 
     def unlogged_before(self, kind: Hashable) -> int | None:
-        """Return how many failures of this kind were not logged since the last that was; None if
-        this one is not to be logged either.
-        """
+        """Return how many of its kind were not logged since the last was; None: do not log it."""
         now_s = self._monotonic()
         logged_s, unlogged = self._logged.get(kind, (-math.inf, 0))
         if now_s - logged_s < self._every_s:
@@ -76,9 +72,7 @@ REPORT_EVERY_S = 60.0
 
 
 class TaskArguments(FunctionArguments):
-    """The parameters of a task's function; `own` and `injected` are those that the queue fills.
-    Templates may name `{task}`, the task's name.
-    """
+    """The parameters of a task's function. Templates may name `{task}`, the task's name."""
 
     def __init__(
         self,
@@ -120,8 +114,7 @@ class KeyAndCost:
 
     `key` is a template over the task's arguments (`"tenant:{tenant}"`), or a function that is given
     the arguments of a call, with defaults; None: all calls count under the task's name. `cost` is a
-    whole number of permits, or a function of the arguments. `limits` are the limits that the
-    options give.
+    whole number of permits, or a function of the arguments. `limits` are those of the options.
 
     Raises `ConfigurationError` for what could never work.
     """
@@ -179,9 +172,8 @@ class KeyAndCost:
         call, for the log.
 
         A call whose key cannot be computed counts under the task's name, and one whose cost cannot
-        be computed costs `smallest`: a mistake opens no limit and loses no call. The task itself
-        says what is wrong with its arguments. Each kind of failure is logged once in
-        `REPORT_EVERY_S`.
+        be computed costs `smallest`: a mistake opens no limit and loses no call. The task says what
+        is wrong with its arguments. Each kind is logged once in `REPORT_EVERY_S`.
         """
         task = self._arguments.task
         key: AnyKey = task
@@ -301,9 +293,7 @@ def parse_task_limits(spec: LimitSpec) -> tuple[Limit, ...]:
 
 
 def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
-    """Raise `ConfigurationError` for a key or a cost without limits. `place` says where to give
-    these.
-    """
+    """Raise `ConfigurationError` for a key or cost without limits; `place`: where to give these."""
     given = [name for name in TASK_OPTIONS if options.get(name) is not None]
     if given and "limits" not in given:
         raise ConfigurationError(f"task {task!r} has {' and '.join(given)} but no limits; {place}")
@@ -350,7 +340,14 @@ class TaskLimits:
         if limits is None:
             raise ConfigurationError(f'task {name!r} has no limits; write limits="100/minute"')
         try:
-            self.limits = _plain_limits(limits)
+            self.limits = parse_task_limits(limits)
+            for limit in self.limits:
+                if limit.is_shaped:
+                    raise ConfigurationError(
+                        f"{str(limit)!r} is paced or warms up, and a worker starts a task as soon "
+                        "as it is admitted; write a plain limit, with a short interval for an even "
+                        'flow ("1/50ms")'
+                    )
         except ValueError as exc:
             raise ConfigurationError(f"task {name!r}: {exc}") from exc
         self._smallest = min(limit.amount for limit in self.limits)
@@ -361,9 +358,7 @@ class TaskLimits:
         return f"TaskLimits({self.name!r}, {'; '.join(map(str, self.limits))!r})"
 
     def key_and_cost(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[AnyKey, int]:
-        """Return the key and the cost of one call, as `KeyAndCost.of`; never a cost that could not
-        be admitted.
-        """
+        """Return the key and the cost of a call, as `KeyAndCost.of`; no cost beyond the limits."""
         key, cost = self._key_and_cost.of(args, kwargs, self._smallest)
         return key, min(cost, self._smallest)
 
@@ -390,22 +385,10 @@ def read_options(
     return TaskLimits(name, function, given["limits"], key, cost, own=own, injected=injected)
 
 
-def _plain_limits(spec: LimitSpec) -> tuple[Limit, ...]:
-    limits = parse_task_limits(spec)
-    for limit in limits:
-        if limit.is_shaped:
-            raise ConfigurationError(
-                f"{str(limit)!r} is paced or warms up, and a worker starts a task as soon as it is "
-                'admitted; write a plain limit, with a short interval for an even flow ("1/50ms")'
-            )
-    return limits
-
-
 # --------------------------------------------------------------------------------------------------
 #
 # Whether a task may start now, and otherwise when to ask again. Shared by the integrations with
-# task queues; `TaskGate` is for workers of threads and processes, `AsyncTaskGate` for those of
-# tasks.
+# task queues; `TaskGate` is for threads and processes, `AsyncTaskGate` for tasks.
 #
 #   the limiter says      on_store_error   the task
 #   admitted                               starts
@@ -417,8 +400,7 @@ def _plain_limits(spec: LimitSpec) -> tuple[Limit, ...]:
 #
 # All calls that are refused at once would be told the same time, and come back together. So a
 # refused call takes a place in the virtual line of its limit (`waiting/waiting.py`), in the same
-# script call, and its delay ends at its *turn*. That is a hint: who comes back asks like everyone
-# else.
+# script call, and its delay ends at its *turn*. A hint: who comes back asks like everyone else.
 
 OnStoreError = Literal["hold", "run"]
 
@@ -577,9 +559,7 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
         kwargs: Mapping[str, Any],
         max_hold: float,
     ) -> float:
-        """Do as `wait`, but go on while the limiter fails, and return a delay only after `max_hold`
-        seconds: for queues that cannot delay a task themselves.
-        """
+        """Do as `wait`, but wait on for `max_hold` seconds: for queues that cannot delay a task."""
         monotonic = self._time.monotonic
         ends_at = monotonic() + max_hold
         while True:

@@ -1,6 +1,4 @@
-"""The chain of slots of a `Guard`, as in Sentinel's `SphU.entry`: built in, or installed by the
-program.
-"""
+"""The chain of slots of a `Guard`, as in Sentinel's `SphU.entry`: built in, or the program's."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ from ..errors import Blocked, ConfigurationError, DistwindowError, short_repr
 from ..options import check_origin
 
 # --------------------------------------------------------------------------------------------------
-#
-# The chain of slots that a guarded call goes through.
 #
 #   the slots' `enter`, in order       authority, system, flow, breakers
 #   the block
@@ -102,15 +98,11 @@ class ChainSlot:
 
 
 class SlotAdapter(NamedTuple):
-    """A slot in a chain, and the kinds of its methods. The functions say these, and not what they
-    return, as a token may be a generator or a future, too.
-    """
+    """A slot, and the kinds of its methods, by the functions: a token may be a generator, too."""
 
     slot: Any
     enter_kind: str | None
-    """"steps" for a generator function, "coroutine" for a coroutine function, "question" for one
-    whose answer is settled.
-    """
+    """"steps" (a generator function), "coroutine", or "question": its answer is settled."""
     exit_kind: str | None
     has_exit: bool
     """False for a slot that has nothing to leave."""
@@ -144,8 +136,7 @@ class SlotStack:
     """The slots that one call has entered, and has still to leave. One logic for both worlds: its
     generators yield results that are awaited in tasks.
 
-    A coroutine may be closed in between. Then `leave` is called again, and leaves what is still in
-    `taken`.
+    A coroutine may be closed in between. Then `leave`, called again, leaves what is in `taken`.
     """
 
     __slots__ = ("_chain", "_name", "call", "taken")
@@ -214,13 +205,6 @@ class SlotStack:
                 del failure  # it refers to this frame: in a cycle, the tokens would live on
 
 
-def is_awaitable(result: Any) -> bool:
-    """True for what `await` takes. `inspect.isawaitable` takes ten times as long, because it knows
-    coroutines of Python 3.4, too.
-    """
-    return hasattr(result.__class__, "__await__")
-
-
 def run_in_thread(steps: Steps) -> Any:
     """Drive `steps` in this thread, and return their value."""
     try:
@@ -246,7 +230,8 @@ async def run_in_task(steps: Steps) -> Any:
         result = next(steps)
         while True:
             try:
-                value = await result if is_awaitable(result) else result
+                # `inspect.isawaitable` takes ten times as long: it knows those of Python 3.4, too.
+                value = await result if hasattr(result.__class__, "__await__") else result
             except BaseException as exc:
                 result = steps.throw(exc)
             else:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _fork
@@ -177,9 +176,7 @@ class BaseGuard:
         )  # fmt: skip
 
     def _make_counter(self, limit: Limit) -> Any:
-        """Return a limiter that counts at no cost of a call where the guard's limiters lease
-        permits: these would count what is not spent.
-        """
+        """Return a limiter that counts at no cost of a call: those that lease count the unspent."""
         options = self._options
         consistency = "direct" if options.consistency == "direct" else "eventual"
         return self._new_limiter(
@@ -311,9 +308,7 @@ def _sorted(slots: list[Any]) -> Chain:
 
 
 def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
-    """Return the rules in the order in which the slots of one kind are asked: rules for origins
-    before those for all callers, as in Sentinel.
-    """
+    """Return the rules as the slots of a kind ask them: those for origins first, as in Sentinel."""
     return sorted(
         rules,
         key=lambda rule: isinstance(rule, FlowRule) and rule.limit_app == LIMIT_APP_DEFAULT,
@@ -339,8 +334,7 @@ def _checked_slot(slot: Any, may_await: bool) -> Any:
 
 class _BaseGuardEntry(EnteredBlock):
     """One entry, which is entered once and left once, in the same thread unless it is made with
-    `any_thread`. Leaving it elsewhere raises `RuntimeError` and frees nothing: whoever has entered
-    may still be in the block.
+    `any_thread`. Elsewhere that raises `RuntimeError` and frees nothing: the block may go on.
     """
 
     def __init__(
@@ -408,9 +402,7 @@ class _BaseGuardEntry(EnteredBlock):
         return self._leaving(True, exc)
 
     def _leaving(self, admitted: bool, exc: BaseException | None) -> Any:
-        """Return the steps that leave the slots. If they were closed, the steps of another call of
-        this leave the rest.
-        """
+        """Return the steps that leave the slots; if closed, another call's steps leave the rest."""
         self._state = "left"
         if self._forks != _fork.forks:
             self._slot_stack.taken.clear()  # they are the parent's, which leaves them
@@ -435,12 +427,7 @@ class GuardEntry(_BaseGuardEntry):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         run_in_thread(self._end(exc))
 
 
@@ -461,12 +448,7 @@ class AsyncGuardEntry(_BaseGuardEntry):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         await self._leave(True, exc)
 
     async def _leave(self, admitted: bool, exc: BaseException | None) -> None:
@@ -570,9 +552,8 @@ class Guard(BaseGuard, BlockingClosable):
     `errors` are the exceptions that count as failures of a block, for breakers and statistics;
     `ignore` are those that say nothing (by default refusals, as in Sentinel's `Tracer`).
 
-    `slots` are slots of your own (`ChainSlot`), which stand where their `order` says.
-    Installed packages add theirs by entry points of the group `distwindow.slots`, unless
-    `installed_slots` is False.
+    `slots` are slots of your own (`ChainSlot`), which stand where their `order` says. Installed
+    packages add theirs (entry points `distwindow.slots`), unless `installed_slots=False`.
 
     `sampler` returns the load and the CPU usage (0 to 1) of the machine for a `SystemRule`; by
     default psutil does (extra `system`). It is called when the guard is made, and then once

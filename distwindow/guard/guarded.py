@@ -58,8 +58,7 @@ def guarded(
     guard counts as a failure (`errors`, `ignore`) returns what `fallback` returns. Both are called
     while the exception is handled (`sys.exc_info`). A refusal that the function itself meets, in
     another entry, is neither: it is raised. So is a `StoreError` of the entry, for which no handler
-    is called: the function has not failed, nobody has refused it, and a handler would hide that
-    nothing is guarded.
+    is called: the function has neither failed nor been refused, and nothing is guarded then.
 
     `resource`, `origin` and `cost` may be functions of the function's own arguments. With an
     `AsyncGuard` the function is a coroutine function, and the handlers may be of either kind.

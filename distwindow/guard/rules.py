@@ -196,9 +196,12 @@ def breaker_rule_of(rule: DegradeRule) -> BreakerRule:
     """
     window_ms = rule.stat_interval_ms
     buckets = next(n for n in range(_MAX_BUCKETS, 0, -1) if window_ms % n == 0)
-    window, open_for = window_ms / 1000, float(rule.time_window_s)
-    min_calls = max(1, rule.min_request_amount)
-    made: BreakerRule
+    settings: dict[str, Any] = {
+        "window": window_ms / 1000,
+        "min_calls": max(1, rule.min_request_amount),
+        "open_for": float(rule.time_window_s),
+        "buckets": buckets,
+    }
     try:
         _check_text("resource", rule.resource)
         _check_most("time_window_s", rule.time_window_s, MAX_SECONDS, "a week")
@@ -209,23 +212,13 @@ def breaker_rule_of(rule: DegradeRule) -> BreakerRule:
             _check_most("count", rule.count, most_ms, "a minute, and stat_interval_ms")
         _check_most("count", rule.count, MAX_CALLS - 1, "the most errors counted")
         if rule.grade == "slow_request_ratio":
-            made = SlowRatio(
-                max_rt=rule.count / 1000, ratio=_above(rule.slow_ratio_threshold), window=window,
-                min_calls=min_calls, open_for=open_for, buckets=buckets,
-            )  # fmt: skip
-        elif rule.grade == "error_ratio":
-            made = ErrorRatio(
-                ratio=_above(rule.count), window=window, min_calls=min_calls, open_for=open_for,
-                buckets=buckets,
-            )  # fmt: skip
-        else:
-            made = ErrorCount(
-                count=math.floor(rule.count) + 1, window=window, min_calls=min_calls,
-                open_for=open_for, buckets=buckets,
-            )  # fmt: skip
+            ratio = _above(rule.slow_ratio_threshold)
+            return SlowRatio(max_rt=rule.count / 1000, ratio=ratio, **settings)
+        if rule.grade == "error_ratio":
+            return ErrorRatio(ratio=_above(rule.count), **settings)
+        return ErrorCount(count=math.floor(rule.count) + 1, **settings)
     except ConfigurationError as exc:
         raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
-    return made
 
 
 def _above(ratio: float) -> float:
@@ -348,9 +341,7 @@ def _per_seconds(count: float) -> tuple[int, int]:
 
 
 def check_rules(rules: Any) -> tuple[Rule, ...]:
-    """Return the rules. Raises `ConfigurationError` for one that cannot work for the fleet, and for
-    two that count in the same place.
-    """
+    """Return the rules. Raises for one that cannot work, and for two that count in one place."""
     if isinstance(rules, (str, bytes, Rule)) or not isinstance(rules, Iterable):
         raise ConfigurationError(
             f"rules={short_repr(rules)} is not a list of rules; for a file, use from_file"
@@ -366,9 +357,7 @@ def check_rules(rules: Any) -> tuple[Rule, ...]:
 
 
 def place_of(rule: Any) -> object:
-    """Return what is equal for rules that cannot be together. Raises `ConfigurationError` for a
-    rule that cannot work for the fleet.
-    """
+    """Return what is equal for rules that cannot be together. Raises for one that cannot work."""
     if isinstance(rule, FlowRule):
         _ = slots_of(rule) if rule.grade == "thread" else limit_of(rule)
         counted = () if rule.strategy == "direct" else (rule.strategy, rule.ref_resource)

@@ -1,4 +1,14 @@
-"""The slots of a guard's chain that ask the fleet."""
+"""The slots of a guard's rules, which ask the fleet: one object for each rule.
+
+    AuthoritySlot      AuthorityRule                     takes nothing
+    RateSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
+    RelateSlot         FlowRule, strategy "relate"       takes nothing
+    ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
+    BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
+
+A `RateSlot` is the statistics slot, too: how the call ended is recorded in the ring in which it
+was counted. Its limiter may be of either world, and so of the others.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +22,6 @@ from ..ring.limit import MAX_AMOUNT, Limit
 from ..sentinel.rules import LIMIT_APP_DEFAULT, LIMIT_APP_OTHER, DegradeRule, FlowRule, Rule
 from .chain import ChainSlot, GuardCall, Outcome, Steps
 from .rules import AuthorityRule, limit_of
-
-# --------------------------------------------------------------------------------------------------
-#
-# The slots of a guard's rules: one object for each rule.
-#
-#   AuthoritySlot      AuthorityRule                     takes nothing
-#   RateSlot           FlowRule, grade "qps"             permits of a Limiter; refunded
-#   RelateSlot         FlowRule, strategy "relate"       takes nothing
-#   ConcurrencySlot    FlowRule, grade "thread"          a slot of a Concurrency
-#   BreakerSlot        DegradeRule                       a call of a CircuitBreaker, maybe its probe
-#
-# A `RateSlot` is the statistics slot, too: how the call ended is recorded in the ring in which it
-# was counted. Its limiter may be of either world, and so of the others.
 
 
 def key_of(resource: str, origin: str = "") -> str:
@@ -66,9 +63,7 @@ class FlowRuleSlot(ChainSlot):
         self._named_origins = named_origins
         """The origins that have rules of their own, for `"other"`."""
         self._key = self._key_of_rule()
-        """The key of all calls that the rule is about, whose resource is its own. Of `"other"` each
-        origin has a key.
-        """
+        """The key of all calls that the rule is about. Of `"other"` each origin has a key."""
 
     def _key_of_rule(self) -> str:
         rule = self.rule
@@ -124,8 +119,7 @@ class RateSlot(FlowRuleSlot):
 class ConcurrencySlot(FlowRuleSlot):
     """Holds one of the places that the fleet has for running calls, whatever the call's cost.
 
-    It comes after the other flow rules, so that no place is held while one of these has a call
-    wait.
+    It comes after the other flow rules, so that no place is held while these have a call wait.
     """
 
     order = 310
@@ -149,9 +143,7 @@ class ConcurrencySlot(FlowRuleSlot):
 
 
 class BreakerSlot(ChainSlot):
-    """Asks a circuit breaker, and tells it how the call ended. A probe that was not admitted
-    elsewhere is given back.
-    """
+    """Asks a circuit breaker, tells it how the call ended, and gives back probes not admitted."""
 
     order = 400
 

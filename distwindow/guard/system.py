@@ -37,15 +37,11 @@ SAMPLE_EVERY_S = 1.0
 IDLE_S = 10.0
 """Seconds after its last call for which a guard is sampled for."""
 _MIN_WINDOW_S, _MAX_WINDOW_S = 0.5, 5.0
-"""The CPU usage of a shorter time is noise: the system counts in units of 10 ms. That of a longer
-one says nothing of now.
-"""
+"""CPU usage of a shorter time is noise (units of 10 ms); that of a longer one is not of now."""
 
 
 _MAX_CPU = 1.1
-"""The highest CPU usage that a sampler may return: a little above 1 is an error of its measurement
-and counts as 1; more is a percentage.
-"""
+"""The highest CPU usage of a sampler: a little above 1 is its error, more is a percentage."""
 
 
 class SystemSample(NamedTuple):
@@ -130,12 +126,9 @@ class SystemSampling(FlushSource):
         self.next_due_at = NEVER
 
     def on_call(self, now: float) -> None:
-        """Note that the guard is in use. Called by the first call of each second; takes no sample.
-        `now` is in monotonic seconds.
-        """
+        """Note that the guard is in use at `now` (monotonic seconds); called once a second."""
         self._called_at = now
-        # A worker that is late may never have started, as a process that is about to fork starts
-        # none.
+        # A worker that is late may never have started, as there is none before a fork.
         if self.next_due_at == NEVER or self.next_due_at < now - SAMPLE_EVERY_S:
             if now - self._sampled_at > IDLE_S:
                 self.sample = UNKNOWN
@@ -270,9 +263,7 @@ class SystemSlot(ChainSlot):
         """When a call has to report that the guard is in use (monotonic seconds)."""
         self._lock = threading.Lock()
         self._running: set[weakref.ref[_RunningCall]] = set()
-        """The calls that run. One that has died is removed by a callback in C, in which no signal
-        handler can raise.
-        """
+        """The calls that run. A callback in C removes one that dies: no handler raises in it."""
         self._needs_running = rule.max_thread is not None or rule.highest_system_load is not None
         self._node = StatisticNode()
         """Completed calls."""
@@ -337,9 +328,7 @@ class SystemSlot(ChainSlot):
             del passes[-1]
 
     def _check(self, call: GuardCall, now: int) -> None:
-        """Raise `SystemOverloaded` for the first threshold that the call would exceed. Only what
-        has a threshold is computed.
-        """
+        """Raise `SystemOverloaded` for the first threshold that the call would exceed."""
         rule = self.rule
         sample = UNKNOWN if self._sampling is None else self._sampling.sample
         if rule.qps is not None and self._passed + call.cost > rule.qps:
@@ -356,9 +345,7 @@ class SystemSlot(ChainSlot):
             raise SystemOverloaded(call.resource, "highest_system_load", sample.load, most_load)
 
     def _runs_above_capacity(self, now: int) -> bool:
-        """True if more calls run than the process completes at its best rate and rt (Sentinel
-        `checkBbr`).
-        """
+        """True if more calls run than complete at the best rate and rt (Sentinel `checkBbr`)."""
         capacity = self._node.max_success_qps(now) * self._node.min_rt(now) / 1000
         running = len(self._running)
         return running > 1 and running > capacity

@@ -1,6 +1,4 @@
-"""Base classes of the strategies that keep something in this process, and the one that keeps
-nothing.
-"""
+"""Base classes of strategies that keep something in this process, and one that keeps nothing."""
 
 from __future__ import annotations
 
@@ -68,23 +66,18 @@ class LocalStrategy(Strategy, Generic[S]):
     """A strategy that keeps key states."""
 
     def __init__(
-        self,
-        commands: CommandCache,
-        clock: Clock,
-        states: KeyStateCache[S],
-        schedule: FlushSchedule,
-        counts: PendingCounts[S],
-        sources: Sequence[CommandSource],
+        self, commands: CommandCache, clock: Clock, options: Options, interval_s: float
     ) -> None:
-        """`sources`: the parts that have commands to send, in the order of sending."""
+        """What is counted is sent after `interval_s` seconds."""
         self._command_cache = commands
         self._monotonic = clock.monotonic
         self._clock = clock
         self.max_cost = min(limit.amount for limit in commands.limits)
-        self._key_states = states
-        self._schedule = schedule
-        self._counts = counts
-        self._sources = sources
+        self._key_states: KeyStateCache[S] = KeyStateCache(options.max_local_keys)
+        self._schedule = FlushSchedule(interval_s)
+        self._counts = PendingCounts(self._key_states, self._schedule, self._monotonic)
+        self._sources: Sequence[CommandSource] = [self._counts]
+        """The parts that have commands to send, in the order of sending."""
         self._views: EntryViews | None = None
         self._bind_hot_path()
 
@@ -92,9 +85,7 @@ class LocalStrategy(Strategy, Generic[S]):
         """Look up once what every call uses, which saves some 2 % of a call."""
         self._get, self._touch = self._key_states.get, self._key_states.touch
         self._lock: Lock | _ClosedLock[S] = self._key_states.counter_lock
-        """Taken by each call that counts itself. `close` replaces it by one that raises, while
-        flushes go on taking `counter_lock`.
-        """
+        """Taken by calls that count. `close` replaces it; flushes go on taking `counter_lock`."""
         self._needs_lock = not SWITCHES_ONLY_AT_CALLS
         """False if a call may be counted without `_lock`, by lines that make no call."""
         if self._key_states.closed:
@@ -125,7 +116,6 @@ class LocalStrategy(Strategy, Generic[S]):
         raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
 
     def reset(self, key: AnyKey) -> None:
-        """Drop what is known and counted of `key`: its windows have been emptied."""
         state = self._key_states.invalidate(self._name_of(key))
         if state is not None:
             with self._key_states.state_lock:
@@ -159,9 +149,7 @@ class LocalStrategy(Strategy, Generic[S]):
     def count_debt(
         self, charges: tuple[Charge, ...], permits: int, offset_ms: float
     ) -> Flush | None:
-        """Count permits that were used beyond what was admitted, to be sent later: as any count
-        once, and not at all after their window.
-        """
+        """Count permits used beyond what was admitted, to be sent once, and within their window."""
         state = self._state_to_count_in(charges, offset_ms, self._monotonic())
         self._add_debt(state, permits)
         if not state.dirty:
@@ -175,9 +163,6 @@ class LocalStrategy(Strategy, Generic[S]):
     def flush_command(
         self, key: AnyKey, charges: tuple[Charge, ...] | None = None
     ) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`, for a caller who is about to read
-        it from the store; None if nothing is. With `charges`, what is counted in their rings.
-        """
         state = self._get(self._name_of(key)) if charges is None else self._find_state(charges)
         return None if state is None else self._counts.flush_of(state)
 
@@ -185,28 +170,22 @@ class LocalStrategy(Strategy, Generic[S]):
 
     @property
     def dropped(self) -> int:  # type: ignore[override]  # others add them up
-        """The number of counts that were dropped; the tables in pending_counts.py and
-        minute/operations.py have the causes.
-        """
+        """The number of dropped counts, by causes: see pending_counts.py, minute/operations.py."""
         return self._counts.dropped + (0 if self._views is None else self._views.dropped)
 
     def keys_to_flush(self) -> int:
-        """See `FlushSource`."""
         return self._counts.keys_to_flush()
 
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        """Add what is to be sent to `outgoing`; see `CommandSource.collect`."""
         for source in self._sources:
             source.collect(now, outgoing, everything=everything)
 
     def reschedule(self, now: float) -> None:
-        """Set `next_due_at` after a flush."""
         self._schedule.recompute(now, [source.next_due_at for source in self._sources])
 
     def close(self) -> None:
-        """Count and decide nothing any more."""
         self._key_states.closed = True
         if self._views is not None:
             self._views.close()
@@ -220,7 +199,6 @@ class LocalStrategy(Strategy, Generic[S]):
     # -- the end of the process (runtime/worker.py) --------------------------------------------
 
     def pause_calls(self, hold: Callable[[], object]) -> None:
-        """Run `hold` in every call before it is decided."""
         self._key_states.pause(hold)
         self._get = self._key_states.get
 
@@ -250,9 +228,7 @@ class LocalStrategy(Strategy, Generic[S]):
         return not self._key_states.closed and key_length(key) <= MAX_CACHED_KEY_LENGTH
 
     def _state_of(self, key: AnyKey, offset_ms: float) -> S | None:
-        """Return the key state of `key`, made with `offset_ms` if it is not there; None for a key
-        that gets none.
-        """
+        """Return the key state of `key`, or a new one with `offset_ms`; None if it gets none."""
         if not self._cacheable(key):
             return None
         state = self._get(key)
@@ -306,9 +282,7 @@ def _has_rings(state: KeyState, charges: tuple[Charge, ...]) -> bool:
 
 
 class _ClosedLock(Generic[S]):
-    """Takes the place of a closed limiter's lock, and raises. So calls of an open limiter need not
-    check whether it is closed.
-    """
+    """Replaces the lock of a closed limiter, and raises, so that no call has to check for that."""
 
     def __init__(self, states: KeyStateCache[S]) -> None:
         self._states = states
@@ -356,7 +330,6 @@ class InProcess(Strategy):
         return decision
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
-        """Return the command that counts the end of an admitted call."""
         ended = Bucket(
             CURRENT_BUCKET,
             success=int(not failed),
@@ -413,18 +386,9 @@ _new_tuple = tuple.__new__
 class ExactStrategy(LocalStrategy[S]):
     """Spends permits that the store has granted, and repeats refusals of the store."""
 
-    def __init__(
-        self,
-        commands: CommandCache,
-        clock: Clock,
-        states: KeyStateCache[S],
-        schedule: FlushSchedule,
-        counts: PendingCounts[S],
-        sources: Sequence[CommandSource],
-        refusals: Refusals[S],
-    ) -> None:
-        super().__init__(commands, clock, states, schedule, counts, sources)
-        self._refusals = refusals
+    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+        super().__init__(commands, clock, options, options.flush_interval)
+        self._refusals = Refusals(self._key_states, self._state_of, self._monotonic)
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
         return self._command_cache.acquire_command(key, cost)
@@ -534,9 +498,6 @@ class ExactStrategy(LocalStrategy[S]):
             self._counts.mark_dirty(state)
 
     def peek(self, key: AnyKey) -> Decision | None:
-        """Return the decision of a call of cost 1 without counting it; None if the store has to
-        decide.
-        """
         return self._refusals.peek(key)
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
@@ -544,12 +505,8 @@ class ExactStrategy(LocalStrategy[S]):
         return self._refusals.remember(key, decision, sent_at)
 
     def invalidate(self, key: AnyKey) -> None:
-        """Invalidate what is known of `key`: the store decides its next call, as its windows have
-        changed.
-        """
+        """Invalidate what is known of `key`, whose windows have changed: the store decides next."""
         self._refusals.invalidate(key)
 
     def _on_few_left(self, state: S, now: float) -> None:
-        """Called when a call has left `prefetch_threshold` permits or fewer, which only a lease
-        sets.
-        """
+        """Called when a call leaves `prefetch_threshold` permits or fewer; only a lease sets it."""

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from ..options import Options
-from ..ring.clock import Clock
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
-from ..runtime.command_cache import CommandCache
-from ..runtime.flush import FlushSchedule
 from ..runtime.steps import Operation
 from .base import ExactStrategy
-from .key_state import KeyState, KeyStateCache, Refusals, StateName
-from .pending_counts import PendingCounts
+from .key_state import KeyState, StateName
 
 
 class Direct(ExactStrategy[KeyState]):
     """Asks the store for each decision that no cached refusal makes."""
-
-    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
-        states: KeyStateCache[KeyState] = KeyStateCache(options.max_local_keys)
-        schedule = FlushSchedule(options.flush_interval)
-        counts = PendingCounts(states, schedule, clock.monotonic)
-        refusals = Refusals(states, self._state_of, clock.monotonic)
-        super().__init__(commands, clock, states, schedule, counts, [counts], refusals)
 
     def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
         """Send the call to the store, which decides."""

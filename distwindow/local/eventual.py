@@ -97,9 +97,7 @@ class FleetWindow:
         self._fleet = fleet
 
     def permits_left(self, now_ms: int, unacknowledged: Iterable[Bucket]) -> int:
-        """Return the permits left at `now_ms`. `unacknowledged` is what this process has counted
-        and the fleet's counts do not include.
-        """
+        """Return the permits left at `now_ms`. `unacknowledged`: own counts not in the fleet's."""
         bucket_ms, span = self.limit.bucket_ms, self.limit.span
         newest = now_ms - now_ms % bucket_ms
         oldest = newest - (span - 1) * bucket_ms
@@ -132,9 +130,7 @@ class FleetWindow:
         return 0 if newest is None else max(0, self._expires_at_ms(newest) - now_ms)
 
     def _ms_until_room(self, now_ms: int, counts: dict[int, int], excess: int) -> int:
-        """Return the ms until so many of `counts` have left the window that `excess` plus the rest
-        is at most 0.
-        """
+        """Return the ms until enough of `counts` has left for `excess` plus the rest to be 0."""
         need = sum(counts.values()) + excess
         if need <= 0:
             return 0
@@ -204,9 +200,7 @@ class EventualKeyState(KeyState):
 POLL_FOR_S = 60.0
 """Seconds after its last call for which a key is polled. Never for longer than its window."""
 POLL_DELAY_DIVISOR = 8
-"""A key is polled again after the time since its last call divided by this: what is known of it is
-not older than that.
-"""
+"""A key is polled after its idle time divided by this: what is known of it is not older."""
 _MAX_POLLS = 1000
 """The most polls in one flush."""
 
@@ -249,9 +243,7 @@ class FleetSync:
     # -- the store's clock ------------------------------------------------------------------------
 
     def known_offset_ms(self) -> float:
-        """Return the offset to the store's time, or to this machine's wall clock before the store's
-        first reply.
-        """
+        """Return the offset to the store's time; before its first reply, the local wall clock's."""
         if self.offset_ms is not None:
             return self.offset_ms
         return self._clock.now_ms() - self._monotonic() * 1000
@@ -342,8 +334,7 @@ class FleetSync:
             state.reset_at = now + expires_in_ms(binding.limit, now_ms) / 1000
             charges = state.charges
             if state.bucket_start > now_ms:
-                # The store's clock was set back, and calls are counted in a bucket that begins
-                # after the store's time.
+                # The store's clock was set back, and calls count in a bucket after its time.
                 widths = (charge.limit.bucket_ms for charge in charges)
                 charges = with_bucket_starts(
                     charges, [state.bucket_start - state.bucket_start % width for width in widths]
@@ -374,18 +365,14 @@ class FleetSync:
                 window.set_fleet_counts(passed)
 
     def on_flush_ended(self, state: EventualKeyState, now: float) -> None:
-        """Drop the refusal and compute the permits again, as the fleet's counts may now include
-        those of the flush.
-        """
+        """Drop the refusal and compute the permits again: the fleet's may include the flush now."""
         state.refused_until = 0.0
         self.recompute_permits_left(state, now)
 
     # -- polls ------------------------------------------------------------------------------------
 
     def wants_poll(self, state: EventualKeyState) -> bool:
-        """True if `state` was called repeatedly and not long ago: its next call needs recent
-        counts.
-        """
+        """True if `state` was called repeatedly and lately: its next call needs recent counts."""
         idle_s = self._monotonic() - state.last_called_at
         is_refused = (state.failure or self._failure) is not None  # with no counts to flush
         longest_s = NEVER if is_refused else state.longest_window_ms / 1000
@@ -419,7 +406,6 @@ class FleetSync:
                     outgoing.append(pending)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return max(self._heap[0][0], now + self._schedule.interval_s) if self._heap else NEVER
 
 
@@ -432,12 +418,11 @@ class Eventual(LocalStrategy[EventualKeyState]):
     can_borrow = False
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+        super().__init__(commands, clock, options, options.sync_interval)
         self._share = share = options.share or 1.0
-        states: KeyStateCache[EventualKeyState] = KeyStateCache(options.max_local_keys)
-        schedule = FlushSchedule(options.sync_interval)
-        counts = PendingCounts(states, schedule, clock.monotonic)
-        counts.flush_hooks = self._sync = FleetSync(states, schedule, counts, clock)
-        super().__init__(commands, clock, states, schedule, counts, [self._sync, counts])
+        self._sync = FleetSync(self._key_states, self._schedule, self._counts, clock)
+        self._counts.flush_hooks = self._sync
+        self._sources = [self._sync, self._counts]
         cap = min(share_of(limit, share) for limit in commands.limits)
         self.max_cost = min(self.max_cost, cap)
 
@@ -501,7 +486,6 @@ class Eventual(LocalStrategy[EventualKeyState]):
         yield
 
     def peek(self, key: AnyKey) -> Decision:
-        """Return the decision of a call of cost 1 without counting it."""
         state, now = self._get(key) or self._checked_state(key, 1), self._monotonic()
         if now >= state.permits_until:
             self._sync.prepare_call(state, now)
@@ -537,9 +521,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
             state.refused_until = 0.0  # there is room later than was computed
 
     def take_back(self, charges: tuple[Charge, ...], permits: int, charged_ms: int) -> int:
-        """Take permits out of what is counted here. Those that were sent are for the store to give
-        back; this process has them no more in its share either.
-        """
+        """Take permits out of what is counted here. The store gives those back that were sent."""
         state = self._find_state(charges)
         if state is None:
             return 0
@@ -581,9 +563,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         return self._command_cache.acquire_command(key).charges[0].ring
 
     def _checked_state(self, key: AnyKey, cost: int) -> EventualKeyState:
-        """Return the key state of a key that has none, or for a call that is not valid: check it.
-        Raises what `try_acquire` raises.
-        """
+        """Check a call that is invalid or whose key has no state; return the state, or raise."""
         self._key_states.check_open()
         charges = self._command_cache.acquire_command(key, cost).charges
         if cost > self.max_cost:

@@ -18,8 +18,6 @@ from ..ring.stats import Bucket
 
 # --------------------------------------------------------------------------------------------------
 #
-# The state of one key in this process.
-#
 #   permits_left, permits_until   permits that may be spent here, and until when
 #   refused_cost, refused_until   direct, leased: the least refused cost; eventual: the cost of the
 #                                 cached refusal; and until when
@@ -30,8 +28,7 @@ from ..ring.stats import Bucket
 #
 # Names in `_at` and `_until` are monotonic seconds of this process; bucket starts are ms of the
 # store's clock. `offset_ms` converts one into the other. It comes from the store's replies, and
-# then is never ahead of the store's clock; before the first reply it may come from the local wall
-# clock.
+# then is never ahead of the store's clock; before the first it may be the wall clock's.
 #
 # Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain
 # lock. Code that holds it makes no call: a signal handler can then not run there, and a handler
@@ -133,9 +130,7 @@ class KeyState:
         self.closed_buckets: tuple[Bucket, ...] = ()
         self.in_flight: InFlightCounts | None = None
         self.dropped = 0
-        """Counts that had left the longest window before they were sent, and are still to be added
-        to `PendingCounts.dropped`.
-        """
+        """Counts that were too old to be sent, still to be added to `PendingCounts.dropped`."""
         self.dirty = False
         """It is in the queue of key states to flush."""
         self.counted_since = 0.0
@@ -162,10 +157,7 @@ class KeyState:
             self.offset_ms = least
 
     def open_bucket(self, counter_lock: Lock, now: float) -> bool:
-        """Open the bucket of `now`, and add what was counted before to
-        `closed_buckets`. Return True if the present bucket has changed. The caller holds
-        `state_lock`.
-        """
+        """Open the bucket of `now`. Return True if that is another one. Under `state_lock`."""
         now_ms = self.now_ms(now)
         start = now_ms - now_ms % self.count_bucket_ms
         if start <= self.bucket_start and now < self.bucket_ends_at:
@@ -183,9 +175,7 @@ class KeyState:
         self._close_counters(counter_lock, self.bucket_start, self.bucket_ends_at)
 
     def on_bucket_closed(self, start: int, passed: int) -> None:
-        """Record that `passed` permits were counted in the bucket of `start`. Does nothing here;
-        for a subclass that keeps these sums.
-        """
+        """Called with the permits passed in a bucket that is closed; subclasses sum them."""
 
     def replace_clock_offset(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
         """Replace the offset by `offset_ms`: shift the starts of what is pending, and make the
@@ -265,9 +255,7 @@ def refusal_decision(
 
 
 def merge_buckets(buckets: tuple[Bucket, ...], bucket_ms: int) -> tuple[Bucket, ...]:
-    """Return the same counts in buckets of `bucket_ms`, oldest first. That width is a multiple of
-    the width of `buckets`.
-    """
+    """Return the counts in buckets of `bucket_ms`, a multiple of their own, oldest first."""
     sums: dict[int, Bucket] = {}
     for counted in buckets:
         start = counted.start - counted.start % bucket_ms
@@ -298,8 +286,7 @@ def _sum_of(one: Bucket, two: Bucket) -> Bucket:
 #
 # A key state that is evicted with counts that the store has not acknowledged is kept beside the
 # cache until they are. A key that is called again meanwhile gets the same key state back: two of
-# them would send their counts side by side, and the store takes the batches of a sender in order
-# only.
+# them would send their counts side by side, and the store takes those of a sender in order.
 #
 #   cached   -- evicted, all acknowledged --> dropped
 #   cached   -- evicted with counts --------> evicted
@@ -352,9 +339,7 @@ class KeyStateCache(Generic[S]):
         return [*self.all(), *self._states_at_close]
 
     def get_or_add(self, name: StateName, new: Callable[[], S]) -> S:
-        """Return the key state of `name`. If there is none, it is made by `new`, and the least
-        recently used one is evicted where there are too many.
-        """
+        """Return the key state of `name`, or of `new`, for which the least used one is evicted."""
         with self.state_lock:
             state = self._states.get(name)
             if state is not None:
@@ -456,9 +441,7 @@ class Refusals(Generic[S]):
         self._monotonic = monotonic
 
     def remember(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        """Keep the refusal `decision` of a call that was sent at `sent_at` (monotonic seconds), and
-        return it.
-        """
+        """Keep the refusal of a call sent at `sent_at` (monotonic seconds), and return it."""
         if decision.limit.warmup_ms is not None:
             return decision  # what others are admitted warms it up, so there may be room earlier
         now = self._monotonic()

@@ -50,11 +50,11 @@ from ..ring.decisions import decision_of
 from ..ring.key import AnyKey, key_length
 from ..ring.replies import LeaseReply
 from ..runtime.command_cache import CommandCache
-from ..runtime.flush import FlushSchedule, send_all
+from ..runtime.flush import send_all
 from ..runtime.steps import Completion, Fetch, Operation, Sleep, WaitFor
 from ..runtime.strategy import OutgoingCommand
 from .base import MAX_CACHED_KEY_LENGTH, ExactStrategy
-from .key_state import KeyStateCache, Refusals, StateName, peeked_admission
+from .key_state import StateName, peeked_admission
 from .leases import (
     MAX_LEASE_S,
     LeasedKeyState,
@@ -65,12 +65,9 @@ from .leases import (
     take_demand,
     worth_lease,
 )
-from .pending_counts import PendingCounts
 
 _NO_LEASE_NEAR_END_S = 0.005
-"""Seconds before the end of the bucket of the last lease in which nothing more is leased: a call
-may sleep instead.
-"""
+"""Seconds before its last bucket's end in which nothing is leased: a call may sleep instead."""
 
 
 class Leased(ExactStrategy[LeasedKeyState]):
@@ -79,19 +76,16 @@ class Leased(ExactStrategy[LeasedKeyState]):
     uses_leases = True
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
+        super().__init__(commands, clock, options)
         self._lease_wait_s = options.timeout  # for a lease that another call is fetching
-        monotonic = clock.monotonic
-        states: KeyStateCache[LeasedKeyState] = KeyStateCache(options.max_local_keys)
-        schedule = FlushSchedule(options.flush_interval)
-        refusals = Refusals(states, self._state_of, monotonic)
+        states, schedule, monotonic = self._key_states, self._schedule, self._monotonic
         refunds = self._refunds = LeaseRefunds(states, schedule, monotonic)
         states.on_evicted = refunds.queue_unspent_and_wake
         leases = self._leases = Leases(states, schedule, refunds, monotonic)
-        prefetches = LeasePrefetches(commands, states, schedule, leases, refusals)
+        prefetches = LeasePrefetches(commands, states, schedule, leases, self._refusals)
         self._prefetches = prefetches
         reviews = self._reviews = LeaseReviews(states, schedule, leases, prefetches, refunds)
-        counts = PendingCounts(states, schedule, monotonic)
-        super().__init__(commands, clock, states, schedule, counts, [reviews, counts], refusals)
+        self._sources = [reviews, self._counts]
 
     # -- decisions --------------------------------------------------------------------------------
 
@@ -104,9 +98,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         return super().peek(key)
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
-        """Return the command of a call on a key that has no state, as it was called too seldom for
-        a lease; None for other keys.
-        """
+        """Return the command of a call on a key called too seldom to have a state; else None."""
         command = self._command_cache.acquire_command(key, cost)
         if key.__class__ is not str:
             key = command.charges[0].key
@@ -126,8 +118,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
             return decision
         called_at = self._monotonic()
         while (completion := state.lease_fetch) is not None:
-            # Wait for it: every thread would otherwise fetch the same lease, each over a connection
-            # of its own.
+            # Wait for it: otherwise every thread would fetch the lease, over its own connection.
             yield WaitFor(completion, called_at + self._lease_wait_s - self._monotonic())
             if not completion.is_complete:
                 break
@@ -227,9 +218,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         return decision
 
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
-        """Return the refunds of the leases of `keys`, as a call over several keys is decided by the
-        store.
-        """
+        """Return the refunds of leases of `keys`: the store decides a call over several keys."""
         for key in keys:
             state = self._get(key)
             if state is not None and state.permits_left:

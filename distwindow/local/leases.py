@@ -1,6 +1,4 @@
-"""Permits that were bought in blocks: how many are asked for, how they are spent, fetched and given
-back.
-"""
+"""Permits bought in blocks: how many are asked for, how they are spent, fetched and given back."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ from .key_state import CLOCK_MARGIN_S, KeyState, KeyStateCache, Refusals, StateN
 _DECAY_TIME_S = 0.25
 """Seconds after which an observation weighs 1/e."""
 _INITIAL_OBSERVED_S = 0.01
-"""Seconds without a call that are assumed before the first one, as two calls at once do not mean
-that many more follow.
-"""
+"""Seconds without a call assumed before the first: two calls at once need not mean many more."""
 _MIN_LEASE_PERMITS = 2
 """A lease of fewer permits saves no command: fetching it and refunding the rest are two commands.
 """
@@ -115,9 +111,7 @@ def worth_lease(command: Acquire, now: float, seconds: float) -> bool:
 
 
 def take_demand(command: Acquire, now: float) -> Demand:
-    """Return the demand that `worth_lease` has kept in `command`, for the key state that its key
-    gets; a new one if there is none.
-    """
+    """Return the demand of a key that gets a state now, as `worth_lease` kept it, or a new one."""
     demand, command.unleased_demand = command.unleased_demand, 0.0
     return demand if isinstance(demand, Demand) else Demand(now)
 
@@ -177,9 +171,7 @@ class LeasedKeyState(KeyState):
         self.extended_at = 0.0
         """When the request was sent whose reply `permits_until` comes from, monotonic seconds."""
         self.no_lease_until = 0.0
-        """Nothing is leased before then (monotonic seconds), because the outcome of a lease is
-        unknown: see `Leases.on_outcome_unknown`.
-        """
+        """When leasing may go on (monotonic seconds): see `Leases.on_outcome_unknown`."""
         self.left_at_observation = 0
         """Permits that were left when the demand was last observed."""
         self.left_at_review = -1
@@ -259,9 +251,7 @@ class LeaseRefunds:
         self._queue: deque[LeaseRefund] = deque()
 
     def queue_unspent(self, state: LeasedKeyState) -> int:
-        """Move the permits that `state` has left into the queue, so that no call spends them.
-        Return how many.
-        """
+        """Queue the permits that `state` has left, so that no call spends them. Return how many."""
         with self._states.counter_lock:
             charges, charged_ms, permits = state.charges, state.charged_ms, state.permits_left
             state.left_at_observation -= permits
@@ -285,9 +275,7 @@ class LeaseRefunds:
             self._schedule.flush_by(self._monotonic())
 
     def collect(self, outgoing: list[OutgoingCommand]) -> None:
-        """Add the refunds in the queue to `outgoing`, but those of keys that were reset: they would
-        give back the permits of later calls.
-        """
+        """Add the queued refunds, but not of reset keys, whose permits are those of later calls."""
         with self._states.state_lock:
             while self._queue:
                 refund = self._queue.popleft()
@@ -295,7 +283,6 @@ class LeaseRefunds:
                     outgoing.append(self._command_of(refund))
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return now + self._schedule.interval_s if self._queue else NEVER
 
     def unreturned(self) -> int:
@@ -360,9 +347,7 @@ class Leases:
     def add_granted(
         self, state: LeasedKeyState, lease_reply: LeaseReply, permits: int, sent_at: float
     ) -> None:
-        """Add `permits` that the store has granted to those of the same bucket. Those of an earlier
-        bucket are given back.
-        """
+        """Add granted `permits` to those of their bucket; an earlier bucket's are given back."""
         now = self._monotonic()
         reply = lease_reply.acquire_reply
         ends_ms = reply.now_ms + lease_reply.ends_in_ms
@@ -372,7 +357,8 @@ class Leases:
             state.limit = state.charges[reply.binding_index].limit
             state.left_in_store = max(0, reply.left)
             state.reset_at = now + reply.reset_ms / 1000
-            charged_ms = _charged_ms_of(lease_reply, state)
+            # In the bucket of `now_ms`, or the ring's newest one, if the clock is behind that.
+            charged_ms = max(reply.now_ms, ends_ms - state.bucket_ms)
             widths = (charge.limit.bucket_ms for charge in state.charges)
             starts = reply.bucket_starts_ms or [charged_ms - charged_ms % width for width in widths]
             charges = with_bucket_starts(state.charges, starts)
@@ -415,14 +401,6 @@ class Leases:
         state.no_lease_until = now + state.seconds_to_bucket_end(now)
 
 
-def _charged_ms_of(lease_reply: LeaseReply, state: LeasedKeyState) -> int:
-    """Return a moment in the bucket that a lease was charged in. That is the bucket of `now_ms`, or
-    the ring's newest one, if the store's clock is behind that.
-    """
-    now_ms = lease_reply.acquire_reply.now_ms
-    return max(now_ms, now_ms + lease_reply.ends_in_ms - state.bucket_ms)
-
-
 MAX_LEASE_S = 0.25
 """Seconds for which a lease is to last at most: what a killed process has leased is lost."""
 
@@ -456,9 +434,7 @@ class LeasePrefetches:
         self._schedule.flush_by(now)
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
-        """Add the fetches that were requested to `outgoing`; with `everything`, drop them. The
-        caller holds `state_lock`.
-        """
+        """Add the requested fetches to `outgoing`; `everything`: drop them. Under `state_lock`."""
         for _ in range(len(self._queue)):
             state = self._queue.popleft()
             if not everything:
@@ -466,15 +442,12 @@ class LeasePrefetches:
                 self.add_if_needed(state, now, state.permits_until - now, outgoing)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return now if self._queue else NEVER
 
     def add_if_needed(
         self, state: LeasedKeyState, now: float, seconds: float, outgoing: list[OutgoingCommand]
     ) -> None:
-        """Add the command that fetches what is needed within `seconds` to `outgoing`, if more is
-        needed than `state` has left.
-        """
+        """Add a fetch to `outgoing` if more is needed within `seconds` than `state` has left."""
         extra = state.demand.permits_needed(now, min(MAX_LEASE_S, seconds)) - state.permits_left
         if (
             extra < 1
@@ -550,9 +523,7 @@ class LeaseReviews:
         self._refunds.after_fork()
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
-        """Add the fetches and refunds that are due to `outgoing`; with `everything`, refunds of all
-        leases and no fetches.
-        """
+        """Add what is due to `outgoing`; with `everything`, refunds of all leases, no fetches."""
         with self._states.state_lock:  # closing a limiter may do this beside the worker
             self._prefetches.collect(now, outgoing, everything=everything)
             while self._leases.new_reviews:
@@ -566,7 +537,6 @@ class LeaseReviews:
             self._refunds.collect(outgoing)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         at = min(self._refunds.next_due_at(now), self._prefetches.next_due_at(now))
         if self._heap:
             at = min(at, self._heap[0][0])

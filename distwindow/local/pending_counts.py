@@ -16,8 +16,7 @@ another type. The counts are kept in any case, as `eventual` decides by them.
 
 One batch of a key is in flight at a time. The store takes each number of a sender once, so a batch
 whose outcome is unknown can be sent again (docs/decisions/0011-flush-by-sequence.md). A batch may
-be sent twice at once, by the worker and for a caller of `stats`: the first reply settles it, and
-the second is ignored.
+be sent twice at once, by the worker and for a caller of `stats`: the first reply settles it.
 
 A key state with something to flush is in a queue, and its `dirty` is set. It is put there after a
 call is counted. Where a signal handler has raised in between, the next call of the key puts it
@@ -56,9 +55,7 @@ _TOO_MANY = StoreUnavailable("too many keys wait for it", charged=False)
 
 
 class FlushHooks(Protocol[S_contra]):
-    """Hooks around each flush, for a strategy that follows what all processes count. Where it is
-    set, every flush asks for these counts (`pull`).
-    """
+    """Hooks around each flush, which then asks for what all processes count (`pull`)."""
 
     def before_flush(self, state: S_contra) -> None:
         """Called before the counts of `state` are taken."""
@@ -93,9 +90,7 @@ class PendingCounts(Generic[S]):
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start empty, under a new sender id: the parent sends what it has counted, and the store
-        would take the numbers of one of the two only.
-        """
+        """Start empty, under a new sender id: the store takes each number of a sender once."""
         self._sender = secrets.token_hex(5)
         self._seq = itertools.count(1)
         self._dirty: deque[S] = deque()
@@ -104,9 +99,7 @@ class PendingCounts(Generic[S]):
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._collect_lock = threading.RLock()
         self.dropped = 0
-        """How many counts were dropped, for a cause in the table above other than a reset. The
-        store may have taken those whose outcome is unknown.
-        """
+        """How many counts were dropped (table above, no resets); some of them may have arrived."""
 
     def mark_dirty(self, state: S) -> None:
         """Put `state` into the queue, and have the worker flush it after the flush interval. Raises
@@ -137,8 +130,7 @@ class PendingCounts(Generic[S]):
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
         """Add the flushes of the next key states in the queue to `outgoing`; with `everything`, and
-        an empty queue, of all others that have counts. If this raises, the caller calls each
-        `on_reply` of `outgoing` with "not sent".
+        an empty queue, of all others that have counts. See `CommandSource`.
         """
         # A part of the queue where the store answers: else calls could outrun the flushes.
         count = max(KEYS_AT_ONCE, len(self._dirty) // 16 if self._is_answered else 0)
@@ -160,13 +152,10 @@ class PendingCounts(Generic[S]):
                         self._collect_one(state, done, outgoing)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return now + self._schedule.interval_s if self._dirty else NEVER
 
     def flush_of(self, state: S) -> OutgoingCommand | None:
-        """Return the command that sends the counts of `state`: the batch in flight again, or else a
-        new one. None if there is nothing to send.
-        """
+        """Return the flush of `state`: the batch in flight again, or a new one; None if none."""
         if self.flush_hooks is not None:
             self.flush_hooks.before_flush(state)
         with self._states.state_lock:

@@ -90,7 +90,7 @@ class ViewFlush(Command[ViewFlushReply]):
             self.max_origins,
         ]
         for origin, buckets in self.counts:
-            arguments += (encode_origin(origin), _counts_argument(buckets))
+            arguments += (origin.encode("utf-8", "surrogatepass"), _counts_argument(buckets))
         return arguments
 
     def reply(self, raw: ScriptReply) -> ViewFlushReply:
@@ -129,11 +129,6 @@ VIEW_COMMANDS: dict[str, type[Command[ViewFlushReply] | Command[ViewReadReply]]]
     "view_read": ViewRead,
 }
 """Every command on minute views by the name of its script."""
-
-
-def encode_origin(origin: str) -> bytes:
-    """Return the bytes that `origin` is stored under."""
-    return origin.encode("utf-8", "surrogatepass")
 
 
 def parse_views(fields: dict[bytes, bytes], now_ms: int) -> dict[str, tuple[Bucket, ...]]:

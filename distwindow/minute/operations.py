@@ -22,9 +22,8 @@ from .view import ALL_ORIGINS, SECONDS, MinuteStats, minute_stats
 
 EntryEvent: TypeAlias = "tuple[AnyKey, int, str, int, int, int, int, int]"
 """Something that an entry did: it was admitted or refused, or its block ended. Its key; when, by
-the store's clock, ms since the epoch; its origin, or an empty string; permits passed and blocked;
-1 if it succeeded; 1 if it failed; and its response time in ms. (A named tuple takes several times
-as long to make.)
+the store's clock, ms since the epoch; its origin, or an empty string; permits passed and blocked; 1
+if it succeeded; 1 if it failed; and its response time in ms. (No named tuple: that takes longer.)
 """
 
 
@@ -47,9 +46,7 @@ def origins(
 def by_origin(
     key: AnyKey, views: dict[str, tuple[Bucket, ...]], now_ms: int
 ) -> dict[str, MinuteStats]:
-    """Return the statistics of each origin: those with most permits passed and blocked first,
-    `OTHER_ORIGINS` last.
-    """
+    """Return the statistics by origin: those with most permits first, `OTHER_ORIGINS` last."""
     of_origins = [
         minute_stats(key, origin, buckets, now_ms)
         for origin, buckets in views.items()
@@ -105,9 +102,7 @@ _MAX_QUEUED = 4096
 _MAX_PENDING_ORIGINS = 1000
 """So many origins of one key are added up at most; others are counted as `OTHER_ORIGINS`."""
 _MIN_RETENTION_S = 5.0
-"""Seconds for which counts are kept although the store does not take them and there are more than
-`max_keys` keys with counts.
-"""
+"""For how long (s) counts beyond `max_keys` keys are kept while the store takes none."""
 
 
 class _Counters:
@@ -208,13 +203,10 @@ class EntryViews:
                     outgoing.append(flush)
 
     def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
         return now + self._schedule.interval_s if self._events or self._keys else NEVER
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`, for a caller who is about to read
-        it from the store; None if nothing is.
-        """
+        """Return the command that sends the counts of `key`, before they are read; None if none."""
         with self._lock:
             self._add_up()
             views = self._keys.get(views_name(self._prefix, key))
@@ -321,9 +313,8 @@ class EntryViews:
                 seq=next(self._seq),
                 max_origins=self._max_origins,
             )
-            none: dict[str, dict[int, _Counters]] = {}
             batch = _Batch(command, views.pending(), self._monotonic())
-            views.in_flight, views.counters = batch, none
+            views.in_flight, views.counters = batch, {}
         return OutgoingCommand(
             batch.command, lambda reply, sent_at: self._on_reply(views, batch, reply)
         )

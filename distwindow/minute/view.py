@@ -153,9 +153,7 @@ class MinuteViews:
         return max(self._views.get(origin, ()), default=0) > newest - SECONDS
 
     def _has_room(self, max_origins: int, newest: int, placed: set[str]) -> bool:
-        """True if one more origin gets a view. Where there is no room, the origins that were not
-        called in the last minute make room.
-        """
+        """True if one more origin gets a view; origins not called in the last minute make room."""
         named = self._views.keys() - {ALL_ORIGINS, OTHER_ORIGINS}
         if len(named) >= max_origins:
             for origin in named - placed:

@@ -20,15 +20,12 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Return the wall-clock time, ms since the epoch."""
-        ...
 
     def monotonic(self) -> float:
         """Return seconds since an arbitrary moment; never less than before."""
-        ...
 
     def sleep(self, seconds: float, /) -> None:
         """Return after `seconds` have passed."""
-        ...
 
 
 @runtime_checkable
@@ -37,7 +34,6 @@ class AsyncClock(Clock, Protocol):
 
     async def sleep_async(self, seconds: float, /) -> None:
         """Sleep for `seconds` in this task; other tasks run meanwhile."""
-        ...
 
 
 def _monotonic() -> Callable[[], float]:

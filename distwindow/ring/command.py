@@ -55,9 +55,7 @@ def scripts_folder() -> Path:
 
 
 def load_scripts() -> None:
-    """Read all scripts, so that no call has to: what a signal handler raises while a file is read
-    may be taken for an error of the file.
-    """
+    """Read all scripts now: what a handler raises in a read may be taken for a file's error."""
     for name in script_names():
         load_script(name)
 
@@ -140,9 +138,7 @@ class ServerClock:
     def __init__(self, *, enabled: bool = True) -> None:
         self._counter = itertools.count()
         self.last_reply: tuple[int, float] | None = None
-        """The server's time in it, ms, and when it came, monotonic seconds; None before the
-        first. Whoever receives a reply sets both at once.
-        """
+        """The server's ms, and when they came (monotonic seconds); None at first. Set together."""
         self.answered_at = -math.inf
         """When the last call that writes was answered, monotonic seconds. A handshake is none."""
         self.read_at = -math.inf

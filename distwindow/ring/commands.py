@@ -74,9 +74,7 @@ class Acquire(Command[AcquireReply]):
     _combined: dict[int, Acquire] | None = field(default=None, repr=False, kw_only=True)
     """The cached commands of `combined`, by their number of calls; None until there is one."""
     ring_link: Any = field(default=None, repr=False, kw_only=True)
-    """Not a part of the command: what a store in this process keeps here, to find the command's
-    ring without a look-up.
-    """
+    """Not a part of the command: here a store in this process keeps the command's ring."""
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = ring_arguments(self.charges, self.calls)
@@ -124,9 +122,7 @@ class Acquire(Command[AcquireReply]):
         )
 
     def frame(self, stamp: bytes) -> bytes:
-        """Return the EVALSHA in RESP. All stamps have 20 bytes, so what surrounds them is built
-        once.
-        """
+        """Return the EVALSHA in RESP. All stamps have 20 bytes, so the rest is built once."""
         split = self._split_frame
         if split is None:
             split = self._split_frame = self._split_around_stamp()
@@ -236,9 +232,7 @@ def _counts_argument(buckets: Sequence[Bucket]) -> str:
 
 @dataclass(slots=True, eq=False)
 class Refund(Command[CountReply]):
-    """Give back what was charged: out of the bucket that a charge names, or if it names none, out
-    of the bucket of `charged_ms`.
-    """
+    """Give back what was charged, out of the bucket that a charge names, or of `charged_ms`."""
 
     script: ClassVar[str] = "refund"
 

@@ -59,14 +59,10 @@ class Decision(NamedTuple):
 
     allowed: bool
     key: AnyKey
-    """The key; bytes that are UTF-8 as `str`, because both name the same window. In a call over
-    several keys, the key of `limit`.
-    """
+    """The key, as `str` if it is UTF-8: both name one window; of several keys, that of `limit`."""
     cost: int
     limit: Limit
-    """The binding limit: the one that refused (of several, the one that has room last), or the one
-    with the fewest permits left.
-    """
+    """The limit that refused (of several the one with room last), or has fewest permits left."""
     remaining: int
     """Permits left under `limit` after this call; never negative."""
     retry_after: float

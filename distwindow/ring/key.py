@@ -145,9 +145,7 @@ def slots_name(prefix: str, key: AnyKey) -> bytes:
 
 
 def line_name(ring: bytes) -> bytes:
-    """Return the Redis key of the hash with the virtual line of a ring, and of the sorted set with
-    the line for slots.
-    """
+    """Return the Redis key of the virtual line of a ring (a hash), or of slots (a sorted set)."""
     return ring + LINE
 
 
@@ -184,9 +182,7 @@ def is_line_name(prefix: str, name: bytes) -> bool:
 
 
 def ring_of_shaping(prefix: str, name: bytes) -> bytes | None:
-    """Return the ring of which `name` is the `shaping_name`, under this prefix; None if it is not
-    such a name.
-    """
+    """Return the ring whose `shaping_name` is `name`, under this prefix; None if it is none."""
     ring = name.removesuffix(_SHAPING)
     return ring if ring != name and parse_ring_name(prefix, ring) is not None else None
 
@@ -204,8 +200,7 @@ def escape(key: str | bytes) -> bytes:
     """Return `key` as printable UTF-8 without braces, of at most 64 bytes.
 
     Other characters are percent-escaped. Of more than 64 bytes the first are kept, and a digest of
-    the whole key (BLAKE2b, 128 bits) replaces the rest, so that a key of a megabyte costs Redis no
-    more than any other.
+    the whole key (BLAKE2b, 128 bits) replaces the rest, so that long keys cost Redis no more.
     """
     raw = encode_key(key)
     if len(raw) <= _MAX_ESCAPED_BYTES:

@@ -489,9 +489,7 @@ def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
 
 
 def expires_in_ms(limit: Limit, now_ms: int) -> int:
-    """Return how long after `now_ms` the bucket of `now_ms` expires: when the window of `limit` is
-    empty if no more calls come.
-    """
+    """Return the ms until the bucket of `now_ms` expires: an uncalled window is empty then."""
     return limit.span * limit.bucket_ms - now_ms % limit.bucket_ms
 
 

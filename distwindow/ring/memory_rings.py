@@ -38,9 +38,7 @@ def acquire_reply(
 
 
 def bucket_starts(rings: list[Ring], now: int) -> tuple[int, ...] | None:
-    """The start of each ring's newest bucket if one of them is ahead of a clock that was set back;
-    else None.
-    """
+    """The newest buckets' starts if one is ahead of a clock that was set back; else None."""
     ahead = any(ring.start > now for ring in rings)
     return tuple(ring.start for ring in rings) if ahead else None
 
@@ -116,9 +114,7 @@ class MemoryRings:
         }
 
     def ring_at(self, charge: Charge, now: int) -> Ring:
-        """Return the ring of `charge`, a new one if there is none. Its newest bucket is that of
-        `now`.
-        """
+        """Return the ring of `charge`, or a new one. Its newest bucket is that of `now`."""
         ring: Ring | None = self._values.get(charge.ring)
         if ring is None:
             ring = new_ring(charge, now)
@@ -153,7 +149,10 @@ class MemoryRings:
         reply = acquire_reply(command.charges, rings, calls, admitted, now)
         # In an empty window only a cost above the limit is refused, and `reset_ms` stays 0.
         if admitted < calls and len(rings) == 1 and rings[0].used:
-            _store_refusal(command.charges[0], rings[0], reply)
+            (charge,), (ring,) = command.charges, rings
+            room_at, empty_at = now + reply.retry_ms, now + reply.reset_ms
+            left = max(0, reply.left)
+            ring.store_refusal(charge.limit.amount, charge.cost, left, room_at, empty_at)
         starts = bucket_starts(rings, now) if admitted else None
         return reply if starts is None else reply._replace(bucket_starts_ms=starts)
 
@@ -226,9 +225,7 @@ class MemoryRings:
         return CountReply(sum(removed), now)
 
     def _put(self, name: bytes, ring: Ring) -> None:
-        """Store `ring` under this name. Its content goes into the present one, which commands may
-        be linked to.
-        """
+        """Store the content of `ring`: commands may be linked to the present ring of this name."""
         present = self._values.get(name)
         if present is None:
             self._values.put(name, ring)
@@ -236,9 +233,7 @@ class MemoryRings:
             present.replace_with(ring)
 
     def _add_flushed(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
-        """Add the counts that are still in the window, unless this flush was applied before. True
-        if any were added.
-        """
+        """Add counts that are still in the window, once for each flush. True if any were added."""
         name, sender, seq = senders_name(command.charges[i].ring), command.sender, command.seq
         records: SenderRecords | None = self._values.get(name)
         newest, span = ring.newest_number, ring.span
@@ -253,17 +248,6 @@ class MemoryRings:
             expires_at_ms = max(ring.start, now) + (span + 1) * ring.bucket_ms
             records.remember(sender, seq, newest, span, expires_at_ms)
         return True
-
-
-def _store_refusal(charge: Charge, ring: Ring, reply: AcquireReply) -> None:
-    """Keep the refusal `reply` in its ring, for `attempt` to repeat."""
-    ring.store_refusal(
-        charge.limit.amount,
-        charge.cost,
-        max(0, reply.left),
-        reply.now_ms + reply.retry_ms,
-        reply.now_ms + reply.reset_ms,
-    )
 
 
 def new_ring(charge: Charge, now: int) -> Ring:

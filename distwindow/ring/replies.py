@@ -68,9 +68,7 @@ class LeaseReply(NamedTuple):
 
 
 class FleetCounts(NamedTuple):
-    """The reply of `flush`: if pulled, for each ring the passes of all processes by bucket start;
-    and the store's time.
-    """
+    """The reply of `flush`: the store's time; if pulled, each ring's passes by bucket start."""
 
     passed: tuple[dict[int, int], ...]
     now_ms: int
@@ -90,9 +88,7 @@ def parse_acquire_reply(raw: Sequence[Any], calls: int) -> AcquireReply:
 
 
 def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[AcquireReply]:
-    """Return the replies that `calls` equal calls would have got one after the other. `costs` is
-    what one call charges each ring.
-    """
+    """Return the replies that `calls` equal calls, each of `costs`, would have got in turn."""
     if calls == 1:
         return [reply]  # with its wait: calls that wait are not combined
     admitted, refused = reply.admitted, calls - reply.admitted
@@ -162,9 +158,7 @@ def newest_start(head: bytes) -> int:
 
 
 def _borrowed_by_start(fields: dict[bytes, bytes], bucket_ms: int, expired: int) -> dict[int, int]:
-    """Return the borrowed permits by the start of their bucket, without those of buckets up to the
-    number `expired`.
-    """
+    """Return the borrowed permits by start of bucket, without buckets up to `expired`."""
     of_buckets = [
         value.split() for name, value in fields.items() if name[:1] == b"b" and name[1:].isdigit()
     ]

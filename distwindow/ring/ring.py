@@ -1,6 +1,4 @@
-"""The ring of buckets (Sentinel's LeapArray) as stores keep it: the specification of
-`lua/shared/ring.lua`.
-"""
+"""The ring of buckets (Sentinel's LeapArray) as stores keep it; specifies `lua/shared/ring.lua`."""
 
 from __future__ import annotations
 
@@ -78,12 +76,9 @@ def greatest_equal_cost(cost: int, need: int, closed: Iterable[int]) -> int:
 
 # --------------------------------------------------------------------------------------------------
 #
-# The ring in memory: LeapArray semantics with a running total.
-#
-# It is the specification of `lua/shared/ring.lua`, and `memory://` uses it. It differs from
-# `LeapArray` in two points that a shared limit needs. Time never goes back, where Sentinel returns
-# a detached bucket and loses what is counted in it. And it keeps a total, so that admission costs
-# the same for any number of buckets.
+# The ring, which `memory://` uses, too, differs from `LeapArray` in two points that a shared limit
+# needs. Time never goes back, where Sentinel returns a detached bucket and loses what is counted in
+# it. And it keeps a total, so that admission costs the same for any number of buckets.
 #
 #   number         start of a bucket divided by the length of a bucket
 #   window         the `span` buckets up to the newest; earlier ones are dropped when a bucket opens
@@ -103,9 +98,7 @@ the ring looks for the present one.
 
 
 class Ring:
-    """The buckets of one limit of one key. Times are ms since the epoch. Callers hold the lock of
-    their store.
-    """
+    """The buckets of one limit of one key, by ms since the epoch. Callers hold the store's lock."""
 
     __slots__ = (
         "_closed_passed",
@@ -228,9 +221,7 @@ class Ring:
 
     @property
     def peak(self) -> int:
-        """The sum with which a plain call is compared: `used`, or what is in a fuller window that
-        contains the newest bucket and coming ones.
-        """
+        """What a plain call is compared with: `used`, or a fuller window with coming buckets."""
         return (
             self.used
             if self.borrowed_permits is None
@@ -249,8 +240,7 @@ class Ring:
 
     def first_borrowable(self, cost: int, amount: int, max_borrowed: int) -> int | None:
         """Return the first coming bucket from which `cost` permits may be borrowed under a limit of
-        `amount`, where no window holds more than `max_borrowed` borrowed permits; None: there is
-        none.
+        `amount`, where no window holds more than `max_borrowed` borrowed permits; None: never.
         """
         if cost > min(amount, max_borrowed):
             return None
@@ -427,8 +417,7 @@ class SenderRecords:
 
     They outlive the ring: a flush that was taken before a reset is not taken again after it. A
     record is valid until its bucket has expired, because whatever its sender may send again has
-    then expired, too. From then on it is treated as a missing one, so it makes no difference when
-    it is deleted.
+    then expired, too. From then on it is treated as a missing one, so its deletion changes nothing.
     """
 
     __slots__ = ("_records", "expires_at_ms")

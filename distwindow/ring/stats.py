@@ -82,9 +82,7 @@ class WindowStats:
     buckets: tuple[Bucket, ...]
     """The buckets of the window that are not empty, oldest first."""
     borrowed: int = 0
-    """Permits that priority calls have borrowed: those of the window, which are part of `passed`,
-    and those of buckets that have not begun.
-    """
+    """Permits that priority calls have borrowed: of the window, and of buckets to come."""
     borrowed_coming: int = 0
     """Of these, the permits of buckets that have not begun."""
     shaping: ShapingStats | None = None

@@ -17,8 +17,7 @@ class Store(Protocol):
     """Executes commands one after the other, each atomically. Safe to share between threads.
 
     Each call has one deadline (monotonic seconds), by default its start plus the store's timeout.
-    Calls raise `StoreError` if there was no reply in time, and `ConfigurationError` if there will
-    never be one.
+    Calls raise `StoreError` if no reply came in time, `ConfigurationError` if none ever will.
     """
 
     decided_by: Source
@@ -27,14 +26,10 @@ class Store(Protocol):
     """Calls of which nobody knows whether they were charged."""
 
     def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
-        """The decision on one call: `decision_of` the reply to `command`. This is the hot path, and
-        stores take shortcuts on it.
-        """
-        ...
+        """The decision on one call: `decision_of` its reply. The hot path, with shortcuts."""
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:
         """The reply to `command`."""
-        ...
 
     def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -43,11 +38,9 @@ class Store(Protocol):
         `DistwindowError` in place of the reply. The commands are executed in order, except for
         those that are sent again because the server did not have the script.
         """
-        ...
 
     def close(self) -> None:
         """Close the store. Calls after this raise `ConfigurationError`."""
-        ...
 
 
 class AsyncStore(Protocol):
@@ -66,10 +59,7 @@ class AsyncStore(Protocol):
         deadline: float | None = None,
         on_late_reply: Callable[[Reply], object] | None = None,
     ) -> Reply:
-        """The reply to `command`. `on_late_reply` is called with a reply that comes after the
-        caller was cancelled or has timed out.
-        """
-        ...
+        """The reply to `command`; `on_late_reply` gets one that comes after the caller is gone."""
 
     async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -77,12 +67,9 @@ class AsyncStore(Protocol):
 
     async def drain(self) -> None:
         """Wait until what this event loop has sent is answered, or the timeout has passed."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for `seconds` on the store's clock."""
-        ...
 
     async def aclose(self) -> None:
         """Close the store. Calls after this raise `ConfigurationError`."""
-        ...

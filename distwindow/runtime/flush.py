@@ -12,8 +12,6 @@ from .steps import Operation, Pipeline
 
 # --------------------------------------------------------------------------------------------------
 #
-# When the worker has to flush one limiter.
-#
 # next_due_at      NEVER ------ flush_by(t) ------> t ------ recompute() ------> NEVER or later
 # the worker       sleeps        wake()             flushes                      sleeps
 
@@ -72,9 +70,7 @@ their outcomes would hold up an event loop, each time while the store is away.
 
 
 class FlushSource:
-    """Something that counts in this process, and has to send it. What a source does not define is
-    empty here.
-    """
+    """Something that counts here, and has to send it. What a source does not define is empty."""
 
     next_due_at: float
     """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
@@ -191,9 +187,7 @@ _OUTCOME_UNKNOWN = StoreTimeout(
 
 
 def was_interrupted(reply: object) -> bool:
-    """True for the outcome of a command whose exchange was cancelled, or interrupted by a signal
-    handler: it says nothing about the store.
-    """
+    """True for a command whose exchange was cancelled or interrupted, not refused by a store."""
     return reply is _NOT_SENT or reply is _OUTCOME_UNKNOWN
 
 
@@ -209,9 +203,7 @@ class FlushResult(NamedTuple):
 def flush_due(
     strategy: FlushSource, monotonic: Callable[[], float], *, everything: bool = False
 ) -> Operation[FlushResult]:
-    """Send what is due; with `everything`, all that is pending. An exchange without any answer is
-    the last one.
-    """
+    """Send what is due; with `everything`, all. An exchange without any answer is the last."""
     probe = strategy.clock_probe()
     failure = yield from send_all(probe, monotonic)
     has_sent = bool(probe)
@@ -241,9 +233,7 @@ def flush_due(
 def send_all(
     outgoing: Sequence[OutgoingCommand], monotonic: Callable[[], float]
 ) -> Operation[DistwindowError | None]:
-    """Send these commands in one exchange, and call each `on_reply`, whatever happens. Return the
-    first error, None if there is none.
-    """
+    """Send these in one exchange, and call each `on_reply` in any case. Return the first error."""
     replies = yield from _exchange(outgoing, monotonic)
     return next((reply for reply in replies if isinstance(reply, DistwindowError)), None)
 

@@ -50,8 +50,7 @@ def stats(
 
 def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[int]:
     """Give back what `decision` was charged, to the bucket it was charged in. Return how many
-    permits were given back, the most of any limit. Raises `ValueError` for a decision that
-    was charged nothing.
+    permits were given back, the most of any limit. Raises `ValueError` if it charged nothing.
     """
     charges, most = _checked_charges(decision), 0
     if decision.source == "local":  # what was not sent yet is taken back here
@@ -83,9 +82,7 @@ def reset(
 def before_multi_key(
     strategy: Strategy, charges: tuple[Charge, ...], clock: Clock
 ) -> Operation[None]:
-    """Before the store decides a call over several keys, send what this process has counted of
-    them, and give back what it has leased.
-    """
+    """Send what is counted, and give back what is leased, before a call over several keys."""
     keys = [charge.key for charge in charges]
     yield from strategy.lease_fetch_waits(keys)
     yield from send_all(strategy.before_multi_key(keys), clock.monotonic)

@@ -72,8 +72,7 @@ class Completion:
 #   WaitFor    None, when the completion is complete or after that time
 #
 # An operation is a generator that is written once and driven by `run_blocking` or `run_async`. It
-# reads time only from the clock it was given, holds no lock across a yield, and never yields inside
-# `finally`.
+# reads time only from the clock it was given, holds no lock across a yield, never in `finally`.
 
 T = TypeVar("T")
 Reply = TypeVar("Reply")
@@ -118,11 +117,6 @@ def send(command: Command[Reply]) -> Operation[Reply]:
     """Send `command`, which is not an `Acquire`, and return its reply."""
     reply: Reply = yield command
     return reply
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The two drivers of operations: one for threads, one for tasks.
 
 
 def run_blocking(

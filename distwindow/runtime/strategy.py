@@ -13,9 +13,7 @@ from .steps import Operation, WaitFor
 
 
 class Strategy(ScheduledSource):
-    """A limiter's way to decide. What a strategy does not define is that of one that keeps nothing
-    of the windows in this process.
-    """
+    """A limiter's way to decide. By default that of one that keeps nothing of windows here."""
 
     uses_leases = False
     """True if it leases permits, which have to be given back."""
@@ -42,21 +40,15 @@ class Strategy(ScheduledSource):
         raise NotImplementedError  # each strategy has one
 
     def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
-        """Decide a call with `enqueue` by permits that are held here; None if the store has to
-        decide.
-        """
+        """Decide a call with `enqueue` by permits held here; None if the store has to decide."""
         return None
 
     def peek(self, key: AnyKey) -> Decision | None:
-        """Return the decision of a call of cost 1 without counting it; None if the store has to
-        decide.
-        """
+        """Return the decision of a call of cost 1, not counted; None if the store has to decide."""
         return None
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        """Record that the store has refused a call that was sent at `sent_at` (monotonic seconds).
-        Return `decision`.
-        """
+        """Record the refusal of a call sent at `sent_at` (monotonic seconds). Return it."""
         return decision
 
     def invalidate(self, key: AnyKey) -> None:
@@ -87,22 +79,18 @@ class Strategy(ScheduledSource):
         return 0
 
     def is_in_flight(self, charges: tuple[Charge, ...], charged_ms: int) -> bool:
-        """True while what was counted here from the bucket of `charged_ms` on has been sent, and
-        its outcome is not known.
-        """
+        """True while the outcome of counts sent from the bucket of `charged_ms` on is unknown."""
         return False
 
     def charged_ms(self, decision: Decision, decided_at: float) -> int:
-        """Return when the charges of `decision`, made at `decided_at` (monotonic seconds), were
-        counted, by the store's clock.
-        """
+        """Return when `decision`, made at `decided_at` (monotonic), was counted, in store ms."""
         return decision.now_ms
 
     def flush_command(
         self, key: AnyKey, charges: tuple[Charge, ...] | None = None
     ) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`; None if there is nothing. With
-        `charges`, what is counted in their rings.
+        """Return the command that sends what is counted of `key`, for a caller who is about to read
+        it from the store; None if nothing is. With `charges`, what is counted in their rings.
         """
         return None
 

@@ -1,5 +1,9 @@
 """The background worker, which flushes what limiters keep in memory: one thread for all blocking
 limiters of a process, and one task in each event loop for its asyncio limiters.
+
+Both start when a limiter has something to flush for the first time. With nothing to flush, the
+thread sleeps and the task ends. Everything that is pending is flushed when the interpreter exits,
+and when a task is cancelled because its loop shuts down.
 """
 
 from __future__ import annotations
@@ -147,9 +151,7 @@ class FlushJob:
         return not self.store_is_away and not isinstance(self.failure, ConfigurationError)
 
     def record_flush(self, failure: BaseException | None) -> None:
-        """Record how a flush ended. Log when flushes begin to fail, once for each kind of failure,
-        and when none has failed for `SETTLED_S`.
-        """
+        """Record how a flush ended. Log each kind of failure once, and when none came since."""
         self.failure = failure
         if failure is not None:
             self._log_failure(failure)
@@ -195,9 +197,7 @@ class FlushJob:
         LOG.warning("the counts of %s can be flushed again%s", self.name, self._dropped_text())
 
     def record_close(self, failure: DistwindowError | None) -> None:
-        """Record how the last flush of a limiter that is being closed ended. Log what it could not
-        send.
-        """
+        """Record how the last flush of a closing limiter ended. Log what it could not send."""
         self.failure = failure
         if failure is not None and not self.loss_reported:
             self.loss_reported = True
@@ -233,9 +233,7 @@ class FlushJob:
 
     @contextmanager
     def being_closed(self) -> Iterator[None]:
-        """Mark the limiter as being closed for the length of the block: the end of the process
-        waits until that is done.
-        """
+        """Mark the limiter as closing during the block: the end of the process waits for it."""
         done = self.close_done = OneShotEvent()
         try:
             yield
@@ -269,24 +267,15 @@ class FlushJobs:
         return [job for weak in self._refs.copy() if (job := weak()) is not None]
 
     def active(self) -> list[FlushJob]:
-        """Return the jobs whose limiters are not closed. Those whose last flush failed come last,
-        because flushing them may take until the deadline.
-        """
+        """Return the jobs not closed, failing ones last: these may take until the deadline."""
         jobs = [job for job in self.all() if not job.detached]
         return sorted(jobs, key=lambda job: job.failure is not None)
 
     def wait_until_closed(self, deadline: float) -> None:
-        """Wait until no limiter is being closed, or until `deadline` (monotonic seconds): the close
-        of a limiter sends what it has counted.
-        """
+        """Wait until no close, which sends counts, goes on, or until `deadline` (monotonic)."""
         for job in self.all():
             if job.close_done is not None:
                 job.close_done.wait(deadline - monotonic())
-
-
-def job_names(jobs: Iterable[FlushJob]) -> str:
-    """Return the names of these limiters and their stores, for log lines about several."""
-    return ", ".join(job.name for job in jobs)
 
 
 def report_lost(
@@ -350,13 +339,6 @@ def call_after_joined_threads(function: Callable[[], None]) -> bool:
     return True
 
 
-def are_joined_in_child(package: str) -> bool:
-    """True if threads are joined after the finalizers of `package` in a child of it. Children that
-    billiard has forked end by `os._exit`, which ends their threads.
-    """
-    return package == "multiprocessing" or sys.modules[package].get_start_method() == "spawn"
-
-
 # --------------------------------------------------------------------------------------------------
 #
 # The hooks that call the last flush of a process, one for each way in which it can end.
@@ -382,9 +364,7 @@ class ExitHooks:
     def __init__(
         self, flush_at_exit: Callable[[], None], flush_before_join: Callable[[], None]
     ) -> None:
-        """`flush_before_join` is called instead of `flush_at_exit` where threads that are not
-        daemons may still be running, and are joined later.
-        """
+        """`flush_before_join` is called where threads to be joined later may still be running."""
         self._flush_at_exit = flush_at_exit
         self._flush_before_join = flush_before_join
         self._atexit_registered = False
@@ -428,7 +408,8 @@ class ExitHooks:
         self.install()
 
     def _flush_in_finalizer(self, package: str) -> None:
-        if are_joined_in_child(package):
+        # Children that billiard has forked end by `os._exit`, which ends their threads.
+        if package == "multiprocessing" or sys.modules[package].get_start_method() == "spawn":
             self._flush_before_join()
         else:
             self._flush_at_exit()
@@ -500,8 +481,7 @@ def _restore_default_action() -> None:
 # `uwsgi.post_fork_hook`, which uWSGI calls in each worker. No thread is started before the fork
 # (`is_before_uwsgi_forks`).
 #
-# Older versions (2.0.26, not 2.0.31) do not run threads of Python unless they are started with
-# `--enable-threads`.
+# Older versions (2.0.26, not 2.0.31) run no threads of Python without `--enable-threads`.
 
 
 class Uwsgi:
@@ -511,9 +491,7 @@ class Uwsgi:
         self._hooked = False
 
     def hook_fork(self) -> None:
-        """Reset limiters in forked workers. Called when a limiter is made; the first call in a
-        process installs the hook.
-        """
+        """Reset limiters in forked workers, by a hook that the first call in a process installs."""
         uwsgi = sys.modules.get("uwsgi")
         if uwsgi is None or self._hooked or not hasattr(uwsgi, "opt"):
             return
@@ -557,8 +535,7 @@ UWSGI = Uwsgi()
 # The end of the process: before it, what its limiters have counted is sent.
 #
 # `flush_at_exit` sends it, in the thread that calls it: after EXIT_TIMEOUT_S no attempt is
-# repeated. The hooks above call it. Meanwhile the threads that Python does not join go
-# on:
+# repeated. The hooks above call it. Threads that Python does not join go on:
 #
 #   the hook's thread    first flush ........ | SETTLE_S | last flush ......... | Python ends
 #   calls of daemons     are decided          | wait, since no flush would send what they count
@@ -786,9 +763,7 @@ class WorkerTasks(FlushWorker):
         self._loop_workers: dict[asyncio.AbstractEventLoop, _LoopWorker] = {}
 
     async def detach(self, job: FlushJob) -> None:
-        """Stop flushing the limiter of `job`, which is being closed, and wait for the flush that is
-        under way.
-        """
+        """Stop flushing the closing limiter of `job`, and wait for the flush under way."""
         job.detached = True
         with self._lock:
             for worker in self._loop_workers.values():
@@ -907,8 +882,9 @@ class _LoopWorker:
         except asyncio.CancelledError:
             # The loop is shutting down, and runs until all its tasks have ended.
             self._cancelled = True
+            flushes = [_flush_until_sent(job, NEVER, final=True) for job in self.unsent]
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(_flush_all_jobs(self.unsent), EXIT_TIMEOUT_S)
+                await asyncio.wait_for(asyncio.gather(*flushes), EXIT_TIMEOUT_S)
             await _cancel_store_tasks()
             self._drop_idle()
             for job in self.unsent:
@@ -916,9 +892,7 @@ class _LoopWorker:
             raise
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep until woken or until `seconds` have passed, without creating another task, as
-        `asyncio.wait_for(event.wait(), seconds)` would.
-        """
+        """Sleep for `seconds` or until woken, without another task, as `asyncio.wait_for` makes."""
         woken = self._woken = self._loop.create_future()
         timer = self._loop.call_later(seconds, _set_woken, woken)
         try:
@@ -936,14 +910,9 @@ def _set_woken(woken: asyncio.Future[None]) -> None:
         woken.set_result(None)
 
 
-async def _flush_all_jobs(jobs: set[FlushJob]) -> None:
-    await asyncio.gather(*(_flush_until_sent(job, NEVER, final=True) for job in list(jobs)))
-
-
 async def _flush_until_sent(job: FlushJob, deadline: float, *, final: bool) -> None:
     """Send everything that is pending in `job`, with as many attempts as there is time for until
-    `deadline` (monotonic seconds), but only one if the store did not answer an earlier step of the
-    shutdown.
+    `deadline` (monotonic seconds), one if the store did not answer an earlier step.
     """
     await _start_flush(job, everything=True)
     while job.needs_retry(final) and monotonic() < deadline:
@@ -972,9 +941,7 @@ async def _flush_in_task(job: FlushJob, everything: bool) -> None:
 
 
 class _ExitLoop(asyncio.SelectorEventLoop):
-    """An event loop that resolves host names in the thread that runs it, because no thread can be
-    started while Python is exiting.
-    """
+    """An event loop that resolves host names itself: no thread can start while Python exits."""
 
     async def getaddrinfo(self, host: Any, port: Any, **how: Any) -> Any:
         return socket.getaddrinfo(host, port, **how)
@@ -998,7 +965,8 @@ def _flush_in_new_loop(jobs: list[FlushJob], deadline: float, final: bool) -> No
         LOG.warning(
             "flushing the counts of %s failed with an unexpected error as the process ends: %r; "
             "%d counts are left",
-            job_names(jobs), exc, sum(job.strategy.unacknowledged_counts() for job in jobs),
+            ", ".join(job.name for job in jobs), exc,
+            sum(job.strategy.unacknowledged_counts() for job in jobs),
         )  # fmt: skip
     finally:
         loop.close()
@@ -1031,8 +999,7 @@ def _is_store_task(task: asyncio.Task[Any]) -> bool:
 # The worker of blocking limiters: one thread.
 #
 # A signal handler may raise in a caller at any line of this file. Therefore callers only make
-# single calls of C functions (see `_locks.py`), in an order in which nothing has to be
-# undone:
+# single calls of C functions (see `_locks.py`), in an order that needs no undoing:
 #
 #   the caller was interrupted        the next caller that wakes the worker
 #   before it started the thread      finds no thread, and starts one
@@ -1049,9 +1016,7 @@ class WorkerThread(FlushWorker):
     """Flushes all blocking limiters of this process, in one thread."""
 
     def after_fork(self) -> None:
-        """Begin without a thread: a fork copies only the thread that called it. What the parent has
-        not sent is sent by the parent.
-        """
+        """Begin without a thread, which no fork copies; the parent sends what it has counted."""
         for job in self.jobs.all():
             job.flush_done = job.close_done = None  # whatever was under way will never end here
             job.closing_lock = threading.Lock()
@@ -1060,14 +1025,10 @@ class WorkerThread(FlushWorker):
         """Held by the thread for as long as it runs."""
         self._thread_ident: int | None = None
         self._unsent: set[FlushJob] = set()
-        """The jobs that have something to send. Kept here, because the application may have dropped
-        their limiters.
-        """
+        """Jobs with something to send, kept here as the application may drop their limiters."""
 
     def detach(self, job: FlushJob) -> None:
-        """Stop flushing the limiter of `job`, which is being closed, and wait for the flush that is
-        under way.
-        """
+        """Stop flushing the closing limiter of `job`, and wait for the flush under way."""
         job.detached = True  # before looking for a flush that is under way, see `_run_job`
         self._unsent.discard(job)
         self.wait_for(job)
@@ -1165,15 +1126,6 @@ def _flush_job(job: FlushJob, *, everything: bool) -> None:
     except Exception as exc:
         job.record_unexpected_error(exc)
 
-
-# --------------------------------------------------------------------------------------------------
-#
-# The background worker, which flushes what limiters keep in memory: one thread for all blocking
-# limiters of a process, and one task in each event loop for its asyncio limiters.
-#
-# Both start when a limiter has something to flush for the first time. With nothing to flush, the
-# thread sleeps and the task ends. Everything that is pending is flushed when the interpreter exits,
-# and when a task is cancelled because its loop shuts down.
 
 register_after_fork(SHUTDOWN)
 register_after_fork(GEVENT_LISTENER)

@@ -23,7 +23,7 @@ from typing import Literal
 
 from ..errors import ConfigurationError, short_repr
 from .nodes import is_finite
-from .windows.leap_array import LeapArray
+from .windows.leap_array import LeapArray, check_positive
 
 BreakerState = Literal["closed", "open", "half_open"]
 """`closed` lets calls through, `open` refuses them, `half_open` lets probes through only."""
@@ -48,11 +48,9 @@ class _CountsArray(LeapArray[_Counts]):
     __slots__ = ()
 
     def new_bucket(self, t: int) -> _Counts:
-        """Return an empty bucket."""
         return _Counts()
 
     def reset_bucket(self, bucket: _Counts, start: int) -> None:
-        """Empty `bucket`."""
         bucket.bad = bucket.total = 0
 
 
@@ -69,14 +67,8 @@ class CircuitBreakerBase(ABC):
     def __init__(
         self, *, time_window_s: int, min_request_amount: int, stat_interval_ms: int
     ) -> None:
-        for name, value in (
-            ("time_window_s", time_window_s),
-            ("min_request_amount", min_request_amount),
-            ("stat_interval_ms", stat_interval_ms),
-        ):
-            # Not isinstance: True is not an amount.
-            if type(value) is not int or value <= 0:
-                raise ConfigurationError(f"{name} must be a positive int, not {short_repr(value)}")
+        check_positive(time_window_s=time_window_s, min_request_amount=min_request_amount)
+        check_positive(stat_interval_ms=stat_interval_ms)
         self.time_window_s = time_window_s
         self.min_request_amount = min_request_amount
         self.stat_interval_ms = stat_interval_ms

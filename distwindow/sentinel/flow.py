@@ -94,8 +94,7 @@ class PacedQueue:
     """Calls that pass one after the other, each its own cost after the one before.
 
     `latest_passed_time` is the time at which the last admitted call passes, in the unit of the
-    arguments. Idle time earns nothing: after it, the next call passes at once and no second one
-    with it.
+    arguments. Idle time earns nothing: after it, one call passes at once, and no second one.
     """
 
     __slots__ = ("latest_passed_time",)
@@ -295,7 +294,6 @@ class WarmUpController(TrafficShapingController):
     def can_pass(
         self, now: int, node: StatisticNode, acquire_count: int = 1, prioritized: bool = False
     ) -> PassResult:
-        """Decide at `now` (ms)."""
         passed = int(node.pass_qps(now))
         self.sync_token(now, int(node.previous_pass_qps(now)))
         return PASS if passed + acquire_count <= self.admitted_qps() else BLOCK
@@ -361,7 +359,6 @@ class WarmUpRateLimiterController(WarmUpController):
     def can_pass(
         self, now: int, node: StatisticNode, acquire_count: int = 1, prioritized: bool = False
     ) -> PassResult:
-        """Decide at `now` (ms)."""
         self.sync_token(now, int(node.previous_pass_qps(now)))
         cost = round_half_up(acquire_count / self.admitted_qps() * 1000)
         wait = self._queue.try_enter(now, cost, self.max_queueing_time_ms)

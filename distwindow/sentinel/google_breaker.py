@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from ..errors import ConfigurationError
-from .windows.rolling_window import RollingWindow, SumBucket
+from .windows.leap_array import check_positive
+from .windows.rolling_window import RB, RollingWindow, SumBucket
 
 MIN_K = 1.1
 """`k` shrinks to this while all buckets fail."""
@@ -72,16 +73,11 @@ def drop_ratio(accepts: float, total: int, weight: float) -> float:
     return ((total - PROTECTION) - weight * accepts) / (total + 1)
 
 
-class GoogleBreaker:
-    """go-zero's breaker as it is now. It is made at `now` (ms).
+class _RollingBreaker(Generic[RB]):
+    """Base class of both breakers: the arguments, the window, and the ends of calls."""
 
-    The drop ratio counts drops as calls; `k` shrinks with the run of failing buckets; a call is let
-    through if none was for more than a second while there was reason to drop; and the ratio shrinks
-    with the run of working buckets. `last_pass_ms` is when a call last passed at a ratio above 0.
-
-    `window_ms` has to be divisible by `buckets`. `draw` returns a number in [0, 1). Not locked.
-    Raises `ConfigurationError` for other sizes, and unless `k` is finite and at least 1.1.
-    """
+    _least_k = 0.0
+    _new_bucket: Callable[[], RB]
 
     def __init__(
         self,
@@ -92,20 +88,12 @@ class GoogleBreaker:
         buckets: int = 40,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self.k = checked_k(k, MIN_K)
+        self.k = checked_k(k, self._least_k)
         self.bucket_count = buckets
-        self.window = RollingWindow(
-            buckets, bucket_ms(window_ms, buckets), now, new_bucket=BreakerBucket
+        self.window: RollingWindow[RB] = RollingWindow(
+            buckets, bucket_ms(window_ms, buckets), now, new_bucket=self._new_bucket
         )
         self.draw = draw
-        self.last_pass_ms = 0
-
-    def allow(self, now: int) -> bool:
-        """Return True if a call may go at `now` (ms); a refusal is counted as a drop."""
-        allowed = self._accept(now)
-        if not allowed:
-            self.window.add(now, -1)
-        return allowed
 
     def mark_success(self, now: int) -> None:
         """Count an admitted call that succeeded."""
@@ -114,6 +102,28 @@ class GoogleBreaker:
     def mark_failure(self, now: int) -> None:
         """Count an admitted call that failed."""
         self.window.add(now, 0)
+
+
+class GoogleBreaker(_RollingBreaker[BreakerBucket]):
+    """go-zero's breaker as it is now. It is made at `now` (ms).
+
+    The drop ratio counts drops as calls; `k` shrinks with the run of failing buckets; a call is let
+    through if none was for more than a second while there was reason to drop; and the ratio shrinks
+    with the run of working buckets. `last_pass_ms` is when a call last passed at a ratio above 0.
+
+    `window_ms` has to be divisible by `buckets`. `draw` returns a number in [0, 1). Not locked.
+    Raises `ConfigurationError` for other sizes, and unless `k` is finite and at least 1.1.
+    """
+
+    _least_k, _new_bucket = MIN_K, BreakerBucket
+    last_pass_ms = 0
+
+    def allow(self, now: int) -> bool:
+        """Return True if a call may go at `now` (ms); a refusal is counted as a drop."""
+        allowed = self._accept(now)
+        if not allowed:
+            self.window.add(now, -1)
+        return allowed
 
     def history(self, now: int) -> BreakerHistory:
         """Return the counts of the window at `now` (ms)."""
@@ -155,40 +165,19 @@ class GoogleBreaker:
         return True
 
 
-class ArticleGoogleBreaker:
+class ArticleGoogleBreaker(_RollingBreaker[SumBucket]):
     """go-zero's breaker as the article describes it (before February 2024). Made at `now` (ms).
 
     `k` does not change, nothing forces a pass, and a refusal is not counted. Arguments and errors
     are those of `GoogleBreaker`, but `k` may be any finite number of at least 0. Not locked.
     """
 
-    def __init__(
-        self,
-        now: int,
-        *,
-        k: float = 1.5,
-        window_ms: int = 10_000,
-        buckets: int = 40,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
-        self.k = checked_k(k, 0.0)
-        self.window: RollingWindow[SumBucket] = RollingWindow(
-            buckets, bucket_ms(window_ms, buckets), now
-        )
-        self.draw = draw
+    _new_bucket = SumBucket
 
     def allow(self, now: int) -> bool:
         """Return True if a call may go at `now` (ms)."""
         ratio = self.ratio(*self.history(now))
         return ratio <= 0 or not self.draw() < ratio
-
-    def mark_success(self, now: int) -> None:
-        """Count an admitted call that succeeded."""
-        self.window.add(now, 1)
-
-    def mark_failure(self, now: int) -> None:
-        """Count an admitted call that failed."""
-        self.window.add(now, 0)
 
     def history(self, now: int) -> tuple[int, int]:
         """Return the successes and the calls of the window at `now` (ms)."""
@@ -214,9 +203,7 @@ def checked_k(k: float, least: float) -> float:
 
 def bucket_ms(window_ms: int, buckets: int) -> int:
     """Return the width of a bucket; raises `ConfigurationError` unless it is a whole number."""
-    for name, value in (("window_ms", window_ms), ("buckets", buckets)):
-        if type(value) is not int or value <= 0:
-            raise ConfigurationError(f"{name} must be a positive int, not {value!r}")
+    check_positive(window_ms=window_ms, buckets=buckets)
     width, rest = divmod(window_ms, buckets)
     if rest:
         raise ConfigurationError(

@@ -164,21 +164,16 @@ def controller_of(rule: FlowRule) -> TrafficShapingController:
 
 def breaker_of(rule: DegradeRule) -> CircuitBreakerBase:
     """Return a new circuit breaker of `rule` (Sentinel `DegradeRuleManager`)."""
+    times_and_calls = {
+        "time_window_s": rule.time_window_s,
+        "min_request_amount": rule.min_request_amount,
+        "stat_interval_ms": rule.stat_interval_ms,
+    }
     if rule.grade == "slow_request_ratio":
         return ResponseTimeCircuitBreaker(
-            rule.count,
-            time_window_s=rule.time_window_s,
-            slow_ratio_threshold=rule.slow_ratio_threshold,
-            min_request_amount=rule.min_request_amount,
-            stat_interval_ms=rule.stat_interval_ms,
+            rule.count, slow_ratio_threshold=rule.slow_ratio_threshold, **times_and_calls
         )
-    return ExceptionCircuitBreaker(
-        rule.count,
-        strategy=rule.grade,
-        time_window_s=rule.time_window_s,
-        min_request_amount=rule.min_request_amount,
-        stat_interval_ms=rule.stat_interval_ms,
-    )
+    return ExceptionCircuitBreaker(rule.count, strategy=rule.grade, **times_and_calls)
 
 
 def _name_of(kind: str, resource: object) -> str:

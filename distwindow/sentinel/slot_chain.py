@@ -1,11 +1,18 @@
-"""The slots around a call, in Sentinel's order (`DefaultSlotChainBuilder`, behind `SphU.entry`)."""
+"""The slots around a call, in Sentinel's order (`DefaultSlotChainBuilder`, behind `SphU.entry`).
+
+    node selector -> cluster builder -> statistic -> flow -> degrade
+                     the nodes          counts on     rules    circuit
+                                        the way back           breakers
+
+Not here: the slots for logs, authority, system load and default circuit breakers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from ..errors import ConfigurationError, short_repr
 from .circuit_breakers import BreakerState, CircuitBreakerBase
@@ -22,6 +29,7 @@ from .rules import (
 )
 
 EntryType = Literal["IN", "OUT"]
+K = TypeVar("K")  # the names of a node
 
 
 class CallNodes(NamedTuple):
@@ -72,29 +80,19 @@ class NodeRegistry:
     def nodes_of(self, call: Call) -> CallNodes:
         """Return the nodes that count `call`; an empty origin has none."""
         default = self._node(self.default, (call.context, call.resource))
-        cluster = self.cluster.get(call.resource)
-        if cluster is None:
-            cluster = self.cluster[call.resource] = self._new()
+        cluster = self._node(self.cluster, call.resource)
         origin = self._node(self.origin, (call.resource, call.origin)) if call.origin else None
         entry = self.entry if call.entry_type == "IN" else None
         return CallNodes(default, cluster, origin, entry)
 
-    def _node(
-        self, nodes: dict[tuple[str, str], StatisticNode], key: tuple[str, str]
-    ) -> StatisticNode:
+    def _node(self, nodes: dict[K, StatisticNode], key: K) -> StatisticNode:
         node = nodes.get(key)
         if node is None:
             node = nodes[key] = self._new()
         return node
 
     def _new(self) -> StatisticNode:
-        config = self._config
-        return StatisticNode(
-            config.sample_count,
-            config.interval_ms,
-            occupy_timeout_ms=config.occupy_timeout_ms,
-            statistic_max_rt=config.statistic_max_rt,
-        )
+        return StatisticNode(**self._config._asdict())
 
 
 BreakerObserver = Callable[[DegradeRule, BreakerState, BreakerState, float | None], object]
@@ -215,16 +213,6 @@ class FlowSlot:
             return self._cluster_nodes.get(rule.ref_resource or "")
         return nodes.default if rule.ref_resource == call.context else None
 
-
-# --------------------------------------------------------------------------------------------------
-#
-# The slots around a call, in Sentinel's order (`DefaultSlotChainBuilder`, behind `SphU.entry`).
-#
-#   node selector -> cluster builder -> statistic -> flow -> degrade
-#                    the nodes          counts on     rules    circuit
-#                                       the way back           breakers
-#
-# Not here: the slots for logs, authority, system load and default circuit breakers.
 
 DEFAULT_CONTEXT = "sentinel_default_context"
 

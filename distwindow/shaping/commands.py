@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
-from ..ring.command import Command, ScriptReply, ring_arguments
+from ..ring.command import Command, ScriptReply, ring_arguments, time_argument
 from ..ring.commands import Acquire, Read
 from ..ring.decision import Charge
 from ..ring.key import shaping_name
@@ -22,9 +22,7 @@ def any_shaped(limits: Iterable[Limit]) -> bool:
 
 
 def max_wait_ms_of(limit: Limit, cap_ms: int | None) -> int | None:
-    """Return for how long a call that can wait for `cap_ms` (None: any time) waits at most; None if
-    the limit is not paced.
-    """
+    """Return for how long a call that can wait `cap_ms` (None: any time) waits; None: not paced."""
     if limit.max_wait_ms is None or cap_ms is None:
         return limit.max_wait_ms
     return min(limit.max_wait_ms, cap_ms)
@@ -70,10 +68,9 @@ class AcquireShaped(Acquire):
         return _shaped_keys(self.charges)
 
     def arguments(self) -> list[bytes | int | str]:
-        now: int | str = "" if self.now_ms is None else self.now_ms
         cap: int | str = "" if self.cap_ms is None else min(self.cap_ms, MAX_SHAPED_MS)
-        rings = ring_arguments(self.charges)
-        return [*rings, now, int(self.write_limit), cap, *_terms_arguments(self.charges)]
+        start = [*ring_arguments(self.charges), time_argument(self.now_ms), int(self.write_limit)]
+        return [*start, cap, *_terms_arguments(self.charges)]
 
     def reply(self, raw: ScriptReply) -> AcquireReply:
         return _shaped_reply(raw)
@@ -107,7 +104,7 @@ class PeekShaped(Command[AcquireReply]):
         return _shaped_keys(self.charges)
 
     def arguments(self) -> list[bytes | int | str]:
-        now: int | str = "" if self.now_ms is None else self.now_ms
+        now = time_argument(self.now_ms)
         return [*ring_arguments(self.charges), now, *_terms_arguments(self.charges)]
 
     def reply(self, raw: ScriptReply) -> AcquireReply:

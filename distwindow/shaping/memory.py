@@ -1,6 +1,4 @@
-"""Limits on `MemoryStore` that are paced or warm up: the specification of `acquire_shaped` and
-`peek_shaped`.
-"""
+"""Paced and warming limits on `MemoryStore`; specifies `acquire_shaped` and `peek_shaped`."""
 
 from __future__ import annotations
 
@@ -119,9 +117,7 @@ class ShapedCall(NamedTuple):
     """When it would be admitted; None if it is."""
 
     def count_call(self) -> list[ShapingState | None]:
-        """Count the call in its rings. Return the state of each ring's shaping that is to be
-        stored; None where none is.
-        """
+        """Count the call in its rings. Return each ring's new shaping; None where there is none."""
         now, states = self.now, list[ShapingState | None]()
         for each in self.rings:
             if self.retry_ms is None:
@@ -139,9 +135,7 @@ class ShapedCall(NamedTuple):
         return states
 
     def reply(self) -> AcquireReply:
-        """Return the reply, in which `left` is what is left now: after `count_call`, what the call
-        leaves.
-        """
+        """Return the reply. Its `left` is what is left now: after `count_call`, by the call."""
         rings, now, index = self.rings, self.now, self.binding
         left = [each.left(now) for each in rings]
         if index is None:
@@ -163,9 +157,7 @@ def decide_shaped(
     cap_ms: int | None,
     now: int,
 ) -> ShapedCall:
-    """Decide one call on `rings`, which have been rotated. `states`: the shaping of each ring as it
-    is stored.
-    """
+    """Decide one call on `rings`, which were rotated. `states`: the stored shaping of each."""
     shaped = [
         _ShapedRing(charge, ring, state, cap_ms, now)
         for charge, ring, state in zip(charges, rings, states, strict=True)

@@ -25,8 +25,7 @@ def wait_until_paced(acquire: Acquire, waiter: PermitWaiter) -> Operation[Decisi
     """Send this `AcquireShaped` again until it is admitted, and sleep until it may proceed.
 
     The store is told how long the caller can still wait, so that no moment after its timeout is
-    promised. Raises `RateLimitExceeded` as soon as it is certain that the timeout ends before the
-    call may proceed.
+    promised. Raises `RateLimitExceeded` once it is certain that the timeout ends first.
     """
     command = cast(AcquireShaped, acquire)
     began_ms: int | None = None

@@ -194,9 +194,7 @@ class Shaping:
         return max(0, moment[0] + (moment[1] > 0) - now_ms * 1000)
 
     def admits(self, state: ShapingState, used: int, cost: int, now_ms: int) -> bool:
-        """True if a call of `cost` is admitted; `used` is the total of its window. A paced limit
-        looks at the wait alone, as Sentinel's do.
-        """
+        """True if a call of `cost` is admitted with `used` in the window; paced: by the wait."""
         rate = self.rate(state)
         if self.is_paced:
             return self.wait_us(state, rate, cost, now_ms) <= self.max_wait_us
@@ -218,14 +216,11 @@ class Shaping:
     # -- after the decision -----------------------------------------------------------------------
 
     def admitted(self, state: ShapingState, cost: int, now_ms: int, waits_us: int) -> ShapingState:
-        """Return the state after a call of `cost` that proceeds after `waits_us`: its own wait, or
-        the longer one of another limit of the same call.
-        """
+        """Return the state after a call of `cost` that waits `waits_us`, its own or another's."""
         us, rest = now_ms * 1000 + waits_us, 0
         if self.is_paced:
             moment = self.next_moment(state, self.rate(state), cost)
-            # The exact moment, where this limit's own wait is the longest: it is rounded up in
-            # `waits_us`.
+            # The exact moment, where its own wait is the longest: `waits_us` is rounded up.
             if moment is not None and waits_us and moment[0] + (moment[1] > 0) == us:
                 us, rest = moment
             state = state._replace(moment_us=us, moment_rest=rest, moment_parts=self._amount)
@@ -271,9 +266,7 @@ class Shaping:
         now_ms: int,
         room_at: Callable[[int], int],
     ) -> int:
-        """Do as `paced_retry_at` for a limit that is not paced. `room_at(need)`: when so many of
-        the `used` permits have left the window, ms.
-        """
+        """See `paced_retry_at`, for a limit not paced. `room_at(need)`: when so many left, ms."""
         at = now_ms
         for _ in range(_MAX_RETRY_ROUNDS):
             need = used + cost - math.floor(self.rate(self.at(state, at)))

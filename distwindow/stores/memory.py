@@ -165,9 +165,7 @@ class MemoryStore:
 
 
 class _Closed:
-    """Takes the place of the lock in a closed store, and raises. So calls of an open store need not
-    check whether it is closed.
-    """
+    """Replaces the lock of a closed store, and raises, so that no call has to check for that."""
 
     def __enter__(self) -> None:
         raise closed_failure()

@@ -208,9 +208,7 @@ def check_atomicity(make_store: MakeStore) -> None:
 
 
 def check_closed(make_store: MakeStore) -> None:
-    """Check that calls of a closed store raise `ConfigurationError`, and that it may be closed
-    twice.
-    """
+    """Check that calls of a closed store raise `ConfigurationError`; closing twice is allowed."""
     command = Acquire(charges_for(_new_key(), [Limit(1, per=60, buckets=1)], 1))
     with _opened(make_store, ManualClock(START_MS)) as calls:
         calls.close()
@@ -268,9 +266,7 @@ def _shortest(
     history: list[Any],
     found: Difference,
 ) -> Difference:
-    """Leave out every step that is not needed for a difference, from the last to the first. Return
-    the difference that is left.
-    """
+    """Leave out steps, from the last, that the difference does not need. Return what is left."""
     at = len(history) - 1
     while at >= 0:
         # The later steps keep their times, and so the buckets that they count in.

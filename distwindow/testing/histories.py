@@ -88,9 +88,7 @@ LIMIT_COMMANDS: dict[str, tuple[str, ...]] = {
     "borrowing": ("borrow",) * 3,
     "waiting": ("acquire_turn",) * 3,
 }  # fmt: skip
-"""The commands under limits, by feature. The more often one is named here, the more often it is
-drawn.
-"""
+"""Commands under limits, by feature. The more often one is named, the more often it is drawn."""
 COMMAND_NAMES = tuple(name for names in LIMIT_COMMANDS.values() for name in names)
 
 _TERMS: tuple[dict[str, float], ...] = (
@@ -124,9 +122,7 @@ class HistoryStep(NamedTuple):
     calls: int
     """Equal calls in one `acquire`, buckets in a `flush`."""
     size: int
-    """Response time of a `flush`; how far back a `refund` or `flush` reaches; extra of a lease; how
-    long a `borrow` may wait.
-    """
+    """Response time; reach of a `refund` or `flush`; extra of a lease; the wait of a `borrow`."""
     flag: bool
     """`write_limit` of an `acquire`, `prefetch` of a lease, `pull` of a flush; whether a `borrow`
     may take the whole limit, and whether a `refund` is of borrowed permits; `takes_next` of an
@@ -139,17 +135,13 @@ class HistoryStep(NamedTuple):
 def random_history(
     seed: int | Random, length: int = 40, names: Sequence[str] = COMMAND_NAMES
 ) -> list[HistoryStep]:
-    """Return the history of `seed`, which is the same in every process, of commands of these
-    names.
-    """
+    """Return the history of `seed`, the same in every process, of commands of these names."""
     random = seed if isinstance(seed, Random) else Random(seed)
     return [_random_step(random, names) for _ in range(length)]
 
 
 def crowded_history(random: Random, length: int, names: Sequence[str]) -> list[HistoryStep]:
-    """Return a history of commands of these names. Of four, three have mostly full windows, and of
-    these, two are of one ring.
-    """
+    """Return a history. Three of four have mostly full windows, and half of these one ring."""
     history, kind = random_history(random, length, names), random.randrange(4)
     if kind == 0:
         return history
@@ -186,9 +178,7 @@ def _random_step(random: Random, names: Sequence[str]) -> HistoryStep:
 
 
 def commands_of(history: Sequence[HistoryStep], key: AnyKey) -> Iterator[Command[Any]]:
-    """Yield the commands of a history on `key`: each step, and after it a `Read` of its rings, and
-    of how their limits are shaped.
-    """
+    """Yield the commands of a history on `key`, and after each step a `Read` of its rings."""
     now, past = START_MS, [START_MS]
     for step in history:
         now = max(0, now + step.elapsed_ms)
@@ -250,9 +240,7 @@ def _command(
 
 
 def _shaped(step: HistoryStep, charges: tuple[Charge, ...], now: int) -> AcquireShaped | PeekShaped:
-    """Return a call under the same limits, shaped by `_TERMS`. Its cost is one that the limits can
-    admit.
-    """
+    """Return a call under the same limits, shaped by `_TERMS`, of a cost that they can admit."""
     shaped = []
     for number, charge in enumerate(charges):
         limit = charge.limit
@@ -270,9 +258,7 @@ def _shaped(step: HistoryStep, charges: tuple[Charge, ...], now: int) -> Acquire
 def _borrowed_charges(
     step: HistoryStep, charges: tuple[Charge, ...], past: Sequence[int]
 ) -> tuple[Charge, ...]:
-    """Return charges of the buckets that began, or will begin, `calls` buckets after an earlier
-    moment.
-    """
+    """Return charges of the buckets that begin `calls` buckets after an earlier moment."""
     moment = past[-1 - step.size % len(past)]
     starts = [
         moment - moment % charge.limit.bucket_ms + step.calls * charge.limit.bucket_ms

@@ -24,9 +24,7 @@ class ManualClock:
     """
 
     def __init__(self, now_ms: int = 1_700_000_040_000, *, auto_advance: bool = True) -> None:
-        """`now_ms`: the wall clock at the beginning, ms since the epoch; by default the start of a
-        minute.
-        """
+        """`now_ms`: the first wall-clock time, ms since the epoch; by default a minute's start."""
         self.auto_advance = auto_advance
         self.slept: list[float] = []
         """Every sleep that has begun, in seconds."""

@@ -21,9 +21,7 @@ class TurnReply(NamedTuple):
     acquire_reply: AcquireReply
     """As of `acquire`."""
     turn_in_ms: int = 0
-    """Time until the turn of the refused call, or with `takes_next` until that of the next waiter;
-    otherwise 0.
-    """
+    """Time until the refused call's turn; with `takes_next`, the next waiter's; else 0."""
     queued: int = 0
     """With `takes_next`, the permits for which others in the line wait; otherwise 0."""
 
@@ -56,9 +54,7 @@ class AcquireTurn(Command[TurnReply]):
 
 
 def turn_decision(command: AcquireTurn, reply: TurnReply, source: Source) -> Decision:
-    """Return the decision that `reply` is. Of a refused call, `retry_after` is the time at which
-    there is room, which is not after its turn.
-    """
+    """Return the decision of `reply`. A refusal's `retry_after` is when there is room."""
     decision = decision_of(command, reply.acquire_reply, source)
     if not decision.allowed:
         return decision

@@ -99,9 +99,7 @@ def keep_turn(held_ms: int, room_at_ms: int, bucket_ms: int, now: int) -> int | 
 
 
 def queued_permits(tail_us: float, held_ms: int, amount: int, window_ms: int, now: int) -> int:
-    """Return how many permits those wait for whose turns come after now, and after that of the
-    caller, `held_ms` (0: it has none).
-    """
+    """Return the permits of turns after now, and after the caller's (`held_ms`; 0: it has none)."""
     begin = max(now * 1000.0, held_ms * 1000.0)
     return math.floor(max(0.0, tail_us - begin) * amount / (window_ms * 1000.0) + 0.5)
 
@@ -147,9 +145,7 @@ class MemoryLines:
 def _last_room(
     charges: tuple[Charge, ...], reply: AcquireReply, rings: list[Ring], now: int
 ) -> tuple[int, int]:
-    """Return the index of the ring that has room last, and when: for the refused call, or for one
-    more call like the admitted one.
-    """
+    """Return which ring has room last, and when, for this call or one more like it."""
     if reply.admitted:
         fits = [
             ring.peak + charge.cost <= charge.limit.amount

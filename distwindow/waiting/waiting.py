@@ -1,6 +1,4 @@
-"""Waiting for permits: the queue of a key in this process, the fleet's virtual line, and the sleep
-of the head.
-"""
+"""Waiting for permits: queues of this process, the fleet's virtual line, and the head's sleep."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ class Waiter:
         timeout: float | None,
         began_at: float | None = None,
     ) -> None:
-        """`timeout`: seconds that the waiter has in all, from `began_at` on (monotonic seconds;
-        None: now); None: no end.
-        """
+        """`timeout`: seconds from `began_at` (monotonic; None: now) on; None: without end."""
         self._queues = queues
         self._clock = queues.clock
         self._name = name
@@ -168,9 +164,7 @@ class PermitWaiter(Waiter):
         priority: bool = False,
         began_at: float | None = None,
     ) -> None:
-        """`timeout`, `began_at`: see `Waiter`. Waiters with `priority` have a queue of their own,
-        so that they do not wait for those without.
-        """
+        """`timeout`, `began_at`: see `Waiter`. Those with `priority` have a queue of their own."""
         self._charge = command.charges[0]
         ring = self._charge.ring
         super().__init__(queues, ring + PRIORITY if priority else ring, timeout, began_at)
@@ -188,9 +182,7 @@ class PermitWaiter(Waiter):
         self._queues.wake_too_late(self, self._queue, now + retry_after)
 
     def consume_wake(self) -> bool:
-        """True, once, if this is the head and permits have been given back. A waiter that has left
-        has been admitted, and sleeps until it may proceed.
-        """
+        """True, once, if this is the head and permits were given back. False once it has left."""
         queue = self._queue
         if queue is None or not queue.freed or list(queue.waiting)[:1] != [self]:
             return False
@@ -258,7 +250,6 @@ class AsyncWaiter(Waiter):
             await asyncio.wait_for(self._event.wait(), seconds)
         self._event.clear()
         self._queues.check_open()
-        self._queues.check_open()
 
     def wake(self) -> None:
         if not self._loop.is_closed():
@@ -276,9 +267,7 @@ class _Queue:
         self.waiting: deque[Waiter] = deque()
         """The head comes first."""
         self.refusal: tuple[float, float, Decision] | None = None
-        """The last refusal of a head: until when it holds, and when the head asks again (monotonic
-        seconds), and the decision.
-        """
+        """A head's last refusal: until when, when the head asks again (monotonic), the decision."""
         self.earliest_deadline = math.inf
         """No waiter gives up before this moment (monotonic seconds)."""
         self.freed = False
@@ -287,9 +276,7 @@ class _Queue:
 
 
 class WaitQueues:
-    """The queues of one limiter, by ring and priority, or by slots. Safe to share between
-    threads.
-    """
+    """The queues of one limiter, by ring and priority, or by slots. Threads may share it."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -344,27 +331,20 @@ class WaitQueues:
             queue.earliest_deadline = earliest
 
     def on_freed(self, charges: Iterable[Charge]) -> None:
-        """Wake the heads of the queues of these rings to ask at once: permits have been given
-        back.
-        """
+        """Wake the heads of the queues of these rings to ask at once: permits were given back."""
         self.times_freed += 1
         for charge in charges:
             for name in (charge.ring, charge.ring + PRIORITY):
                 if name in self.by_name:
-                    self._free(name)
+                    self.wake_head(name, freed=True)
 
-    def _free(self, name: bytes) -> None:
+    def wake_head(self, name: bytes, *, freed: bool = False) -> None:
+        """Wake the head of the queue of this name, if there is one; `freed`: to ask at once."""
         with self._lock:
             queue = self.by_name.get(name)
             if queue is not None and queue.waiting:
-                queue.freed, queue.refusal = True, None
-                queue.waiting[0].wake()
-
-    def wake_head(self, name: bytes) -> None:
-        """Wake the head of the queue of this name, if there is one."""
-        with self._lock:
-            queue = self.by_name.get(name)
-            if queue is not None and queue.waiting:
+                if freed:
+                    queue.freed, queue.refusal = True, None
                 queue.waiting[0].wake()
 
     def first(self, name: bytes, count: int) -> list[Waiter]:
@@ -409,9 +389,7 @@ class InterruptibleSleep:
         self._waiter, self._clock, self._sleep = waiter, clock, sleep
 
     def __call__(self, seconds: float) -> object:
-        """Sleep for `seconds`, or until permits are given back. Return what the clock's `sleep` has
-        returned, for `run_blocking` to check.
-        """
+        """Sleep for `seconds`, or until permits are given back; return what the clock's has."""
         waiter, clock = self._waiter, self._clock
         if clock is not SYSTEM:
             return None if waiter.consume_wake() else self._sleep(seconds)
@@ -466,8 +444,7 @@ class AsyncInterruptibleSleep:
 # The turn of the next waiter comes with an admission, in the same script call: so a crowd costs
 # about one call for each admission. Turns are as far apart as the limit admits calls; but where
 # many permits become free at once, those who are late in the line would wait for long although
-# there is room. Therefore the calls for which there is room are shared equally among those in the
-# line.
+# there is room. Therefore the calls for which there is room are shared among those in it.
 
 MAX_EARLY_WINDOWS = 10
 """A waiter asks this many windows after there was room at the latest, even if its turn comes later:
@@ -486,9 +463,7 @@ class TurnAnswer(NamedTuple):
     """The answer to one call."""
 
     decision: Decision
-    """Of a refused call, `retry_after` is the time at which there is room, before which no call can
-    be admitted.
-    """
+    """Of a refused call, `retry_after` is when there is room; no call is admitted before."""
     turn: RetryAt
     """The turn of the call, or of the next waiter."""
     queued: int = 0
@@ -510,9 +485,7 @@ class Turns:
         """With leases the next waiter asks plainly, as its call may lease permits for others."""
 
     def applies_to(self, command: Acquire) -> bool:
-        """True if `acquire` waits for this call by turns. Calls that cost much do not: see
-        `MIN_CALLS`.
-        """
+        """True if `acquire` waits for this call by turns. Costly calls do not: see `MIN_CALLS`."""
         if not self._strategy.can_borrow or command.has_own_moment:
             return False
         charges = command.charges
@@ -594,8 +567,7 @@ def wait_for_turn(command: Acquire, turns: Turns, waiter: PermitWaiter) -> Opera
     itself stands for the plain call, which whoever drives this sends as `try_acquire` does.
 
     Raises `RateLimitExceeded` as soon as it is certain that the caller's timeout ends before there
-    is room. A turn after the timeout is no such certainty, as it is a hint: then the call is sent
-    once more when the timeout ends.
+    is room. A later turn is a hint and not certain: then the call is sent again at the end.
     """
     queue = waiter.turns
     deadline = _Deadline(waiter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -110,7 +111,8 @@ def test_what_info_says_is_judged(find: Any, info: dict[str, Any], level: str) -
     client = SimpleNamespace(
         execute_command=lambda *words: {"maxmemory_policy": "noeviction"} | info
     )
-    found = find(Server("a server", client, None))
+    server = Server("a server", client, None)
+    found = doctor.run_check("info", functools.partial(find, server), "")
     assert max((one.level for one in found), key=["ok", "warning", "problem"].index) == level
 
 

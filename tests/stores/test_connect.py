@@ -13,7 +13,7 @@ import redis.asyncio
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
 from distwindow.ring.clock import SYSTEM
 from distwindow.stores.redis.topology import CallSettings, SingleServer
-from distwindow.stores.redis.urls import make_async_client, make_client, parse_url_text
+from distwindow.stores.redis.urls import make_client, parse_url_text
 from tests.harness import Harness, admin
 from tests.servers import Cluster, SentinelSet, Standalone, until
 from tests.stores.store_check import THREE, works
@@ -81,11 +81,11 @@ def test_a_primary_named_by_sentinels(
     works(harness.limiter(url, THREE, prefix=prefix, timeout=10))
 
 
-@pytest.mark.parametrize("make", [make_client, make_async_client])
-def test_sentinels_have_the_tls_options_of_the_servers_but_for_their_own(make: Any) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_sentinels_have_the_tls_options_of_the_servers_but_for_their_own(is_async: bool) -> None:
     options = "ssl_ca_certs=/1.pem&sentinel_ssl_ca_certs=/2.pem&ssl_certfile=/3.pem"
     url = f"rediss+sentinel://a:1/service?{options}"
-    pool = make(parse_url_text(url), 1.0).connection_pool
+    pool = make_client(parse_url_text(url), 1.0, is_async=is_async).connection_pool
     (sentinel,) = pool.sentinel_manager.sentinels
     names = ("ssl_ca_certs", "ssl_certfile")
     assert [pool.connection_kwargs[name] for name in names] == ["/1.pem", "/3.pem"]

@@ -82,7 +82,6 @@ class ConcurrencyBucket(MetricBucket):
             self.max_concurrency = n
 
     def reset(self) -> None:
-        """Set all counters to their initial values."""
         super().reset()
         self.max_concurrency = 0
 
@@ -120,11 +119,9 @@ class BucketLeapArray(LeapArray[MetricBucket]):
         self.statistic_max_rt = statistic_max_rt
 
     def new_bucket(self, t: int) -> MetricBucket:
-        """Return an empty bucket."""
         return MetricBucket(self.statistic_max_rt)
 
     def reset_bucket(self, bucket: MetricBucket, start: int) -> None:
-        """Empty `bucket`."""
         bucket.reset()
 
     def add(self, now: int, event: Event, n: int = 1) -> None:
@@ -228,8 +225,7 @@ def _node(window: Window[MetricBucket]) -> MetricNode:
 #
 # A LeapArray that lends passes of buckets to come (Sentinel `OccupiableBucketLeapArray`).
 #
-# Passes that were promised lie in an array of their own, the borrow array, until their window
-# comes:
+# Passes that were promised lie in an array of their own, the borrow array, until its time:
 #
 #     t = 1100, n = 2, L = 500        1000      1500      2000
 #                                       |---------|---------|
@@ -291,8 +287,7 @@ class OccupiableLeapArray(BucketLeapArray):
         """Lend `n` passes from the window of `t`.
 
         They count as waiting until that window begins, and as passes from the first rotating
-        operation in it. If the window of `t` exists already, they are counted nowhere. Lending
-        from a window replaces what was lent from the window one interval before. Raises
-        `ConfigurationError` for a negative `t`.
+        operation in it. If the window of `t` exists already, they are counted nowhere. It replaces
+        what was lent one interval before. Raises `ConfigurationError` for a negative `t`.
         """
         self.borrow_array.add(t, Event.PASS, n)

@@ -20,9 +20,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, short_repr
 
 B = TypeVar("B")
+
+
+def check_positive(**values: object) -> None:
+    """Raise `ConfigurationError` unless each of `values` is a positive int."""
+    for name, value in values.items():
+        # Not isinstance: True is not a count, and 1000.0 would make every start a float.
+        if type(value) is not int or value <= 0:
+            raise ConfigurationError(f"{name} must be a positive int, not {short_repr(value)}")
 
 
 def bucket_length_ms(sample_count: int, interval_ms: int) -> int:
@@ -30,10 +38,7 @@ def bucket_length_ms(sample_count: int, interval_ms: int) -> int:
 
     Raises `ConfigurationError` unless both are positive ints and the first divides the second.
     """
-    for name, value in (("sample_count", sample_count), ("interval_ms", interval_ms)):
-        # Not isinstance: True is not a count, and 1000.0 would make every start a float.
-        if type(value) is not int or value <= 0:
-            raise ConfigurationError(f"{name} must be a positive int, not {value!r}")
+    check_positive(sample_count=sample_count, interval_ms=interval_ms)
     length, rest = divmod(interval_ms, sample_count)
     if rest:
         raise ConfigurationError(

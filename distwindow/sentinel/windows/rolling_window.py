@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from ...errors import ConfigurationError
+from .leap_array import check_positive
 
 
 class RollingBucket(Protocol):
@@ -91,10 +92,7 @@ class RollingWindow(Generic[RB]):
         ignore_current: bool = False,
         new_bucket: Callable[[], Any] = SumBucket,
     ) -> None:
-        for name, value in (("size", size), ("bucket_ms", bucket_ms)):
-            # Not isinstance: True is not a size, and a float would make every index a float.
-            if type(value) is not int or value <= 0:
-                raise ConfigurationError(f"{name} must be a positive int, not {value!r}")
+        check_positive(size=size, bucket_ms=bucket_ms)
         self.size = size
         self.bucket_ms = bucket_ms
         self.ignore_current = ignore_current
@@ -161,8 +159,7 @@ class FixedWindow:
         # Not isinstance: True is not a number of calls.
         if type(threshold) is not int or threshold < 0:
             raise ConfigurationError(f"threshold must be an int of at least 0, not {threshold!r}")
-        if type(interval_ms) is not int or interval_ms <= 0:
-            raise ConfigurationError(f"interval_ms must be a positive int, not {interval_ms!r}")
+        check_positive(interval_ms=interval_ms)
         self.threshold = threshold
         self.interval_ms = interval_ms
         self.start_time = now

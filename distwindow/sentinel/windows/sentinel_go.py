@@ -69,11 +69,9 @@ class EagerBucketLeapArray(LeapArray[ConcurrencyBucket]):
             self._slots[number % sample_count] = Window(start, length, self.new_bucket(start))
 
     def new_bucket(self, t: int) -> ConcurrencyBucket:
-        """Return an empty bucket."""
         return ConcurrencyBucket(self.statistic_max_rt)
 
     def reset_bucket(self, bucket: ConcurrencyBucket, start: int) -> None:
-        """Empty `bucket`."""
         bucket.reset()
 
     def overtaken(
@@ -195,9 +193,7 @@ class SlidingWindowMetric:
         return max(1, min([self.array.statistic_max_rt, *smallest]))
 
     def avg_rt(self, now: int) -> float:
-        """Return the response time per completed call, ms. Without calls it is infinite, and NaN if
-        the sum is 0, too.
-        """
+        """Return the ms per completed call; without calls infinite, or NaN if the sum is 0."""
         rt, completed = self.total(now, Event.RT), self.total(now, Event.COMPLETE)
         if completed == 0:
             return math.copysign(math.inf, rt) if rt else math.nan

@@ -1,4 +1,9 @@
-"""The asyncio Redis store: each event loop has a dispatcher, with a connection to each node."""
+"""The asyncio Redis store: each event loop has a `LoopDispatcher`, with a connection to each node.
+
+Calls of one tick of the loop are written together, and equal ones (same key, same cost) are one
+script call. Replies come in the order of the requests, also those to cancelled callers, which are
+discarded or passed to `on_late_reply`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,6 @@ class ReplyHandler(Protocol):
 
     def count_unknown(self, calls: int) -> None:
         """Count calls of which nobody will know whether they were charged."""
-        ...
 
 
 class LoopTick:
@@ -162,13 +166,10 @@ class Batch:
         futures = self.futures
         decisions = decisions_of_reply(self.command, reply, len(futures))
         for future, decision in zip(futures, decisions, strict=True):
-            self._set_result(future, decision)
-
-    def _set_result(self, future: asyncio.Future[Any], result: Any) -> None:
-        if not future.done():
-            future.set_result(result)
-        else:
-            self.tick.handler.count_unknown(1)
+            if not future.done():
+                future.set_result(decision)
+            else:
+                self.tick.handler.count_unknown(1)
 
     def _pass_late_reply(self, raw: RawReply) -> None:
         """Pass on a reply after the caller's call has ended with an unknown outcome."""
@@ -290,9 +291,7 @@ class TicksInFlight:
 Reply = TypeVar("Reply")
 
 _MAX_DEADLINE_SPREAD = 0.2
-"""The part of the timeout by which the deadlines of calls in one tick may differ. All of them end
-at the earliest.
-"""
+"""The part of the timeout by which deadlines in one tick may differ. The earliest one holds."""
 
 
 _LONGER_THAN_LOOPS_S = 10**8
@@ -352,9 +351,7 @@ class LoopDispatcher:
         self._in_flight = TicksInFlight(loop, self._monotonic, self._time_out)
         self.connections: dict[Node, PipelinedConnection] = {}
         self._retired: set[PipelinedConnection] = set()
-        """Connections that were too slow for a call, or were given up after an earlier reply. They
-        may still bring replies to others.
-        """
+        """Connections given up, or too slow for a call, that may still bring replies to others."""
         self._shutdown_hook = self._end_with_loop()
         with suppress(StopIteration):
             self._shutdown_hook.__anext__().send(None)  # up to its `yield`
@@ -413,8 +410,7 @@ class LoopDispatcher:
         `asyncio.run` and its like end the tasks of a loop, then its asynchronous generators, and
         then close it. This generator ends after the last flush. Without it, closing the loop would
         warn of open connections, and closing a loop of uvloop hangs if `ResourceWarning` is an
-        error. The client is closed, too: redis-py keeps connections to sentinels and to the nodes
-        of a cluster.
+        error. The client is closed, too: redis-py keeps connections to sentinels and nodes.
         """
         try:
             yield
@@ -425,9 +421,7 @@ class LoopDispatcher:
                     await self.close_client()
 
     def _end_shutdown_hook(self) -> None:
-        """End the generator now and without the loop, which would otherwise start a task for it
-        when it is garbage-collected.
-        """
+        """End the generator now: the loop would start a task for it at its garbage collection."""
         if (until_closed := self._until_closed()) is not None:
             until_closed.cancel()
         with suppress(StopIteration, StopAsyncIteration, RuntimeError):
@@ -446,9 +440,7 @@ class LoopDispatcher:
             connection.leave_to_parent()
 
     async def drain(self) -> None:
-        """Wait until all that was sent is answered, or the timeout has passed. Replies come in the
-        order of the requests, so the reply to a PING comes last.
-        """
+        """Wait for all replies, or the timeout. The reply to a PING, sent now, comes last."""
         pings = []
         for connection in (*self.connections.values(), *self._retired):
             if connection.transport_open:
@@ -480,8 +472,7 @@ class LoopDispatcher:
 
     def on_reply(self, batch: Batch, raw: RawReply) -> None:
         """Decide the calls of `batch` by a reply of more words than the short one. Send any other
-        raw reply into its execution, and the request that this yields to the server. None starts an
-        execution.
+        raw reply into its execution, and the request that this yields to the server. None: begin.
         """
         try:
             connection = batch.connection
@@ -617,9 +608,7 @@ class LoopDispatcher:
             self._retire(connection, "timeout")
 
     def _retire(self, connection: PipelinedConnection, why: str) -> None:
-        """Use the connection for no further calls, and end it once all that were sent over it have
-        their replies, or have timed out.
-        """
+        """Use the connection for no more calls; end it when those sent are answered or too late."""
         self.on_connection_ended(connection)
         self._retired.add(connection)
         self._loop.call_later(self._settings.timeout, connection.end, why)
@@ -698,14 +687,6 @@ class LoopDispatcher:
         topology.on_refreshed()
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# The asyncio Redis store: each event loop has a `LoopDispatcher`, with a connection to each node.
-#
-# Calls of one tick of the loop are written together, and equal ones (same key, same cost) are one
-# script call. Replies come in the order of the requests, also those to cancelled callers, which are
-# discarded or passed to `on_late_reply`.
-
 _MAX_PIPELINE = 256
 """Commands of an exchange that are sent at once: all of them have to be answered in time."""
 
@@ -732,7 +713,9 @@ class AsyncRedisStore:
         self.unknown_total = 0
         self.outages = settings.outages
         this_store = weakref.ref(self)
-        self.outages.start_probe = lambda server: _start_probe(this_store(), server)
+        self.outages.start_probe = lambda server: (
+            (store := this_store()) is not None and store.start_probe(server)
+        )
         self._dispatchers: dict[asyncio.AbstractEventLoop, LoopDispatcher] = {}
         self.after_fork()
 
@@ -756,9 +739,7 @@ class AsyncRedisStore:
         deadline: float | None = None,
         on_late_reply: Callable[[Reply], object] | None = None,
     ) -> Reply:
-        """`on_late_reply` is called with a reply that comes after the caller was cancelled or has
-        timed out, if the connection lasts until then.
-        """
+        """`on_late_reply`: see `AsyncStore`; it is called if the connection lasts until then."""
         dispatcher, deadline = await self._ready_dispatcher(deadline)
         return await dispatcher.execute(command, deadline, on_late_reply)
 
@@ -852,10 +833,6 @@ class AsyncRedisStore:
     def _count_unknown(self, calls: int) -> None:
         with self._lock:
             self.unknown_total += calls
-
-
-def _start_probe(store: AsyncRedisStore | None, server: Reachability) -> bool:
-    return store is not None and store.start_probe(server)
 
 
 def _cancel_again() -> None:

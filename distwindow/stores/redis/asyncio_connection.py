@@ -1,9 +1,6 @@
 """One asyncio connection for many calls at once. redis-py opens it (TLS, AUTH, Sentinel), and then
 `PipelinedConnection` takes the place of redis-py's stream protocol.
 
-One asyncio connection for many calls at once. redis-py opens it (TLS, AUTH, Sentinel), and then
-`PipelinedConnection` takes the place of redis-py's stream protocol.
-
 The frames of one tick of the loop are written in one piece, or a few where they are many, and
 replies go to their callers in the order of the requests. A test plays every row of this table:
 
@@ -91,11 +88,9 @@ class ReplyReceiver(Protocol):
     @property
     def deadline(self) -> float:
         """When it times out, monotonic seconds."""
-        ...
 
     def on_reply(self, raw: RawReply) -> None:
         """Take the raw reply, or the `ConfigurationError` that connecting has failed with."""
-        ...
 
 
 class ConnectionOwner(Protocol):
@@ -105,9 +100,7 @@ class ConnectionOwner(Protocol):
 
 
 class _TransportTaken:
-    """Takes the place of the transport in redis-py's writer, because a writer closes its transport
-    when it is destroyed, here or in a forked child.
-    """
+    """Stands for the transport in redis-py's writer, which would close it when it is destroyed."""
 
     @staticmethod
     def is_closing() -> bool:
@@ -122,9 +115,7 @@ def _takes_protocol(transport: Any) -> bool:
 
 
 class PipelinedConnection(asyncio.Protocol):
-    """A connection to one node in one event loop. It is opened once, and never again after its
-    end.
-    """
+    """A connection to one node in one event loop. It is opened once, never again after its end."""
 
     def __init__(
         self,
@@ -143,9 +134,7 @@ class PipelinedConnection(asyncio.Protocol):
         self._unsent: list[tuple[Request, ReplyReceiver]] = []
         """Requests that wait until the connection is open."""
         self._awaiting_reply: deque[ReplyReceiver | None] = deque()
-        """The callers whose reply has not come, in the order of the requests. None stands for the
-        reply to an ASKING.
-        """
+        """The callers that wait, by order of request; None: for the reply to an ASKING."""
         self._frames: list[bytes] = []
         """Frames for the next `flush`."""
         self._connection: Any = None

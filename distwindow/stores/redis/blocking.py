@@ -83,9 +83,7 @@ from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topolog
 # --------------------------------------------------------------------------------------------------
 #
 # One script call may stand for several equal calls: what each of their callers gets of its reply.
-#
-# Both stores recognize short replies here, split a reply into shares, and make the decision of
-# each.
+# Both stores recognize short replies here, split a reply into shares, and decide each of them.
 
 ShortReply: TypeAlias = "tuple[int, int]"
 """`left` and `now_ms` of the reply `[stamp, left, now_ms]`, which `acquire` gives when a call has
@@ -243,8 +241,7 @@ class CallGroup:
         """End the group's call for every member that has no share: with `exc`, or None if the
         leader's deadline came first. Each of them was charged at most once.
 
-        If the reply had come and the leader was interrupted while it distributed the shares, the
-        members get them here.
+        If the leader was interrupted while it distributed the shares, the members get them here.
         """
         if self._shares:
             self._distribute()
@@ -375,9 +372,7 @@ class CallSharing:
         return unsent
 
     def _replace_leader(self, command: Acquire, leader: GroupMember) -> GroupMember | None:
-        """Make the next member the leader in place of one that leaves before it has sent; None if
-        `leader` is no such leader, or the last member.
-        """
+        """Let the next member lead for one that has not sent; None if there is none, or no need."""
         group, call = leader.group, leader.call
         assert group is not None
         if group.leader is not leader or group.sent or len(group.members) < 2:
@@ -408,9 +403,6 @@ class CallSharing:
 
 # --------------------------------------------------------------------------------------------------
 #
-# The blocking Redis store: a connection for each thread and node, calls of one key shared by many
-# threads.
-#
 # A call goes through `decide`, `_make_call` and one exchange on the thread's connection; where
 # there are many threads, or the thread has no connection yet, `CallSharing.call` is between the
 # first two. What is no reply that decides the call goes through `execute_once`.
@@ -425,8 +417,7 @@ _MAX_PIPELINE = 256
 class RedisStore:
     """A Redis server, primary or cluster. Safe to share between threads; survives `fork`.
 
-    `find_topology` may connect (to read a cluster's map), so it is called with the first command,
-    and again if it failed.
+    `find_topology` may connect (for a cluster's map): the first command calls it, or the next one.
     """
 
     decided_by: Source = "store"
@@ -449,9 +440,7 @@ class RedisStore:
         self._lock = threading.RLock()
         self._topology: Topology | None = None
         self._only_node: Any = None  # so that it is looked up in a dictionary of nodes
-        """The node of the only server, once it is known; None on a cluster, and where each command
-        has to be given the client's time.
-        """
+        """The only server's node, once known; None on a cluster, or with the client's time."""
         self._map = Reachability("the cluster", self.clock, self.outages)
         """Whether the map of a cluster can be read. (Other topologies need no connection.)"""
         self._call_sharing = CallSharing(self._timeout, self._monotonic)
@@ -523,9 +512,7 @@ class RedisStore:
     def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """For each node one write and one wait for up to `_MAX_PIPELINE` commands. Without a
-        deadline, each of these gets the store's timeout.
-        """
+        """One write and one wait for `_MAX_PIPELINE` commands of a node, each in the timeout."""
         this_thread = self._connections.this_thread
         if this_thread.call_in_progress:
             return self._nested(lambda: self._exchange(commands, deadline))
@@ -702,9 +689,7 @@ class RedisStore:
                 self.unknown_total += 1
 
     def probe(self, server: Reachability) -> bool:
-        """Do once what is to be done to find out whether `server` is up again. True if it is, or if
-        the store is closed.
-        """
+        """Try once whether `server` is up again. True if it is, or if the store is closed."""
         if self._connections.is_closed:
             server.stop_probing()
             return True

@@ -1,6 +1,4 @@
-"""The connections of a blocking store: one for each thread and node. redis-py opens them, and we
-exchange requests and replies over their sockets.
-"""
+"""A blocking store's connections, one for each thread and node: opened by redis-py, used by us."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ from .urls import hide_secrets
 #   TlsTransport     TLS, whose socket needs a timeout of its own
 #   ClientTransport  redis-py's own methods, for connection classes without a socket (fakeredis)
 #
-# Most of the time of a redis-py call goes into pool checkout, retry bookkeeping and wrappers. Here
-# a call is one send, one poll and one recv.
+# A call of redis-py is mostly pool checkout, retries and wrappers; here one send, poll and recv.
 
 _RECV_BYTES = 65536
 
@@ -58,19 +55,15 @@ class Transport(Protocol):
         Checked before a call, because a call that is sent into a closed connection has an unknown
         outcome, although it was surely not executed.
         """
-        ...
 
     def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         """Send `frame`, and return the first reply to it."""
-        ...
 
     def receive(self, deadline: float) -> RawReply:
         """Return the next reply."""
-        ...
 
     def close(self) -> None:
         """Close the connection."""
-        ...
 
 
 def detach_socket(connection: Any) -> Any:
@@ -164,9 +157,7 @@ class _SocketTransport:
 
 
 class PollTransport(_SocketTransport):
-    """A blocking socket, and a poll with the time that is left. A socket timeout would cost one
-    more system call.
-    """
+    """A blocking socket and a poll for the time left; a socket timeout costs a system call more."""
 
     _flags = getattr(socket, "MSG_DONTWAIT", 0)
     _socket_timeout_s: float | None = None
@@ -297,8 +288,7 @@ def _no_reply(exc: Exception) -> NoReply:
 
 # --------------------------------------------------------------------------------------------------
 #
-# One blocking connection. redis-py opens it (TLS, AUTH, RESP, Sentinel), and we exchange requests
-# and replies over its socket.
+# One blocking connection. redis-py opens it (TLS, AUTH, RESP, Sentinel), and we use its socket.
 #
 #   closed     no transport; `_open` starts a background job that connects
 #   opening    `_opening` is that job; a call whose time is over leaves it to the next call
@@ -312,8 +302,7 @@ def _no_reply(exc: Exception) -> NoReply:
 
 _FRESH_S = 0.005
 """Seconds after the start of a call in which a connection is taken to be open, because a check
-costs a system call. The time is this short because servers and load balancers close idle
-connections.
+costs a system call. The time is this short because servers close idle connections.
 """
 
 
@@ -364,9 +353,7 @@ class BlockingConnection:
         return self.round_trip(request.frame(), deadline, replies=2 if request.asking else 1)
 
     def exchange(self, frame: bytes, now: float, deadline: float) -> RawReply:
-        """Send `frame` and return the raw reply to it; `NOT_OPEN` if there is no connection that
-        seems to be open. `now` is when the call began.
-        """
+        """Send `frame` and return its raw reply, or `NOT_OPEN`; `now` is when the call began."""
         return self.round_trip(frame, deadline) if self._validate(now) else NOT_OPEN
 
     def _validate(self, now: float) -> bool:
@@ -384,9 +371,7 @@ class BlockingConnection:
         return True
 
     def round_trip(self, frame: bytes | None, deadline: float, replies: int = 1) -> RawReply:
-        """Send `frame` over the open connection and return the last of its replies; without a
-        frame, return the next reply to what was sent before.
-        """
+        """Send `frame`, and return the last of its replies; without one, the next reply."""
         transport = self._transport
         if transport is None:  # another thread has just closed the limiter
             return NoReply("the connection was closed", sent=frame is None)
@@ -558,9 +543,7 @@ def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
 
 
 def tls_alert(connection: Any, failure: BaseException) -> ssl.SSLError | None:
-    """Return why a TLS server has ended a new connection. redis-py writes first, which may fail
-    before it has read that: here nothing is written.
-    """
+    """Return why TLS ended a new connection: redis-py writes first, and may not have read it."""
     if not was_reset(failure) or not isinstance(connection, SSLConnection):
         return None
     try:
@@ -603,8 +586,6 @@ def _ask(connection: Any, words: tuple[str, ...]) -> RawReply:
 
 # --------------------------------------------------------------------------------------------------
 #
-# The connections of a blocking store: one for each thread and node.
-#
 # a thread's first call to a node   takes over an idle connection, or makes a new one
 # its later calls                   use that connection
 # a call by a signal handler        uses connections of its own, which it closes at its end
@@ -640,9 +621,7 @@ class ThreadState:
         self.connections: dict[Node, BlockingConnection] = {}
         """The connections of the call that is being made."""
         self.thread_connections = self.connections
-        """The connections of the thread. `connections` is another dict in a call by a signal
-        handler.
-        """
+        """The connections of the thread; in a call by a signal handler another dict."""
         self.lifetime: _ThreadLifetime | None = None
 
 
@@ -714,9 +693,7 @@ class ThreadConnections:
         return connection
 
     def restore(self, connections: dict[Node, BlockingConnection]) -> None:
-        """Give the interrupted call its connections back at the end of a call by a signal handler,
-        and close those that the handler's call has opened.
-        """
+        """Give an interrupted call its connections back, and close those of the handler's call."""
         this_thread = self.this_thread
         opened = this_thread.connections
         this_thread.connections = connections

@@ -1,6 +1,4 @@
-"""The handshake on a new connection, which gets the server's version and its time; and the error
-to raise for a failure to connect.
-"""
+"""The handshake on a new connection (version and time), and the error of a failure to connect."""
 
 from __future__ import annotations
 
@@ -65,8 +63,7 @@ def handshake(node: Node, clock: Clock) -> Handshake:
 def check_version(info: object, node: str) -> None:
     """Raise `ConfigurationError` if `INFO server` names a Redis older than 6.2.
 
-    Valkey and others report the Redis version that they are compatible with. A text without a
-    version passes.
+    Valkey and others report the Redis version that they are compatible with. Other texts pass.
     """
     text = info.decode("utf-8", "replace") if isinstance(info, bytes) else str(info)
     found = re.search(r"redis_version:(\d+)\.(\d+)", text)

@@ -1,6 +1,4 @@
-"""Execution of one command, at most once: where it is sent, how long it may take, and what each raw
-reply leads to.
-"""
+"""Execution of a command, at most once: where it is sent, its time, and what a reply leads to."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ class ErrorReply:
     text: str
 
     def redirect(self) -> tuple[str, int] | None:
-        """Host and port of a MOVED or ASK, else None. An empty host means that of the node that
-        replied.
-        """
+        """Host and port of a MOVED or ASK, else None. An empty host: the node that replied."""
         found = re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", self.text)
         return (found[1], int(found[2])) if found else None
 
@@ -133,15 +129,8 @@ def refusal(node: str, text: str, where: str = "") -> ConfigurationError:
     return ConfigurationError(f"{node} refuses: {text}{where}{fix}")
 
 
-def failure_of_reply(node: str, error: ErrorReply) -> StoreUnavailable:
-    """Return the error of a call that ended with an error reply."""
-    return StoreUnavailable(f"{node} cannot serve now: {error.text}")
-
-
 def is_unknown(exc: BaseException) -> bool:
-    """True if it is unknown whether a call that ended with `exc` was charged. That includes a call
-    that a signal handler has interrupted.
-    """
+    """True if nobody knows whether a call that ended so, interrupted ones too, was charged."""
     if isinstance(exc, StoreError):
         return exc.charged is None
     return not isinstance(exc, DistwindowError)
@@ -313,15 +302,11 @@ class NoReply(NamedTuple):
 
 
 RawReply: TypeAlias = "list[Any] | int | bytes | str | Exception | NoReply | None"
-"""The answer to a request: the reply as hiredis parses it, where an error reply is an exception
-object, or `NoReply`.
-"""
+"""The answer to a request: hiredis's reply (errors as objects), or `NoReply`."""
 
 
 class Request:
-    """A command on its way to a node. Its frame is made when the connection is open, because the
-    stamp's deadline needs the server's clock.
-    """
+    """A command on its way to a node. Its frame needs the server's clock, so it is made late."""
 
     __slots__ = ("_command", "_deadline", "_send_script", "asking", "generation", "node", "stamp")
 
@@ -414,7 +399,7 @@ def execute_once(
             if error.code == "NOSCRIPT" and not send_script:
                 send_script = True
                 continue
-            failure = failure_of_reply(node.name, error)
+            failure = StoreUnavailable(f"{node.name} cannot serve now: {text}")
             node, asking = _next_node(request, error, topology, command)
         if retried or settings.clock.monotonic() >= deadline:
             if error is not None and error.code in _REFUSES_CALLS:

@@ -90,9 +90,7 @@ class Node(Reachability):
         return min(timeout, max(_MIN_PROBE_TIMEOUT_S, 4 * self.round_trip_s))
 
     def invalidate_connections(self, generation: int) -> None:
-        """Reopen every connection of this generation before its next call, because the replies of
-        one no longer match the requests. Later ones are kept.
-        """
+        """Reopen this generation's connections before their next calls: replies do not match."""
         if generation == self.generation:
             self.generation += 1
 
@@ -159,9 +157,7 @@ class ClusterTopology:
         self._stale = False
 
     def known_node_of(self, command: Command[Any]) -> Node | None:
-        """The node of `command`, for a call that is sent at once; None if something has to be found
-        out before.
-        """
+        """The node of `command`, for a call sent at once; None if it has to be found out."""
         if self._stale:  # it is read again by calls that look for their node
             return None
         try:
@@ -193,9 +189,7 @@ class ClusterTopology:
     def follow_redirect(
         self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
-        """The node that `node` redirects `command` to. `permanent`: for later commands, too (MOVED,
-        not ASK).
-        """
+        """The node that `node` redirects `command` to. `permanent`: MOVED, not ASK."""
         host = host or node.name.rpartition(":")[0]
         remap = getattr(self.client.nodes_manager, "remap_host_port", None)
         to = self._node(*remap(host, port)) if remap else self._node(host, port)
@@ -205,9 +199,7 @@ class ClusterTopology:
         return to
 
     def claim_refresh(self) -> bool:
-        """True if the map is to be read again now: it is stale, and was not read in the last
-        `_MIN_REFRESH_S`. Only the first caller gets True.
-        """
+        """True, for the first caller, if the map is stale and not read in `_MIN_REFRESH_S`."""
         now = self._settings.clock.monotonic()
         pause_s = _MIN_REFRESH_AWAY_S if self._settings.outages.away else _MIN_REFRESH_S
         if not self._stale or now - self._refreshed_at < pause_s:
@@ -216,9 +208,7 @@ class ClusterTopology:
         return True
 
     def on_refreshed(self) -> None:
-        """Note that the client has read the map again. A node that is not in it any more was
-        replaced, and nobody waits for it to come back.
-        """
+        """Note that the map was read again. A node that is not in it is not waited for."""
         self._by_slot.clear()
         known = {(n.host, int(n.port)) for n in self.client.nodes_manager.nodes_cache.values()}
         for address in self._nodes.keys() - known:

@@ -96,9 +96,7 @@ _OF_SENTINELS = re.compile(r" - (.+?)(?=, \w*<|$)", re.DOTALL)
 
 
 def secrets_of(store: Any) -> tuple[str, ...]:
-    """Return the passwords in a URL, however malformed it is, or of a redis-py client, of its
-    sentinels, and of its private TLS key.
-    """
+    """Return the passwords of a URL, however malformed, or of a client, sentinels and TLS key."""
     found = set(_passwords_in(store) if isinstance(store, str) else _passwords_of(store))
     return tuple(sorted(filter(None, found), key=len, reverse=True))
 
@@ -136,9 +134,7 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def safe_text(text: str, secrets: Iterable[str]) -> str:
-    """Return a text of another library as a message may show it: without secrets, and shortened in
-    its middle.
-    """
+    """Return a text of another library, without secrets, and shortened in its middle."""
     text = without_secrets(_QUOTED_ARGUMENTS.sub("", text), secrets)
     if len(text) > _MAX_CHARS:
         text = f"{text[: _MAX_CHARS - 103]}...{text[-100:]}"
@@ -230,34 +226,22 @@ def parse_url_text(url: str) -> StoreUrl:
     return StoreUrl(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
 
 
-def make_client(address: StoreUrl, timeout: float) -> Any:
-    """A blocking redis-py client for `address`, without retries (a cluster client has its own, and
-    connects here).
-    """
-    no_retries: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), **_timeouts(timeout)}
+def make_client(address: StoreUrl, timeout: float, *, is_async: bool = False) -> Any:
+    """A redis-py client without retries (a cluster's has its own; a blocking one connects)."""
+    kinds: tuple[Any, ...] = (redis, Retry, Sentinel, ClusterNode)
+    if is_async:
+        kinds = (redis.asyncio, AsyncRetry, AsyncSentinel, AsyncClusterNode)
+    clients, retry, sentinels, cluster_node = kinds
+    timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    no_retries: dict[str, Any] = {"retry": retry(NoBackoff(), 0), **timeouts}
     if address.kind == "one":
-        return redis.Redis.from_url(address.plain_url, **no_retries)
+        return clients.Redis.from_url(address.plain_url, **no_retries)
     if address.kind == "sentinel":
         service, sentinel = _split_sentinel_options(address.options)
-        manager = Sentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
-        return manager.master_for(address.service, **service, **no_retries)  # type: ignore[no-untyped-call]  # not annotated
-    nodes = [ClusterNode(host, port) for host, port in address.hosts]  # type: ignore[no-untyped-call]  # not annotated
-    options = address.options | _timeouts(timeout)
-    return redis.RedisCluster(startup_nodes=nodes, **options)
-
-
-def make_async_client(address: StoreUrl, timeout: float) -> Any:
-    """An asyncio redis-py client for `address`, without retries."""
-    no_retries: dict[str, Any] = {"retry": AsyncRetry(NoBackoff(), 0), **_timeouts(timeout)}
-    if address.kind == "one":
-        return redis.asyncio.Redis.from_url(address.plain_url, **no_retries)
-    if address.kind == "sentinel":
-        service, sentinel = _split_sentinel_options(address.options)
-        manager = AsyncSentinel(list(address.hosts), sentinel_kwargs=sentinel | no_retries)  # type: ignore[no-untyped-call]  # not annotated
+        manager = sentinels(list(address.hosts), sentinel_kwargs=sentinel | no_retries)
         return manager.master_for(address.service, **service, **no_retries)
-    nodes = [AsyncClusterNode(host, port) for host, port in address.hosts]
-    options = address.options | _timeouts(timeout)
-    return redis.asyncio.RedisCluster(startup_nodes=nodes, **options)
+    nodes = [cluster_node(host, port) for host, port in address.hosts]
+    return clients.RedisCluster(startup_nodes=nodes, **(address.options | timeouts))
 
 
 def close_client(client: Any) -> None:
@@ -268,7 +252,7 @@ def close_client(client: Any) -> None:
 
 
 async def aclose_client(client: Any) -> None:
-    """Close a client that `make_async_client` made, and its connections to sentinels."""
+    """Do as `close_client`, for an asyncio client."""
     await client.aclose()
     if isinstance(client, redis.asyncio.RedisCluster):
         # It closes nothing itself where it could read the map only.
@@ -283,14 +267,8 @@ def _sentinels(client: Any) -> list[Any]:
     return [] if manager is None else list(manager.sentinels)
 
 
-def _timeouts(timeout: float) -> dict[str, Any]:
-    return {"socket_timeout": timeout, "socket_connect_timeout": timeout}
-
-
 def _split_sentinel_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the options into those for the service's servers and those for the sentinels
-    (`sentinel_...`).
-    """
+    """Split the options into those for the servers and for the sentinels (`sentinel_...`)."""
     sentinel = {
         name.removeprefix("sentinel_"): value
         for name, value in options.items()
@@ -304,9 +282,7 @@ def _split_sentinel_options(options: dict[str, Any]) -> tuple[dict[str, Any], di
 
 
 def _check_escapes(parts: SplitResult, url: str) -> None:
-    """Raise for a password with / ? # in it: it would end there, and its rest would be shown in
-    messages as a host or port.
-    """
+    """Raise for a password with / ? # in it: its rest would be shown as a host or port."""
     cut = "@" in parts.path + parts.fragment and parts.scheme != "unix"
     if cut or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
         raise ConfigurationError(
