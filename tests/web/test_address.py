@@ -81,6 +81,29 @@ CARRIERS: dict[str, Callable[[int], int]] = {
 """An address of IPv6 that carries one of IPv4, as the RFCs 4291, 6052, 3056 and 4380 have it."""
 
 
+@pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "x-real-ip"])
+def test_a_proxy_that_was_forgotten_is_logged_once(
+    header: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"header": header} if header == "x-real-ip" else {}
+    for trusted, logged in (([], 1), (["192.0.2.1"], 1), (["10.0.0.0/8"], 0)):
+        caplog.clear()
+        address = Address(trusted, **options)
+        for number in range(5):
+            address(forwarded("10.0.0.7", f"1.2.3.{number}", header=header))
+        warned = [each for each in caplog.messages if "trusted_proxies=['10.0.0.7']" in each]
+        assert len(warned) == logged
+
+
+def test_no_proxy_is_logged_where_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    address = Address()
+    for _ in range(200):
+        address(forwarded("1.2.3.4"))
+        address(forwarded("1.2.3.4", "1.2.3.4"))  # a server has read the field already
+    address(forwarded("10.0.0.7", "1.2.3.4"))  # only the first requests are looked at
+    assert not caplog.messages
+
+
 def carrying(carrier: str, ipv4: str) -> str:
     return str(IPv6Address(CARRIERS[carrier](int(IPv4Address(ipv4)))))
 

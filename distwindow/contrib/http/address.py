@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ...errors import ConfigurationError, short_repr
 
+_LOG = logging.getLogger("distwindow")
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _MAPPED, _NAT64 = ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96")
@@ -23,6 +25,8 @@ _NO_ADDRESSES = (None, "", "<local>", "localhost")
 """
 _MAX_KNOWN = 4096
 """Texts of addresses of which the result is kept, the most recently used."""
+_LOOKS = 100
+"""Of so many requests the fields are looked at, for a proxy that was forgotten."""
 _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
 _FORWARDED_PAIR = re.compile(
     r'\s*(?P<name>[^\s=;",]+)\s*=\s*'
@@ -69,6 +73,7 @@ class ClientAddress:
                 f"ipv6_prefix={short_repr(ipv6_prefix)} is not a whole number from 1 to 128"
             )
         self._ipv6_prefix = ipv6_prefix
+        self._looks_left = _LOOKS
         self._read = functools.lru_cache(_MAX_KNOWN)(self._read_uncached)
         # Kept for peers once more, with what is not an address, so that a request is one look-up.
         self._read_peer = functools.lru_cache(_MAX_KNOWN)(self._read_peer_uncached)
@@ -88,7 +93,28 @@ class ClientAddress:
         server names no peer, and "unix" is not trusted.
         """
         peer, is_trusted = self._read_peer(self.peer(request))
-        return self._walk(peer, self.header_values(request, self._header)) if is_trusted else peer
+        if is_trusted:
+            return self._walk(peer, self.header_values(request, self._header))
+        if self._looks_left:
+            self._look_for_proxies(peer, request)
+        return peer
+
+    def _look_for_proxies(self, peer: str, request: Any) -> None:
+        """Log once that `peer` seems to be a proxy that nobody has named: its clients have its
+        address. Where a server or a middleware has read the field already, `peer` is in it.
+        """
+        self._looks_left -= 1
+        for name in {"x-forwarded-for", "forwarded", self._header}:
+            values = "".join(self.header_values(request, name))
+            if values and peer not in values:
+                self._looks_left = 0
+                _LOG.warning(
+                    "a request from %s has the field %s, which is not believed: if that is a proxy "
+                    "of yours, all clients behind it have one limit together; write "
+                    "trusted_proxies=[%r]",
+                    peer, name, peer,
+                )  # fmt: skip
+                return
 
     def key_of(self, text: str) -> str:
         """Return the address in `text` as a key has it; `text` itself if there is none."""
