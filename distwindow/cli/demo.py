@@ -452,7 +452,7 @@ def _next_lines() -> Iterator[str]:
     yield f"With a Redis of your own (--url): {program} ..."
     yield "  try user:42 --limit 5/minute  one call against a limit"
     yield "  stats --watch                 who uses how much, and who is refused"
-    yield "  doctor                        what is unsafe about the server, and the mend"
+    yield "  doctor                        what is unsafe about the server, and what to do"
 
 
 def _pause_s(limits: Sequence[Limit], workers: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -85,7 +86,7 @@ CARRIERS: dict[str, Callable[[int], int]] = {
 def test_a_proxy_that_was_forgotten_is_logged_once(
     header: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"header": header} if header == "x-real-ip" else {}
+    options: dict[str, Any] = {"header": header} if header == "x-real-ip" else {}
     for trusted, logged in (([], 1), (["192.0.2.1"], 1), (["10.0.0.0/8"], 0)):
         caplog.clear()
         address = Address(trusted, **options)
