@@ -810,3 +810,28 @@ def test_a_share_is_given_back_where_another_limit_denies(app: Application) -> N
     for _ in range(5):
         assert app.ask(router, login)[-1].decision.source == "policy"
     assert app.admits(router, 5) == 3
+
+
+# -- is it enforced? ------------------------------------------------------------------------------
+
+
+def test_the_store_can_be_asked_whatever_the_policy_is(app: Application, redis_url: str) -> None:
+    for policy in ("allow", "deny", "local"):
+        away = app.rate_limits(AWAY, on_store_error=policy)
+        with pytest.raises(StoreError):
+            app.done(away.check_store())
+        assert not away.health().up
+        found = app.rate_limits(redis_url, on_store_error=policy)
+        app.done(found.check_store())
+        assert found.health().up
+
+
+def test_a_start_without_a_store_is_logged(redis_url: str, caplog: Any) -> None:
+    async def start(url: str) -> bool:
+        async with Awaiting(url, on_store_error="allow") as rate_limits:
+            return rate_limits.health().up
+
+    assert asyncio.run(start(redis_url))
+    assert "not enforced" not in caplog.text
+    assert not asyncio.run(start(AWAY))
+    assert caplog.text.count("limits of requests are not enforced now") == 1

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, g
 
 from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
 from ...async_use import only_async_with, running_loop
+from ...away.outages import Health
 from ...away.policy import OnStoreError, check_options
 from ...callables import check_not_async, check_takes, function_name, stable_name
 from ...connect import act_as_owners, open_async_store, open_store, share_store, store_name
-from ...errors import RateLimitExceeded, short_repr
+from ...errors import DistwindowError, RateLimitExceeded, short_repr
 from ...options import ClockChoice, Consistency, Options
 from ...ring.clock import SYSTEM, Clock
 from ...ring.decision import limits_in
@@ -660,6 +661,8 @@ def two_limits_of_one_window(policies: Policies) -> ConfigurationError:
     )
 
 
+_ANY_LIMIT = (Limit("1/second"),)
+"""For what concerns the store, and no limit."""
 R = TypeVar("R")
 
 
@@ -820,6 +823,14 @@ class BaseRateLimits(MakesLimits[R]):
             limiter = self._limiters.setdefault((limits, on_store_error), limiter)
         return limiter
 
+    def health(self) -> Health:
+        """Return what is known of the store, without asking it: `Limiter.health`."""
+        health: Health = self._any_limiter().health()
+        return health
+
+    def _any_limiter(self) -> Any:
+        return self.limiter(_ANY_LIMIT, self.on_store_error)
+
     def log_shared_names(self, name: str) -> None:
         """Log once with whom a limit of this name is shared, if no prefix was given."""
         if not self._has_own_names:
@@ -859,7 +870,9 @@ class BaseRateLimits(MakesLimits[R]):
 
 @only_async_with
 class AsyncRateLimits(BaseRateLimits[R]):
-    """`BaseRateLimits` for tasks. `async with rate_limits:` closes it at its end."""
+    """`BaseRateLimits` for tasks. `async with rate_limits:` asks the store once, so that a log line
+    says if limits are not enforced, and closes it at its end.
+    """
 
     awaits = True
     _limiter_type = AsyncLimiter
@@ -871,6 +884,12 @@ class AsyncRateLimits(BaseRateLimits[R]):
 
     async def sleep(self, seconds: float) -> None:
         await self._store.sleep(seconds)
+
+    async def check_store(self) -> None:
+        """Ask the store once, whatever `on_store_error` says. Raises `StoreError` if it does not
+        answer, and `ConfigurationError` for what will never work, such as a wrong password.
+        """
+        await self._any_limiter().stats("start")
 
     async def aclose(self) -> None:
         """Send what was counted, give back what is held, and close the connection. The next
@@ -886,6 +905,11 @@ class AsyncRateLimits(BaseRateLimits[R]):
         running_loop()
         for limiter in self._limiters.values():
             limiter._policy.announce()
+        if self.enabled:
+            try:
+                await self.check_store()
+            except DistwindowError as exc:
+                _LOG.error("limits of requests are not enforced now: %s", exc)
         return self
 
     async def __aexit__(
@@ -919,6 +943,10 @@ class BlockingRateLimits(BaseRateLimits[R]):
 
     def sleep(self, seconds: float) -> None:
         self._store.clock.sleep(seconds)
+
+    def check_store(self) -> None:
+        """See `AsyncRateLimits.check_store`."""
+        self._any_limiter().stats("start")
 
     def close(self) -> None:
         """Send what was counted, give back what is held, and close the connections. The next
