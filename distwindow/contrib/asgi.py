@@ -52,6 +52,10 @@ class RequestLimit(http.RequestLimit):
 
     rate_limits: AsgiRateLimits[Any]
 
+    def method_of(self, request: Any) -> str:
+        """See `http.RequestLimit.method_of`; "WEBSOCKET" for one."""
+        return method_of(scope_of(request))
+
     def name_of(self, request: Any) -> str:
         """Return method and path template, where the framework has put these into the scope."""
         scope = scope_of(request)

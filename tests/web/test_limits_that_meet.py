@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
 import flask
@@ -47,6 +47,7 @@ class Placed(NamedTuple):
     name: str | None = None
     counts: int | None = None
     """The status of the responses that are counted; all are without it."""
+    methods: Sequence[str] | None = None
 
 
 class Meeting(NamedTuple):
@@ -97,6 +98,8 @@ def options_of(placed: Placed, **functions: Any) -> dict[str, Any]:
         options["name"] = placed.name
     if placed.counts is not None:
         options["count_when"] = lambda response: response.status_code == placed.counts
+    if placed.methods is not None:
+        options["methods"] = placed.methods
     return options
 
 
@@ -396,6 +399,20 @@ def test_what_is_not_counted_is_back_for_the_next_request(
     inner = ("2/hour",) if meeting.inner == "throttle" else ("2/hour", False, None, 404)
     with Site(meeting, outer, inner, options) as site:
         assert site.admits(9) == (2 if meeting.inner == "throttle" else 9)
+
+
+@pytest.mark.parametrize(
+    "meeting", [each for each in CAN_COUNT if each.outer != "middleware"], ids=", ".join
+)
+def test_limits_by_method(meeting: Meeting, options: Any) -> None:
+    """They are equal, of one key and without names, and each holds by itself."""
+    outer = ("3/hour", False, None, None, ["POST", "put"])
+    inner = ("5/hour",) if meeting.inner == "throttle" else ("5/hour", False, None, None, ["HEAD"])
+    with Site(meeting, outer, inner, options) as site:
+        assert site.admits(7) == 5
+    options = {**options, "prefix": f"{options['prefix']}1"}
+    with Site(meeting, ("3/hour", False, None, None, ["get"]), ("5/hour",), options) as site:
+        assert site.admits(7) == 3
 
 
 @pytest.mark.parametrize("meeting", CAN_COUNT, ids=", ".join)

@@ -835,3 +835,9 @@ def test_a_start_without_a_store_is_logged(redis_url: str, caplog: Any) -> None:
     assert "not enforced" not in caplog.text
     assert not asyncio.run(start(AWAY))
     assert caplog.text.count("limits of requests are not enforced now") == 1
+
+
+@pytest.mark.parametrize("methods", ["POST", [], [1], b"POST"])
+def test_methods_are_a_list_of_them(app: Application, methods: Any) -> None:
+    with pytest.raises(ConfigurationError, match="methods="):
+        app.rate_limits().limit("5/minute", methods=methods)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
@@ -195,6 +195,7 @@ class RequestLimit:
         key: Callable[..., Any] | None = None,
         cost: int | Callable[..., Any] = 1,
         exempt: Callable[..., Any] | None = None,
+        methods: Collection[str] | None = None,
         on_store_error: OnStoreError | None = None,
         count_when: Callable[..., Any] | None = None,
         cost_after: Callable[..., Any] | None = None,
@@ -202,6 +203,7 @@ class RequestLimit:
         unit: Unit = "requests",
     ) -> None:
         self.rate_limits = rate_limits
+        self._methods = None if methods is None else _read_methods(methods)
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigurationError(f"name={short_repr(name)} is not the name of a limit, a str")
         self.name = name
@@ -213,6 +215,7 @@ class RequestLimit:
         functions = {
             "key": key, "cost": None if cost == 1 else cost, "exempt": exempt,
             "count_when": count_when, "cost_after": cost_after,
+            "methods": None if methods is None else "|".join(sorted(self._methods or ())),
         }  # fmt: skip
         self.marks = "".join(
             f" {option}={stable_name(value) if callable(value) else value}"
@@ -278,7 +281,9 @@ class RequestLimit:
             self._check_function("cost", cost, arguments)
         else:
             self._check_fixed_cost(cost)
-        only_asks = exempt is None and not (callable(cost) or priority or self.settles)
+        only_asks = (
+            exempt is None and methods is None and not (callable(cost) or priority or self.settles)
+        )
         self._limits_at_once = self._limits if only_asks and self.takes_request else None
         """The limits that `decide_at_once` decides by; None where `decide` has to."""
 
@@ -296,6 +301,11 @@ class RequestLimit:
         return f"{of}{self.marks}"
 
     # -- what an integration defines -----------------------------------------------------------
+
+    def method_of(self, request: Any) -> str:
+        """Return the method as which a request counts."""
+        method: str = request.method
+        return "GET" if method == "HEAD" else method
 
     def name_of(self, request: Any) -> str:
         """Return the name of the limit at `request` where it was given none: method and path
@@ -370,6 +380,8 @@ class RequestLimit:
         """Return what to ask for `request`; see `decide`. None if it is not limited."""
         rate_limits = self.rate_limits
         if not rate_limits.enabled:
+            return None
+        if self._methods is not None and self.method_of(request) not in self._methods:
             return None
         arguments = (request,) if self.takes_request else ()
         if self._exempt is not None and await self._call("exempt", self._exempt, arguments):
@@ -615,6 +627,17 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
     raise refused
 
 
+def _read_methods(methods: Any) -> frozenset[str]:
+    if isinstance(methods, (str, bytes)) or not all(isinstance(each, str) for each in methods):
+        raise ConfigurationError(
+            f'methods={short_repr(methods)} is not a list of methods, such as ["POST", "PUT"]'
+        )
+    names = frozenset("GET" if each.upper() == "HEAD" else each.upper() for each in methods)
+    if not names:
+        raise ConfigurationError("methods=[] limits nothing; leave it out to limit all methods")
+    return names
+
+
 def charged_before(
     earlier: LimitedRequest, question: Question, again: bool = False
 ) -> Decision | None:
@@ -680,6 +703,7 @@ class MakesLimits(Generic[R]):
         key: Callable[..., Any] | None = None,
         cost: int | Callable[..., Any] = 1,
         exempt: Callable[..., Any] | None = None,
+        methods: Collection[str] | None = None,
         on_store_error: OnStoreError | None = None,
         count_when: Callable[..., Any] | None = None,
         cost_after: Callable[..., Any] | None = None,
@@ -694,7 +718,8 @@ class MakesLimits(Generic[R]):
         limited by itself. `key` is a function of the request that returns a `str`, `bytes` or
         `Key`, or None for the address of the client, which is the default.
         `cost` is a whole number, or a function of the request. `exempt` is a function of the
-        request: where it returns true, nothing else is asked. `on_store_error` replaces that of
+        request: where it returns true, nothing else is asked. `methods` are those that are limited,
+        such as ["POST", "PUT"]; HEAD counts as GET. `on_store_error` replaces that of
         the object. `count_when` is a function of the response: the cost is charged before, and
         given back after a response for which it returns false. `cost_after` is a function of the
         request and the response that returns the real cost: `cost`, or the limit if that is less,
@@ -702,7 +727,7 @@ class MakesLimits(Generic[R]):
         counts: "requests" or "content-bytes". Raises `ConfigurationError` for what can never work.
         """
         return self.limit_type(
-            self, limits, name=name, key=key, cost=cost, exempt=exempt,
+            self, limits, name=name, key=key, cost=cost, exempt=exempt, methods=methods,
             on_store_error=on_store_error, count_when=count_when, cost_after=cost_after,
             priority=priority, unit=unit,
         )  # fmt: skip
