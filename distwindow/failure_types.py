@@ -13,10 +13,8 @@ from .errors import Blocked, ConfigurationError, DistwindowError, short_repr
 LOG = logging.getLogger("distwindow")
 
 ErrorTypes: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
-IgnoredErrors: TypeAlias = (
-    "type[BaseException] | Callable[[Any], object] "
-    "| tuple[type[BaseException] | Callable[[Any], object], ...]"
-)
+_Ignored: TypeAlias = "type[BaseException] | Callable[[Any], object]"
+IgnoredErrors: TypeAlias = "_Ignored | tuple[_Ignored, ...]"
 """Types of exceptions, and functions that return true for an exception to be ignored."""
 
 _logged: set[object] = set()
