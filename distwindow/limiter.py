@@ -477,7 +477,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     blocks; never more than the limit is admitted. `eventual`: in this process, by what all
     processes had passed at the last sync, every `sync_interval` seconds; a call never waits for the
     store, and the fleet may pass more than the limit between two syncs. `share` (0 to 1) is then
-    the part of each limit that one process may admit. docs/consistency.md has the bounds.
+    the part of each limit that one process may admit. docs/consistency.md has bounds and costs.
 
     What is counted in this process (permits blocked by cached refusals, and the ends of entries) is
     flushed to the store every `flush_interval` seconds by one worker for all limiters, and when the

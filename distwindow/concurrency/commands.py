@@ -148,7 +148,8 @@ class Hold(SlotCommand[HoldReply]):
         arguments: list[bytes | int | str] = [self.limit, self.ttl_ms, self.holder]
         if self.is_head or self.waited_ms:
             asks = "head" if self.is_head else "new"
-            return [*arguments, time_argument(self.now_ms), asks, *self.waited_ms]
+            now: int | str = "" if self.now_ms is None else self.now_ms
+            return [*arguments, now, asks, *self.waited_ms]
         return arguments if self.now_ms is None else [*arguments, self.now_ms]
 
     def reply(self, raw: ScriptReply) -> HoldReply:

@@ -912,7 +912,7 @@ def _set_woken(woken: asyncio.Future[None]) -> None:
 
 async def _flush_until_sent(job: FlushJob, deadline: float, *, final: bool) -> None:
     """Send everything that is pending in `job`, with as many attempts as there is time for until
-    `deadline` (monotonic seconds), one if the store did not answer an earlier step.
+    `deadline` (monotonic seconds), but only one if the store did not answer an earlier step.
     """
     await _start_flush(job, everything=True)
     while job.needs_retry(final) and monotonic() < deadline:

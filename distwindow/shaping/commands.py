@@ -68,9 +68,10 @@ class AcquireShaped(Acquire):
         return _shaped_keys(self.charges)
 
     def arguments(self) -> list[bytes | int | str]:
+        now: int | str = "" if self.now_ms is None else self.now_ms
         cap: int | str = "" if self.cap_ms is None else min(self.cap_ms, MAX_SHAPED_MS)
-        start = [*ring_arguments(self.charges), time_argument(self.now_ms), int(self.write_limit)]
-        return [*start, cap, *_terms_arguments(self.charges)]
+        rings = ring_arguments(self.charges)
+        return [*rings, now, int(self.write_limit), cap, *_terms_arguments(self.charges)]
 
     def reply(self, raw: ScriptReply) -> AcquireReply:
         return _shaped_reply(raw)
