@@ -67,7 +67,8 @@ class World:
         try:
             asyncio.run(run_async()) if self.is_async else run()
         except BaseException as raised:
-            if raised is not exc:
+            # Before Python 3.11 a cancelled task raises a `CancelledError` of its own.
+            if raised is not exc and type(raised) is not type(exc):
                 raise
 
     def state(self, key: Any = "k") -> str:
