@@ -34,7 +34,6 @@ from tests.web.test_django import Site as DjangoSite  # isort: skip
 
 NAME = "default"
 """The name that a limit of all requests has, which is given to others here."""
-CONSISTENCIES = get_args(Consistency)
 
 
 class Placed(NamedTuple):
@@ -286,11 +285,25 @@ def meetings() -> Iterator[Meeting]:
 MEETINGS = list(meetings())
 
 
-@pytest.fixture(params=["memory", "Redis"])
+STORES = ["memory", "Redis"]
+EACH = [("memory", "direct"), *(("Redis", each) for each in get_args(Consistency))]
+"""Stores and consistencies: in a process all of these are the same."""
+
+
+def options_of_store(request: pytest.FixtureRequest, store: str, prefix: str) -> dict[str, Any]:
+    url = request.getfixturevalue("redis_url") if store == "Redis" else "memory://"
+    return {"store": url, "prefix": prefix, "on_store_error": "raise", "timeout": 10.0}
+
+
+@pytest.fixture(params=STORES)
 def options(request: pytest.FixtureRequest, prefix: str) -> dict[str, Any]:
-    is_redis = request.param == "Redis"
-    store = request.getfixturevalue("redis_url") if is_redis else "memory://"
-    return {"store": store, "prefix": prefix, "on_store_error": "raise", "timeout": 10.0}
+    return options_of_store(request, request.param, prefix)
+
+
+@pytest.fixture(params=EACH, ids=", ".join)
+def each_options(request: pytest.FixtureRequest, prefix: str) -> dict[str, Any]:
+    store, consistency = request.param
+    return {**options_of_store(request, store, prefix), "consistency": consistency}
 
 
 class Site:
@@ -322,26 +335,20 @@ class Site:
         return self._ask()[0]
 
 
-@pytest.mark.parametrize("consistency", CONSISTENCIES)
 @pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
-def test_each_limit_holds_by_itself(meeting: Meeting, options: Any, consistency: str) -> None:
+def test_each_limit_holds_by_itself(meeting: Meeting, each_options: Any) -> None:
     """They have no names, one interval, and one key."""
-    options = {**options, "consistency": consistency}
     for number, (outer, inner) in enumerate([("8/hour", "3/hour"), ("3/hour", "8/hour")]):
-        options = {**options, "prefix": f"{options['prefix']}{number}"}
-        with Site(meeting, (outer,), (inner,), options) as site:
+        each_options = {**each_options, "prefix": f"{each_options['prefix']}{number}"}
+        with Site(meeting, (outer,), (inner,), each_options) as site:
             names = [policy.split(";")[0] for policy in site.policies()]
             assert len({*names}) == len(names) == 2
             assert site.admits(7) == 2
 
 
-@pytest.mark.parametrize("consistency", CONSISTENCIES)
 @pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
-def test_what_one_refuses_costs_nothing_by_the_other(
-    meeting: Meeting, options: Any, consistency: str
-) -> None:
-    options = {**options, "consistency": consistency}
-    with Site(meeting, ("8/hour",), ("3/hour", True), options) as site:
+def test_what_one_refuses_costs_nothing_by_the_other(meeting: Meeting, each_options: Any) -> None:
+    with Site(meeting, ("8/hour",), ("3/hour", True), each_options) as site:
         assert [site.admits(5, client) for client in "abcd"] == [3, 3, 2, 0]
 
 
@@ -370,13 +377,9 @@ CAN_SERVE = [
 """Those where what serves a refusal by the inner limit does not serve one by the outer limit."""
 
 
-@pytest.mark.parametrize("consistency", CONSISTENCIES)
 @pytest.mark.parametrize("meeting", CAN_SERVE, ids=", ".join)
-def test_what_is_served_after_a_refusal_counts(
-    meeting: Meeting, options: Any, consistency: str
-) -> None:
-    options = {**options, "consistency": consistency}
-    with Site(meeting, ("5/hour",), ("2/hour",), options, served=True) as site:
+def test_what_is_served_after_a_refusal_counts(meeting: Meeting, each_options: Any) -> None:
+    with Site(meeting, ("5/hour",), ("2/hour",), each_options, served=True) as site:
         assert site.admits(7) == 5
 
 
@@ -389,15 +392,13 @@ CAN_COUNT = [
 """Those whose outer limit may have `count_when`."""
 
 
-@pytest.mark.parametrize("consistency", CONSISTENCIES)
 @pytest.mark.parametrize("meeting", CAN_COUNT, ids=", ".join)
 def test_what_is_not_counted_is_back_for_the_next_request(
-    meeting: Meeting, options: Any, consistency: str
+    meeting: Meeting, each_options: Any
 ) -> None:
-    options = {**options, "consistency": consistency}
     outer = ("3/hour", False, None, 401)
     inner = ("2/hour",) if meeting.inner == "throttle" else ("2/hour", False, None, 404)
-    with Site(meeting, outer, inner, options) as site:
+    with Site(meeting, outer, inner, each_options) as site:
         assert site.admits(9) == (2 if meeting.inner == "throttle" else 9)
 
 

@@ -16,7 +16,6 @@ from distwindow.contrib import asgi, fastapi
 from distwindow.options import Consistency
 from tests.web.test_asgi import call, http_scope
 
-CONSISTENCIES = get_args(Consistency)
 SCRIPTS = ("evalsha", "eval", "fcall")
 
 
@@ -58,9 +57,16 @@ class Site:
         return [(await self.ask(client))[0] for _ in range(times)].count(200)
 
 
-@pytest.fixture(params=CONSISTENCIES)
-async def site(request: pytest.FixtureRequest, options: dict[str, Any]) -> AsyncIterator[Site]:
-    async with asgi.RateLimits(**options, consistency=request.param) as rate_limits:
+EACH = [("memory", "direct"), *(("Redis", each) for each in get_args(Consistency))]
+
+
+@pytest.fixture(params=EACH, ids=", ".join)
+async def site(request: pytest.FixtureRequest, redis_url: str, prefix: str) -> AsyncIterator[Site]:
+    store, consistency = request.param
+    async with asgi.RateLimits(
+        redis_url if store == "Redis" else "memory://", prefix=prefix, on_store_error="raise",
+        timeout=10.0, consistency=consistency,
+    ) as rate_limits:  # fmt: skip
         yield Site(rate_limits)
 
 
@@ -71,16 +77,15 @@ def scripts_run(url: str) -> int:
     return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in SCRIPTS)
 
 
-async def test_one_round_trip_decides_on_all(site: Site, options: Any) -> None:
+async def test_one_round_trip_decides_on_all(site: Site, redis_url: str) -> None:
     site.limit("9/hour", key=by_client)
     site.limit("1000/hour", cost=300)
     site.limit("9/day", key=lambda scope: None)
     await site.ask()  # connects
-    url = options["store"]
-    before = 0 if url == "memory://" else scripts_run(url)
+    before = scripts_run(redis_url)
     status, fields = await site.ask()
     assert status == 200
-    assert url == "memory://" or scripts_run(url) == before + 1
+    assert scripts_run(redis_url) == before + (0 if "memory" in repr(site.rate_limits) else 1)
     assert fields["ratelimit-policy"] == '"n0";q=9;w=3600, "n1";q=1000;w=3600, "n2";q=9;w=86400'
     assert fields["ratelimit"].startswith('"n0";r=7;')
 
@@ -95,7 +100,7 @@ async def test_what_one_refuses_costs_nothing(site: Site) -> None:
 
 
 # With "eventual" a process learns of what was decided in the store at the next sync.
-EXACT = pytest.mark.parametrize("site", ["direct", "leased"], indirect=True)
+EXACT = pytest.mark.parametrize("site", EACH[:-1], ids=", ".join, indirect=True)
 
 
 @EXACT
