@@ -13,6 +13,7 @@ import flask
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi import Request as FastApiRequest
+from fastapi.responses import PlainTextResponse
 
 pytest.importorskip("rest_framework")
 
@@ -105,7 +106,7 @@ def options_of(placed: Placed, **functions: Any) -> dict[str, Any]:
 # -- applications with two limits -----------------------------------------------------------------
 
 
-def on_asgi(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterator[Ask]:
+def on_asgi(outer: Placed, inner: Placed, options: Any, served: int) -> Iterator[Ask]:
     loop = Loop()
     rate_limits = asgi.RateLimits(**options)
     checks: list[Any] = []
@@ -117,7 +118,8 @@ def on_asgi(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterato
             except asgi.RateLimited:
                 if not served:
                     raise
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        status = served or 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"x"})
 
     wrapped: Any = app
@@ -136,7 +138,7 @@ def on_asgi(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterato
     loop.close(rate_limits)
 
 
-def on_fastapi(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterator[Ask]:
+def on_fastapi(outer: Placed, inner: Placed, options: Any, served: int) -> Iterator[Ask]:
     loop = Loop()
     rate_limits = fastapi.RateLimits(**options)
     of: dict[str, list[Any]] = {"application": [], "router": [], "route": [], "check": []}
@@ -151,14 +153,14 @@ def on_fastapi(outer: Placed, inner: Placed, options: Any, served: bool) -> Iter
     router = APIRouter(dependencies=[Depends(limit) for limit in of["router"]])
 
     @router.get("/", dependencies=[Depends(limit) for limit in of["route"]])
-    async def home(request: FastApiRequest) -> str:
+    async def home(request: FastApiRequest) -> PlainTextResponse:
         for limit in of["check"]:
             try:
                 await limit.check(request)
             except fastapi.RateLimited:
                 if not served:
                     raise
-        return "home"
+        return PlainTextResponse("home", served or 200)
 
     app.include_router(router)
     rate_limits.install(app)
@@ -170,15 +172,15 @@ def on_fastapi(outer: Placed, inner: Placed, options: Any, served: bool) -> Iter
     loop.close(rate_limits)
 
 
-def on_flask(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterator[Ask]:
+def on_flask(outer: Placed, inner: Placed, options: Any, served: int) -> Iterator[Ask]:
     rate_limits = FlaskRateLimits(**options)
     app = flask.Flask("app")
     blueprint = flask.Blueprint("shop", __name__)
 
-    def home() -> str:
-        return "home"
+    def home() -> flask.Response:
+        return flask.Response("home", served or 200)
 
-    view: Callable[[], str] = home
+    view: Callable[[], flask.Response] = home
     for placed in (inner, outer):
         given = options_of(placed, each=lambda: flask.request.headers["client"], all=lambda: "all")
         if placed.place == "decorator":
@@ -190,7 +192,7 @@ def on_flask(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterat
         elif placed.place == "blueprint":
             rate_limits.limit_blueprint(blueprint, placed.limits, **given)
 
-    def serving() -> str:
+    def serving() -> flask.Response:
         try:
             return view()
         except FlaskRateLimited:
@@ -209,10 +211,10 @@ def on_flask(outer: Placed, inner: Placed, options: Any, served: bool) -> Iterat
     rate_limits.close()
 
 
-def on_django(kind: str, outer: Placed, inner: Placed, options: Any, served: bool) -> Iterator[Ask]:
+def on_django(kind: str, outer: Placed, inner: Placed, options: Any, served: int) -> Iterator[Ask]:
     """`kind` says what the view is, and what serves it: "plain WSGI", "coroutine ASGI", ..."""
     function, server = kind.split()
-    view: Any = DjangoSite(awaits=function == "coroutine").view()
+    view: Any = DjangoSite(awaits=function == "coroutine").view(served or 200)
     settings = dict(options)
     if "throttle" in (outer.place, inner.place):
 
@@ -310,7 +312,7 @@ class Site:
     """The application of one meeting."""
 
     def __init__(
-        self, meeting: Meeting, outer: Any, inner: Any, options: Any, served: bool = False
+        self, meeting: Meeting, outer: Any, inner: Any, options: Any, served: int = 0
     ) -> None:
         make = INTEGRATIONS[meeting.integration][0]
         outer, inner = Placed(meeting.outer, *outer), Placed(meeting.inner, *inner)
@@ -323,10 +325,10 @@ class Site:
     def __exit__(self, *_: object) -> None:
         next(self._made, None)
 
-    def admits(self, times: int, client: str = "a") -> int:
+    def admits(self, times: int, client: str = "a", status: int = 200) -> int:
         answers = [self._ask(client)[0] for _ in range(times)]
-        assert set(answers) <= {200, 429}
-        return answers.count(200)
+        assert set(answers) <= {status, 429}
+        return answers.count(status)
 
     def policies(self) -> list[str]:
         return self._ask()[1]["ratelimit-policy"].split(", ")
@@ -377,10 +379,16 @@ CAN_SERVE = [
 """Those where what serves a refusal by the inner limit does not serve one by the outer limit."""
 
 
+@pytest.mark.parametrize("served", [200, 401])
 @pytest.mark.parametrize("meeting", CAN_SERVE, ids=", ".join)
-def test_what_is_served_after_a_refusal_counts(meeting: Meeting, each_options: Any) -> None:
-    with Site(meeting, ("5/hour",), ("2/hour",), each_options, served=True) as site:
-        assert site.admits(7) == 5
+def test_what_is_served_after_a_refusal_counts(
+    meeting: Meeting, each_options: Any, served: int
+) -> None:
+    """Also by an answer such as 401: else wrong passwords would cost nothing once one limit of
+    them is used up.
+    """
+    with Site(meeting, ("5/hour",), ("2/hour",), each_options, served=served) as site:
+        assert site.admits(7, status=served) == 5
 
 
 CAN_COUNT = [

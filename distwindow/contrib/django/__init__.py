@@ -69,6 +69,7 @@ async def _respond(
         except http.RateLimited as refused:
             request.limited = True
             if block:
+                limited.is_refused = True
                 response = await _refusal(request, refused, awaits)
         own = limited[before:]
         if response is None:

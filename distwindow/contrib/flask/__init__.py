@@ -247,7 +247,7 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
             headers[name] = value
         if limited.needs_response:
             run, status_code = self.of_app().run, response.status_code
-            is_served = status_code < 400  # a refusal is streamed, too, but its charges are known
+            is_served = status_code < 400  # an exception is streamed, too, but its status is known
             # Werkzeug does not close what the server sends as a file.
             if is_served and response.is_streamed and not response.direct_passthrough:
                 response.call_on_close(lambda: run(limited.settle(response, status_code)))

@@ -48,7 +48,7 @@ class WatchedRequest(LimitedRequest):
     __slots__ = ("body_bytes", "headers", "is_answered", "is_complete", "status_code")
 
     def __init__(self) -> None:
-        self.needs_response = False
+        super().__init__()
         self.status_code = 0
         """0 until the response begins."""
         self.headers: _RawHeaders = ()

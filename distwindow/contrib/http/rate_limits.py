@@ -37,6 +37,8 @@ _LOG = logging.getLogger("distwindow")
 T = TypeVar("T")
 NOT_GIVEN: Any = object()
 """In the place of a key that is not replaced: None is one for the address of the client."""
+_REFUSALS = (429, 503)
+"""The statuses of refusals."""
 MAX_DYNAMIC_LIMITS = 1000
 """How many distinct limits a function of the request may return, in one process."""
 
@@ -71,13 +73,15 @@ class LimitedRequest(list["AskedLimit"]):
     keeps with the request from its first limit on.
     """
 
-    __slots__ = ("needs_response",)
+    __slots__ = ("is_refused", "needs_response")
     is_watched = True
     """True if who keeps it sees the response, and runs `settle`."""
 
     def __init__(self) -> None:
         self.needs_response = False
         """True if what the response is decides about a charge, so that `settle` has to be run."""
+        self.is_refused = False
+        """True once a refusal has been made the response, whatever its status is."""
 
     def fields_to_set(self, status_code: int, get: Callable[[str], str | None]) -> dict[str, str]:
         """Return the header fields to set in the response, by name; see `fields.fields_to_set`.
@@ -89,22 +93,22 @@ class LimitedRequest(list["AskedLimit"]):
         self, response: Any, status_code: int, own: Sequence[AskedLimit] | None = None
     ) -> None:
         """End the charges of this request, or `own` of them, once. Where `response` is a refusal,
-        what was charged beside it is given back; otherwise `count_when` and `cost_after` decide. A
-        refusal that the application has caught, to serve the request all the same, is none:
-        `status_code` is below 400 then.
+        what was charged beside it is given back; otherwise `count_when` and `cost_after` decide.
+        Where the application has caught a refusal, and the response has neither 429 nor 503, it
+        has served the request: a 401 that cost nothing would be a password that cost nothing.
 
         To be run by `RateLimits.run` with the last part of `response`, or when it ends without.
         The store is told at once. Raises no `Exception`: what the functions raise is logged, and
         the charge stays.
         """
         self.needs_response = False
-        refusal = self.refusal() if status_code >= 400 else None
+        was_refused = self.is_refused or (status_code in _REFUSALS and self.refusal() is not None)
         for each in [*(self if own is None else own)]:
             if each.settled:
                 continue
             each.settled = True
             try:
-                await each.limit.settle(each, response, was_refused=refusal is not None)
+                await each.limit.settle(each, response, was_refused=was_refused)
             except StoreError:
                 pass  # what can be is sent with the next flush; the rest leaves with its bucket
             except Exception:
