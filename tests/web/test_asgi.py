@@ -137,10 +137,11 @@ async def test_every_message_is_forwarded_at_once_and_as_it_is(rate_limits: Rate
 
 
 @pytest.mark.parametrize("count_when", [None, lambda response: True], ids=["", "settled"])
+@pytest.mark.parametrize("limits", ["1000/minute", "1/minute"], ids=["admitted", "refused"])
 async def test_a_request_leaves_nothing_to_the_garbage_collector(
-    rate_limits: RateLimits, count_when: Any
+    rate_limits: RateLimits, count_when: Any, limits: str
 ) -> None:
-    app = RateLimitMiddleware(home, rate_limits, "1000/minute", count_when=count_when)
+    app = RateLimitMiddleware(home, rate_limits, limits, count_when=count_when)
     await call(app, http_scope())
     gc.collect()
     gc.disable()

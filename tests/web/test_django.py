@@ -18,7 +18,7 @@ from asgiref.sync import iscoroutinefunction
 from django.core import checks
 from django.http import Http404, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
-from django.utils.decorators import method_decorator
+from django.utils.decorators import method_decorator, sync_only_middleware
 from django.views import View
 
 from distwindow import ConfigurationError, StoreError
@@ -150,12 +150,20 @@ def test_each_response_has_the_fields_once(kind: Site, middleware: list[str]) ->
     assert answer.headers["RateLimit-Policy"].count(";q=9") == 2
 
 
-def test_what_a_view_raises_is_counted_or_not(kind: Site) -> None:
+@sync_only_middleware
+def for_threads(get_response: Any) -> Any:
+    """Has what is around it run in threads, also under ASGI."""
+    return get_response
+
+
+@pytest.mark.parametrize("others", [[], ["tests.web.test_django.for_threads"]])
+def test_what_a_view_raises_is_counted_or_not(kind: Site, others: list[str]) -> None:
     def missing(request: Any) -> int:
         raise Http404
 
     limited = rate_limit("3/minute", count_when=lambda response: response.status_code == 401)
-    with routes(view=limited(kind.view(missing))):
+    middleware = ["distwindow.contrib.django.RateLimitMiddleware", *others]
+    with override_settings(MIDDLEWARE=middleware), routes(view=limited(kind.view(missing))):
         assert [kind.get().status_code for _ in range(6)] == [404] * 6
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any, get_args
 
@@ -150,6 +152,34 @@ async def test_those_that_cannot_be_asked_together_are_asked_in_turn(site: Site)
     site.limit("9/hour", on_store_error="allow")
     site.limit("3/hour", on_store_error="deny", key=by_client)
     assert [await site.admits(5, client) for client in "abcd"] == [3, 3, 3, 0]
+
+
+async def test_limits_of_different_objects_are_asked_in_turn(site: Site, redis_url: str) -> None:
+    """Each has its own store and prefix."""
+    site.limit("9/hour", name="n")
+    async with asgi.RateLimits(
+        redis_url, on_store_error="raise", prefix=uuid.uuid4().hex, timeout=10.0
+    ) as other:
+        site.limits.append(other.limit("3/hour", name="n"))
+        assert await site.admits(5) == 3
+        decision = await site.limits[1]._limiter.peek("n:9.9.9.9")
+        assert (decision.allowed, decision.remaining) == (False, 0)
+
+
+async def test_a_request_leaves_nothing_to_the_garbage_collector(site: Site) -> None:
+    site.limit("9/hour", cost_after=lambda scope, response: 1)
+    site.limit("3/hour", name="full")
+    for limits in (site.limits, site.limits[1:]):
+        site.limits = [*limits, site.limit("900/hour")]
+        await site.ask()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(10):  # admitted, and refused
+                await site.ask()
+            assert gc.collect() < 10
+        finally:
+            gc.enable()
 
 
 async def test_two_names_that_are_alike_are_told_apart_in_the_fields(site: Site) -> None:

@@ -77,12 +77,7 @@ async def _respond(
         # A framework's operation may return a value, and raise what becomes a refusal.
         await limited.settle(response, getattr(response, "status_code", 200), own)
         if begins:
-            # Of views that have raised, and of throttles, which are of threads.
-            own = [each for each in limited if each.limit.rate_limits.awaits or not awaits]
-            await limited.settle(response, response.status_code, own)
-            if not all(each.settled for each in limited):
-                rest = limited.settle(response, response.status_code)
-                await sync_to_async(rate_limits().run)(rest)
+            await _settle_rest(limited, response, awaits)
             fields = limited.fields_to_set(response.status_code, response.get)
             for name, value in fields.items():
                 response[name] = value
@@ -90,6 +85,28 @@ async def _respond(
     finally:
         if begins:
             del request.distwindow  # a test may send the same request again
+
+
+async def _settle_rest(limited: http.LimitedRequest, response: Any, awaits: bool) -> None:
+    """Settle what views that have raised, and throttles, were charged: that of coroutine functions
+    in their event loop, and that of threads in a thread. `awaits`: this is in the event loop.
+    """
+    for of_tasks in (True, False):
+        own = [
+            each
+            for each in limited
+            if not each.settled and isinstance(each.limit.rate_limits, AsyncRateLimits) is of_tasks
+        ]
+        if not own:
+            continue
+        if of_tasks and not awaits:
+            async_to_sync(limited.settle)(response, response.status_code, own)
+            continue
+        steps = limited.settle(response, response.status_code, own)
+        if awaits and not of_tasks:
+            await sync_to_async(rate_limits().run)(steps)
+        else:
+            await steps
 
 
 async def _refusal(request: Any, refused: http.RateLimited, awaits: bool) -> Any:

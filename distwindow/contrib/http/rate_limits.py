@@ -149,8 +149,9 @@ class AskedLimit(LimitAnswer):
         self.reservation = reservation
         """What `count_when` and `cost_after` settle; None without them."""
         self.arguments = arguments
-        """Of `cost_after`. With those of a framework the request is kept, which keeps this: without
-        a need for it, each request would be left to the garbage collector.
+        """Of `cost_after`, or of that of each limit. With those of a framework the request is kept,
+        which keeps this: without a need for it, each request would be left to the garbage
+        collector.
         """
         self.settled = decision.charged is None
         """True from when its charge is given back or committed on, or if nothing was charged."""
@@ -350,7 +351,7 @@ class RequestLimit:
         limiter, arguments, item = question.limiter, question.arguments, question[1:4]
         clamp = self.cost_after is not None  # so that no guess refuses every request
         if question.is_above_limit():
-            await conclude(earlier, never(question), self.rate_limits)
+            await conclude(earlier, never(question), self.rate_limits)  # which raises
         if not self.settles:
             if question.is_kept:
                 decision = limiter.try_acquire(question.key, question.cost, self.priority)
@@ -622,13 +623,13 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
         if asked.decision.wait > 0:  # borrowed, or paced: it begins later
             await result_of(rate_limits.sleep(asked.decision.wait))
         return
-    refused = asked.limit.refusal(earlier, asked)
-    if earlier.is_watched:  # then the response says whether it is one
-        if any(not each.settled for each in earlier):
-            earlier.needs_response = True
-    else:
-        await earlier.settle(None, refused.status_code)
-    raise refused
+    if not earlier.is_watched:
+        earlier.is_refused = True
+        await earlier.settle(None, 0)
+    elif any(not each.settled for each in earlier):
+        earlier.needs_response = True  # the response says whether it is one
+    # No variable has it: its traceback has this frame, and would be left to the garbage collector.
+    raise asked.limit.refusal(earlier, asked)
 
 
 def _read_methods(methods: Any) -> frozenset[str]:
@@ -717,18 +718,18 @@ class MakesLimits(Generic[R]):
         """Return one limit, for the place where the framework has such things.
 
         `limits` is one limit or several, of which all must admit, or a function of the request
-        that returns them: at most 1,000 distinct ones. `name` is what header fields call it, and
-        the beginning of its keys: limits with one name are one limit. Without it, each route is
-        limited by itself. `key` is a function of the request that returns a `str`, `bytes` or
-        `Key`, or None for the address of the client, which is the default.
+        that returns them, or None for no limit. `name` is what header fields call it, and the
+        beginning of its keys: limits with one name are one limit, and have to be equal. Without it,
+        each limit of each route holds by itself. `key` is a function of the request that returns a
+        `str`, `bytes` or `Key`, or None for the address of the client, which is the default.
         `cost` is a whole number, or a function of the request. `exempt` is a function of the
         request: where it returns true, nothing else is asked. `methods` are those that are limited,
-        such as ["POST", "PUT"]; HEAD counts as GET. `on_store_error` replaces that of
-        the object. `count_when` is a function of the response: the cost is charged before, and
-        given back after a response for which it returns false. `cost_after` is a function of the
-        request and the response that returns the real cost: `cost`, or the limit if that is less,
-        is reserved before. `priority` is that of `Limiter.try_acquire`. `unit` is what the limit
-        counts: "requests" or "content-bytes". Raises `ConfigurationError` for what can never work.
+        such as ["POST", "PUT"]; HEAD counts as GET. `on_store_error` replaces that of the object.
+        `count_when` is a function of the response: the cost is charged before, and given back after
+        a response for which it returns false. `cost_after` is a function of the request and the
+        response that returns the real cost: `cost`, or the limit if that is less, is reserved
+        before. `priority` is that of `Limiter.try_acquire`. `unit` is what the limit counts:
+        "requests" or "content-bytes". Raises `ConfigurationError` for what can never work.
         """
         return self.limit_type(
             self, limits, name=name, key=key, cost=cost, exempt=exempt, methods=methods,

@@ -33,8 +33,9 @@ async def decide_all(
     after the other. Return the decision on all; None if none limits the request. `given` is what
     replaces the key, cost and limits of each.
 
-    They cannot be asked together on different nodes of a cluster, with different `on_store_error`,
-    with `priority`, or where one has a cost afterwards and another one is paced or warms up.
+    They cannot be asked together on different nodes of a cluster, of different `RateLimits`, with
+    different `on_store_error`, with `priority`, or where one has a cost afterwards and another one
+    is paced or warms up.
     """
     decision: Decision | None = None
     questions: list[Question] = []
@@ -62,7 +63,9 @@ def _can_be_asked_together(questions: Sequence[Question]) -> bool:
     limits = [each.limit for each in questions]
     if questions[0].is_above_limit():
         return False
-    if len({each.on_store_error for each in limits}) > 1 or any(each.priority for each in limits):
+    if len({(each.rate_limits, each.on_store_error) for each in limits}) > 1:
+        return False
+    if any(each.priority for each in limits):
         return False
     settles = any(each.settles for each in limits)
     return not (settles and any(limit.is_shaped for each in questions for limit in each.limits))
@@ -88,8 +91,10 @@ async def _ask(questions: Sequence[Question], earlier: LimitedRequest) -> Decisi
         questions[0],
     )
     policies = binding.policies.among([each.policies for each in questions])
-    limit = LimitsTogether(questions, binding.limit)
-    asked = AskedLimit(decision, policies, limit, limiter, reservation)
+    limit = LimitsTogether([each._replace(arguments=()) for each in questions], binding.limit)
+    has_charge = reservation is not None and decision.charged is not None
+    arguments = tuple(each.arguments for each in questions) if has_charge else ()
+    asked = AskedLimit(decision, policies, limit, limiter, reservation, arguments)
     await conclude(earlier, asked, binding.limit.rate_limits)
     return decision
 
@@ -120,8 +125,8 @@ class LimitsTogether:
         """See `RequestLimit.settle`."""
         if asked.reservation is not None:
             actuals = [
-                await each.limit.actual(_estimate(each), each.arguments, response, was_refused)
-                for each in self._questions
+                await each.limit.actual(_estimate(each), arguments, response, was_refused)
+                for each, arguments in zip(self._questions, asked.arguments, strict=True)
             ]
             await result_of(asked.reservation.commit(*actuals, now=True))
         elif was_refused:
