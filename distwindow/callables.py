@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import re
 import string
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,17 +43,21 @@ def stable_name(function: Any) -> str:
     """
     if isinstance(function, functools.partial):
         bound = [*function.args, *function.keywords.values()]
-        return f"{stable_name(function.func)}{_digest(_plain(bound))}"
+        return f"{stable_name(function.func)}{_digest(_texts_and_numbers(bound))}"
     name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
     code = getattr(function, "__code__", None)
     if code is None or not ("<lambda>" in name or "<locals>" in name):
         return name
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    # One is empty that is bound later.
+    bound = [each for each in function.__closure__ or () if each != types.CellType()]
+    cells = [each.cell_contents for each in bound]
     name = name.rpartition("<locals>.")[2]
-    return name + _digest((code.co_code, code.co_names, _plain(code.co_consts), _plain(cells)))
+    return name + _digest(
+        (code.co_code, code.co_names, _texts_and_numbers(code.co_consts), _texts_and_numbers(cells))
+    )
 
 
-def _plain(values: Iterable[Any]) -> list[Any]:
+def _texts_and_numbers(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, (str, bytes, int, float, type(None)))]
 
 

@@ -776,6 +776,12 @@ def test_inner_functions_that_differ_have_windows_of_their_own(app: Application)
     assert [app.ask(*limits)[-1].decision.allowed for _ in range(5)] == [True] * 3 + [False] * 2
 
 
+def test_a_function_may_be_bound_to_what_is_made_later(app: Application) -> None:
+    limit = app.rate_limits().limit("3/minute", key=lambda request: f"{later}{request['key']}")
+    later: str = "a"
+    assert app.admits(limit, 5, key="b") == 3
+
+
 def test_one_limit_in_two_places_charges_once(app: Application) -> None:
     rate_limits = app.rate_limits()
     for option in ({}, {"count_when": lambda response: response == 200}):

@@ -77,7 +77,7 @@ class RequestLimit(asgi.RequestLimit):
             known = self.decide(connection, limited, **given)
         if limited.is_watched and isinstance(known, Decision):
             return known
-        return await self.rate_limits.conclude(known, connection, response, limited)
+        return await self.rate_limits.decision_of(known, connection, response, limited)
 
     @property
     def dependency(self) -> Any:
@@ -141,7 +141,7 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
             )
         return AllOf(self, limits)
 
-    async def conclude(
+    async def decision_of(
         self, known: Any, connection: Any, response: Response, limited: http.LimitedRequest
     ) -> Decision | None:
         """Return the decision of a dependency, which may be known already."""

@@ -48,7 +48,7 @@ class AllOf:
             option = name.rstrip("0123456789")
             given[int(name[len(option) :])][option] = value
         steps = http.decide_all(self.limits, connection, limited, None, given)
-        decision: Decision | None = await self._rate_limits.conclude(
+        decision: Decision | None = await self._rate_limits.decision_of(
             steps, connection, response, limited
         )
         return decision

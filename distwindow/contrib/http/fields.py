@@ -92,11 +92,13 @@ class Policies:
     def in_full(self) -> Policies:
         """Return the same with names that other limits of the name do not have."""
         if len(self._all) > 1:
-            return self.among([each.in_full() for each in self._all])
+            return self.with_all([each.in_full() for each in self._all])
         return Policies(*self._given, in_full=True)
 
-    def among(self, asked: Sequence[Policies]) -> Policies:
-        """Return these, of which the decision is, with the items of all that were `asked`."""
+    def with_all(self, asked: Sequence[Policies]) -> Policies:
+        """Return these for a decision on all that were `asked`: `RateLimit` names these, which
+        bind, and `RateLimit-Policy` all.
+        """
         shown = distinct_policies(asked)
         own = copy.copy(next(each for each in shown if each._given == self._given))
         own._all, own.text = shown, ", ".join(each.text for each in shown)

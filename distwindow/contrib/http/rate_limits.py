@@ -300,8 +300,8 @@ class RequestLimit:
         return "; ".join(map(str, self._limits))
 
     @property
-    def window(self) -> str:
-        """What tells the windows of two limits without names apart."""
+    def text_in_keys(self) -> str:
+        """The limits and their functions, which tell the keys of two limits without names apart."""
         of = stable_name(self._limits_of) if self._limits is None else self.text
         return f"{of}{self.marks}"
 
@@ -351,7 +351,7 @@ class RequestLimit:
         limiter, arguments, item = question.limiter, question.arguments, question[1:4]
         clamp = self.cost_after is not None  # so that no guess refuses every request
         if question.is_above_limit():
-            await conclude(earlier, never(question), self.rate_limits)  # which raises
+            await conclude(earlier, never_admitted(question), self.rate_limits)  # which raises
         if not self.settles:
             if question.is_kept:
                 decision = limiter.try_acquire(question.key, question.cost, self.priority)
@@ -564,7 +564,7 @@ class RequestLimit:
         self.rate_limits.log_shared_names(name)
         if len(self._named) >= MAX_DYNAMIC_LIMITS:
             self._named.clear()  # the path of a mount may have parameters
-        window = name if self.name else f"{name} {self.window}"
+        window = name if self.name else f"{name} {self.text_in_keys}"
         # So that no key of one limit is one of another.
         beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
         named = self._named[known_as] = (
@@ -606,7 +606,7 @@ class RequestLimit:
             )
 
 
-def never(question: Question) -> AskedLimit:
+def never_admitted(question: Question) -> AskedLimit:
     """Return the refusal of a cost above the limit, which no store has to decide."""
     smallest = min(question.limits, key=lambda limit: limit.amount)
     decision = Decision(
@@ -656,17 +656,17 @@ def charged_before(
         if not each.decision.charged:
             continue
         for part in each.questions():
-            if not (again and part.limit is question.limit) and is_same(question, part):
+            if not (again and part.limit is question.limit) and is_same_question(question, part):
                 return each.decision
     return None
 
 
-def is_same(question: Question, other: Question) -> bool:
+def is_same_question(question: Question, other: Question) -> bool:
     """Return whether both ask for the same. Raises `ConfigurationError` for limits that differ, and
     have one window.
     """
     one, two = question.limit, other.limit
-    if one.rate_limits.windows_of != two.rate_limits.windows_of:
+    if one.rate_limits.namespace != two.rate_limits.namespace:
         return False
     if normalize_key(question.key) != normalize_key(other.key):
         return False
@@ -813,8 +813,8 @@ class BaseRateLimits(MakesLimits[R]):
         self._has_own_names = prefix is not None or is_here
         self._limiters: dict[tuple[tuple[Limit, ...], Any], Any] = {}
         self.shared_windows = SharedWindows(_LOG)
-        self.windows_of: object = (store_name(store), self._options.prefix)
-        """The same for all whose limits of one name are one limit."""
+        self.namespace: object = (store_name(store), self._options.prefix)
+        """The store and the prefix: limits of one name are one limit in it."""
         self.openings = 0
         """How many times it was closed, and so opened again."""
         self._open()

@@ -15,7 +15,7 @@ from .rate_limits import (
     RequestLimit,
     charged_before,
     conclude,
-    is_same,
+    is_same_question,
     result_of,
 )
 
@@ -46,7 +46,7 @@ async def decide_all(
         met = charged_before(earlier, question, again)
         if met is not None:
             decision = met
-        elif not any(is_same(question, other) for other in questions):
+        elif not any(is_same_question(question, other) for other in questions):
             questions.append(question)
     questions.sort(key=Question.is_above_limit, reverse=True)  # which is refused without asking
     if len(questions) > 1 and _can_be_asked_together(questions):
@@ -90,7 +90,7 @@ async def _ask(questions: Sequence[Question], earlier: LimitedRequest) -> Decisi
         ),
         questions[0],
     )
-    policies = binding.policies.among([each.policies for each in questions])
+    policies = binding.policies.with_all([each.policies for each in questions])
     limit = LimitsTogether([each._replace(arguments=()) for each in questions], binding.limit)
     has_charge = reservation is not None and decision.charged is not None
     arguments = tuple(each.arguments for each in questions) if has_charge else ()

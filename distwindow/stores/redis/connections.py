@@ -547,7 +547,7 @@ def tls_alert(connection: Any, failure: BaseException) -> ssl.SSLError | None:
     if not was_reset(failure) or not isinstance(connection, SSLConnection):
         return None
     try:
-        with connection._connect() as sock:  # type: ignore[no-untyped-call]
+        with connection._connect() as sock:  # type: ignore[no-untyped-call]  # not annotated
             sock.recv(1)
     except ssl.SSLError as alert:
         return alert
