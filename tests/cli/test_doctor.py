@@ -175,7 +175,7 @@ def test_a_server_that_refuses_time_needs_the_clock_of_the_clients(
     findings = [one for one in json.loads(result.out)["findings"] if one["check"] == "scripts"]
     refused, run = findings
     assert (refused["level"], run["level"]) == ("warning", "ok")
-    assert re.search("unknown command 'TIME'|not allowed from script", refused["found"])
+    assert re.search("unknown command ['`]TIME['`]|not allowed from script", refused["found"])
     assert 'clock="client"' in refused["fix"]
     assert levels(result)["concurrency"] == "ok"
     with Limiter(refusing_url, "2/hour", prefix=prefix, clock="client", timeout=10.0) as limiter:

@@ -68,6 +68,7 @@ _FIXES = (
     ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
     ("not allowed from script", GIVE_TIME),
     ("unknown command 'TIME'", GIVE_TIME),
+    ("unknown command `TIME`", GIVE_TIME),  # of Redis 6.2
     ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
     ("DB index is out of range", "the URL names a database that the server does not have"),
     ("luster mode is not enabled", _NO_CLUSTER),
