@@ -13,7 +13,8 @@ import redis
 from fastapi import Depends, FastAPI, Header
 from fastapi.testclient import TestClient
 
-from distwindow import ConfigurationError, Key
+from distwindow import ConfigurationError, Key, StoreError
+from distwindow.away.policy import Answer
 from distwindow.contrib import asgi, fastapi
 from distwindow.options import Consistency
 from tests.web.test_asgi import call, http_scope
@@ -187,6 +188,31 @@ async def test_two_names_that_are_alike_are_told_apart_in_the_fields(site: Site)
     site.limit("5/minute", name="n")
     policies = (await site.ask())[1]["ratelimit-policy"].split(", ")
     assert policies == ['"n 9/hour";q=9;w=3600', '"n 5/minute";q=5;w=60']
+
+
+@pytest.mark.parametrize("settles", [False, True])
+@pytest.mark.parametrize("policy", get_args(Answer))
+async def test_while_the_store_is_away_the_policy_decides_on_all(
+    policy: Any, settles: bool
+) -> None:
+    options: dict[str, Any] = {"share": 1.0} if policy == "local" else {}
+    async with asgi.RateLimits(
+        "redis://127.0.0.1:1/0",
+        on_store_error=policy,
+        **options,
+    ) as rate_limits:
+        site = Site(rate_limits)
+        site.limit("9/hour", **({"count_when": lambda response: True} if settles else {}))
+        site.limit("3/hour", key=by_client)
+        if policy == "raise":
+            with pytest.raises(StoreError):
+                await site.ask()
+            return
+        answers = [[(await site.ask(client))[0] for _ in range(5)] for client in "abcd"]
+    of_local = [[200] * 3 + [429] * 2] * 3 + [[429] * 5]
+    assert answers == {
+        "allow": [[200] * 5] * 4, "deny": [[503] * 5] * 4, "local": of_local,
+    }[policy]  # fmt: skip
 
 
 # -- as a dependency ------------------------------------------------------------------------------

@@ -155,8 +155,6 @@ def distinct_policies(asked: Sequence[Policies]) -> Sequence[Policies]:
 
 def retry_after(decision: Decision) -> int:
     """Return the value of `Retry-After` for a refusal: whole seconds, at least 1."""
-    if decision.retry_after == math.inf:
-        return 0
     return max(1, math.ceil(decision.retry_after))
 
 
@@ -231,9 +229,12 @@ def problem(answer: LimitAnswer, unit: str) -> dict[str, Any]:
         }
     limit = decision.limit
     one = limit.amount == 1
-    then = f"try again in {retry_after(decision)} s"
-    if decision.retry_after == math.inf:
-        then = f"this request takes {decision.cost}"
+    is_never_admitted = decision.retry_after == math.inf
+    then = (
+        f"this request takes {decision.cost}"
+        if is_never_admitted
+        else f"try again in {retry_after(decision)} s"
+    )
     return {
         "type": f"{_TYPES}quota-exceeded",
         "title": "Request cannot be satisfied as assigned quota has been exceeded",
