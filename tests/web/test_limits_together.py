@@ -208,11 +208,9 @@ async def test_while_the_store_is_away_the_policy_decides_on_all(
             with pytest.raises(StoreError):
                 await site.ask()
             return
-        answers = [[(await site.ask(client))[0] for _ in range(5)] for client in "abcd"]
-    of_local = [[200] * 3 + [429] * 2] * 3 + [[429] * 5]
-    assert answers == {
-        "allow": [[200] * 5] * 4, "deny": [[503] * 5] * 4, "local": of_local,
-    }[policy]  # fmt: skip
+        answers = [(await site.ask(client))[0] for client in "abcd" for _ in range(5)]
+    of_local = ([200] * 3 + [429] * 2) * 3 + [429] * 5
+    assert answers == {"allow": [200] * 20, "deny": [503] * 20, "local": of_local}[policy]
 
 
 # -- as a dependency ------------------------------------------------------------------------------
