@@ -80,6 +80,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="have property tests draw as many examples as they say; otherwise they draw few",
     )
+    parser.addoption(
+        "--few-cases",
+        action="store_true",
+        help=f"run at most {examples.FEW_EXAMPLES} cases of each test that has parameters",
+    )
 
 
 TERMINAL = {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
@@ -129,8 +134,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("event_loop_kind", kinds, indirect=True)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     for item in items:
         test = getattr(item, "function", None)
         if examples.asks_for_many(test):
@@ -139,6 +146,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 examples.limit_to_few(test)
         if item.path.stem in WALL_CLOCK:
             item.add_marker(pytest.mark.flaky(reruns=2))
+    yield  # to what leaves out tests by their markers
+    if config.getoption("--few-cases"):
+        kept = examples.few_cases(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,15 +1,20 @@
-"""How many examples the property tests draw.
+"""How many examples the property tests draw, and how many cases of a product the quick tests run.
 
 A run draws at most FEW_EXAMPLES for each test, so that it is quick whatever a test asks for; with
-`--all`, as many as the tests say. Both draw the same examples in each run: a run that fails fails
-again, and what one run finds does not depend on luck.
+`--all`, as many as the tests say. With `--few-cases`, which scripts/test gives, it runs as many
+cases at most of each test that has parameters. Both are the same in each run: a run that fails
+fails again, and what one run finds does not depend on luck.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 FEW_EXAMPLES = 12
@@ -45,3 +50,17 @@ def asks_for_many(test: Any) -> bool:
 def limit_to_few(test: Any) -> None:
     """Have such a test draw FEW_EXAMPLES."""
     setattr(test, _SETTINGS, settings(getattr(test, _SETTINGS), max_examples=FEW_EXAMPLES))
+
+
+def few_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return FEW_EXAMPLES of the cases of each test, or all if there are no more. They are spread
+    over the whole product, whatever the order of its parameters, and a new case moves no other.
+    """
+    cases = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    return {
+        item
+        for of_one in cases.values()
+        for item in sorted(of_one, key=lambda item: zlib.crc32(item.nodeid.encode()))[:FEW_EXAMPLES]
+    }

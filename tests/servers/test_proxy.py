@@ -110,6 +110,7 @@ def test_blackhole_stays_on_its_connection_when_lifted(proxy: Proxy) -> None:
             raw.recv(64)
 
 
+@pytest.mark.slow
 def test_a_blackhole_without_connects_drops_the_packets_of_new_connections(proxy: Proxy) -> None:
     with plain(proxy.url, socket_timeout=0.3) as client, proxy.inject(Blackhole(connects=False)):
         with pytest.raises(redis.TimeoutError):

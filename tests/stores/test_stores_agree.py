@@ -110,6 +110,7 @@ def test_every_store_answers_as_the_specification(
     agree(everywhere, feature, data.draw(drawn_histories(feature, 25)))
 
 
+@pytest.mark.slow
 @EVERY_FEATURE
 @settings(LENIENT, max_examples=60)
 @given(data=st.data())

@@ -175,6 +175,7 @@ FAULTS: dict[str, Callable[[Any], Any]] = {
 """By script: the command that a store executes in place of the one that it was given."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("feature", "script"),
     [(name, script) for name, each in FEATURES.items() for script in sorted(each.scripts)],

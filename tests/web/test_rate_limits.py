@@ -228,6 +228,7 @@ def test_limits_may_be_a_function_of_the_request(app: Application) -> None:
     assert app.admits(limit, 5, plan=["2/hour", Limit("9/day")]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settles", [False, True])
 def test_more_distinct_limits_than_are_kept_hold_as_well(app: Application, settles: bool) -> None:
     """A tenant may have a limit of its own."""
