@@ -50,10 +50,10 @@ def add(app: Any, *limits: Any, path: str = "/a", answer: Callable[[], Any] | No
     def view() -> Any:
         return "ok" if answer is None else answer()
 
+    view.__name__ = view.__qualname__ = path[1:]  # Flask-Limiter tells views apart by them
     limited: Any = view
     for limit in reversed(limits):
         limited = limit(limited)
-    # The functions have one name, by which Flask-Limiter tells them apart.
     app.add_url_rule(path, path[1:], limited, methods=["GET", "POST"])
     return app
 
@@ -98,7 +98,7 @@ def by_user(row: Row, world: World) -> None:
             assert statuses(site, *["/a"] * 6, user=name) == [200] * 5 + [429]
 
 
-@shows(FLASK_LIMITER, "(blueprint)")
+@shows(FLASK_LIMITER, 'limiter.limit("100/hour")')
 def a_blueprint(row: Row, world: World) -> None:
     (limiter, app), (rate_limits, mine) = both(world)
     found = []
@@ -153,7 +153,7 @@ def wrong_password() -> tuple[str, int]:
     return "", 401 if "wrong" in request.args else 200
 
 
-@shows(FLASK_LIMITER, "deduct_when")
+@shows(FLASK_LIMITER, "deduct_when=")
 def by_response(row: Row, world: World) -> None:
     (limiter, app), (rate_limits, mine) = both(world)
     for site, of, option in ((app, limiter, row.theirs()), (mine, rate_limits, row.ours())):
