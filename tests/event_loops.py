@@ -38,6 +38,7 @@ ON_ONE_KIND = {
     "borrow",
     "breaker",
     "cli",
+    "coming_from",
     "concurrency/test_concurrency",
     "conformance",
     "contrib",
