@@ -14,6 +14,7 @@ import pytest
 from distwindow import ConfigurationError, Limiter, StoreUnavailable
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
+from tests.contrib.charges import key_and_cost
 from tests.servers import until
 
 LIMIT = "2/hour"
@@ -304,7 +305,7 @@ def test_an_actor_that_is_a_class_is_limited_by_the_arguments_of_perform(broker:
         def perform(self, tenant: str) -> None: ...
 
     rate_limits = broker.middleware[-1]
-    assert rate_limits._tasks["Fetch"].key_and_cost(["acme"], {}) == ("tenant:acme", 1)
+    assert key_and_cost(rate_limits._tasks["Fetch"], ["acme"], {}) == ("tenant:acme", 1)
     with pytest.raises(ConfigurationError, match="names 'tennant'"):
 
         class Wrong(dramatiq.GenericActor):
