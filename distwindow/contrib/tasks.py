@@ -25,7 +25,7 @@ from ..errors import KeysOnSeveralNodes, short_repr
 from ..options import ClockChoice
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.key import AnyKey, Key, encode_key, normalize_key
-from ..ring.limit import LimitSpec, parse_limits
+from ..ring.limit import LimitSpec, parse_limits, reads_as_limit
 from ..runtime.command_cache import check_cost
 from .shared_windows import SharedWindows
 
@@ -309,15 +309,16 @@ def parse_task_limits(spec: object) -> tuple[LimitsOfKey, ...]:
     if plain or not parts:
         found.append(LimitsOfKey(parse_limits(plain)))  # type: ignore[arg-type]  # it checks them
     for part in parts:
-        if isinstance(part, (list, tuple)) and 2 <= len(part) <= 3:
-            key, limits, *cost = part
-            found.append(LimitsOfKey(parse_limits(limits), True, key, *cost))
-        elif isinstance(part, (list, tuple, Mapping)):
+        if not isinstance(part, (list, tuple, Mapping)):
+            continue
+        if isinstance(part, Mapping) or not 2 <= len(part) <= 3 or reads_as_limit(part[0]):
             raise ConfigurationError(
                 f"limits={short_repr(part)}: limits with a key of their own are (key, limits) or "
                 '(key, limits, cost) in a list, as in [("tenant:{tenant}", "2/second"), '
                 '"10/second"]'
             )
+        key, limits, *cost = part
+        found.append(LimitsOfKey(parse_limits(limits), True, key, *cost))
     return tuple(found)
 
 

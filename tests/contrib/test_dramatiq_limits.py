@@ -115,6 +115,21 @@ def test_an_actor_without_limits_runs_beside_refused_ones(broker: Any, worker: A
     assert done.count("limited") <= 1
 
 
+def test_limits_may_have_keys_of_their_own(broker: Any, worker: Any) -> None:
+    import dramatiq
+
+    done: list[str] = []
+
+    @dramatiq.actor(broker=broker, limits=["3/hour", ("tenant:{tenant}", "1/hour")])
+    def limited(tenant: str) -> None:
+        done.append(tenant)
+
+    for tenant in "aaabbbcccddd":
+        limited.send(tenant)
+    until(lambda: len(done) == 3, 10)
+    assert len(set(done)) == 3
+
+
 def test_wrong_options_are_errors_where_the_actor_is_declared(broker: Any) -> None:
     import dramatiq
 

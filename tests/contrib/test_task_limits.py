@@ -173,6 +173,7 @@ class AwaitedKey:
         ({"limits": []}, "no limit was given"),
         ({"limits": {"t:{tenant}": "2/s", "all": "9/s"}}, r"are \(key, limits\) or .* in a list"),
         ({"limits": ["9/s", ("t:{tenant}",)]}, r"are \(key, limits\) or .* in a list, as in "),
+        ({"limits": [["9/s", "5/m"]]}, r"are \(key, limits\) or .* in a list, as in "),
         ({"limits": ["9/s", ("t:{tenant}", "2/s", 1, 1)]}, r"are \(key, limits\) or .* in a list"),
         ({"limits": ["9/s", ("t:{tennant}", "2/s")]}, " key='t:{tennant}' names 'tennant'"),
         ({"limits": ["9/s", ("t:{tenant}", "often")]}, "limit 'often': not understood"),
@@ -186,7 +187,7 @@ class AwaitedKey:
         ),
         (
             {"limits": [("{tenant}", "2/s"), ("{tenant}", "9/s")]},
-            "'2/second' and '9/.*' one window",
+            "'2/second' and '9/.* one window",
         ),
         (
             {"limits": ["2/s", ("{task}", "9/s")]},

@@ -275,6 +275,8 @@ class TaskQueues(Generic[T]):
         if line is None:
             line = self._lines[task, key] = TaskQueue(task, key)
             self._ready.append(line)
+        if line.entries and line.entries[-1].items == items:
+            items = line.entries[-1].items  # one copy for the many that cost the same
         entry = ParkedTask(line, item, items, kept_until_s, rank)
         line.entries.insert(bisect_right(line.entries, rank, key=lambda one: one.rank), entry)
         line.size += 1
