@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -228,6 +229,35 @@ class LinesAgainstAModel(RuleBasedStateMachine):
 
 TestLines = LinesAgainstAModel.TestCase
 TestLines.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("ends", ["refused by another limit", "waits for the store", "gone"])
+def test_the_next_line_asks_when_the_first_has_its_answer(ends: str) -> None:
+    lines: TaskQueues[str] = TaskQueues()
+    of_all, entries = Permits("all", LIMITS[0], 1), {}
+    for key in "abc":
+        entries[key] = lines.add("fetch", key, [(key, LIMITS, 1), ("all", LIMITS, 1)], 99.0)
+        line = lines.pop_ready()
+        assert line is not None
+        if key == "a":
+            lines.use_up(of_all, 1.0)
+            lines.wait_for(line, of_all)
+        else:
+            assert lines.wait_behind(line, entries[key].items) == 1.0
+    assert lines.pop_ready() is None
+    lines.advance(1.0)
+    first = lines.pop_ready()
+    assert first is entries["a"].line
+    assert lines.pop_ready() is None  # while that one asks
+    if ends == "gone":
+        lines.remove(entries["a"])
+    elif ends == "waits for the store":
+        lines.wait(first, 9.0)
+    else:
+        lines.use_up(Permits("a", LIMITS[0], 1), 9.0)
+        lines.wait_for(first, Permits("a", LIMITS[0], 1))
+    assert lines.pop_ready() is entries["b"].line
+    assert lines.pop_ready() is None
 
 
 @settings(deadline=None)

@@ -118,6 +118,10 @@ PARTS: dict[str, tuple[Any, list[tuple[Any, str, int]]]] = {
         [("{tenant}", "9/s", 3), ("{tenant!s}", "5/s", 4), ("{tenant:s}", "7/m")],
         [("acme", "5/s", 4), ("acme", "7/m", 2)],
     ),
+    "keys that are equal, the smaller limit first": (
+        [("{tenant}", "5/s", 4), ("{tenant!s}", "9/s", 7)],
+        [("acme", "5/s", 5)],
+    ),
     "keys that cannot be made": (
         ["9/s", ("{tenant.name}", "5/s"), ("{tenant.id}", "6/m", lambda *all, **others: 0)],
         [("fetch", "5/s", 2), ("fetch", "6/m", 6)],
