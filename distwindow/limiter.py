@@ -307,14 +307,18 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
                 await asyncio.sleep(0)
         return decision
 
-    def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Unawaited[Decision]:
+    def try_acquire_all(
+        self, items: Iterable[Sequence[Any]], enqueue: bool = False
+    ) -> Unawaited[Decision]:
         """See `Limiter.try_acquire_all`; it has no truth value before it is awaited."""
-        return UnawaitedCoroutine(self._try_acquire_all(items))
+        return UnawaitedCoroutine(self._try_acquire_all(items, enqueue))
 
-    async def _try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
-        return await self._acquire_all(self._command_cache.charges_of_items(items))
+    async def _try_acquire_all(self, items: Iterable[Sequence[Any]], enqueue: bool) -> Decision:
+        return await self._acquire_all(self._command_cache.charges_of_items(items), enqueue)
 
-    async def _acquire_all(self, calls: Sequence[tuple[Charge, ...]]) -> Decision:
+    async def _acquire_all(
+        self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False
+    ) -> Decision:
         command = self._command_cache.acquire_all_command(calls)
         deadline = self._store.clock.monotonic() + self._timeout
         try:
@@ -322,7 +326,11 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
                 key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
                 deadline,
             )
-            return self._policy.observed(await self._store.decide(command, deadline))
+            if enqueue:
+                decision = await self._run(self._turns.attempt_all(command, enqueue), deadline)
+            else:
+                decision = await self._store.decide(command, deadline)
+            return self._policy.observed(decision)
         except StoreError as exc:
             return self._policy.decide_all(calls, exc)
 
@@ -581,17 +589,20 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             self._observe(decision)
         return decision
 
-    def try_acquire_all(self, items: Iterable[Sequence[Any]]) -> Decision:
+    def try_acquire_all(self, items: Iterable[Sequence[Any]], enqueue: bool = False) -> Decision:
         """Acquire over several keys, each with its own limits: `[(key, limits, cost), ...]`; all
         are charged, or none.
 
         One round trip; the decision names the key and the limit that refused. Raises
         `ConfigurationError` on a cluster where the keys have no common tag (`Key(resource,
         tag=...)`).
-        """
-        return self._acquire_all(self._command_cache.charges_of_items(items))
 
-    def _acquire_all(self, calls: Sequence[tuple[Charge, ...]]) -> Decision:
+        With `enqueue`, a refused call is told its turn, as by `try_acquire`: in the line of the
+        limit that refused. Raises `ConfigurationError` for limits that are paced or warm up then.
+        """
+        return self._acquire_all(self._command_cache.charges_of_items(items), enqueue)
+
+    def _acquire_all(self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False) -> Decision:
         command = self._command_cache.acquire_all_command(calls)
         deadline = self._store.clock.monotonic() + self._timeout
         try:
@@ -599,7 +610,11 @@ class Limiter(BaseLimiter, BlockingLifecycle):
                 key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
                 deadline,
             )
-            return self._policy.observed(self._store.decide(command, deadline))
+            if enqueue:
+                decision = self._run(self._turns.attempt_all(command, enqueue), deadline)
+            else:
+                decision = self._store.decide(command, deadline)
+            return self._policy.observed(decision)
         except StoreError as exc:
             return self._policy.decide_all(calls, exc)
 

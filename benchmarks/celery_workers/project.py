@@ -46,8 +46,8 @@ def retried(**_: Any) -> None:
 class CountingLimiter(Limiter):
     """Counts what is asked, and records each admission."""
 
-    def try_acquire_all(self, items: Any) -> Decision:
-        return self._counted(super().try_acquire_all(items))
+    def try_acquire_all(self, items: Any, enqueue: bool = False) -> Decision:
+        return self._counted(super().try_acquire_all(items, enqueue))
 
     def try_acquire(self, *args: Any, **kwargs: Any) -> Decision:
         return self._counted(super().try_acquire(*args, **kwargs))

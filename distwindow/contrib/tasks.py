@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from .. import (
     AsyncLimiter,
@@ -20,12 +20,12 @@ from .. import (
     RateLimitExceeded,
     StoreError,
 )
-from ..callables import FunctionArguments, KeyTemplate, check_not_async
-from ..errors import short_repr
+from ..callables import FunctionArguments, KeyTemplate, check_not_async, function_name
+from ..errors import KeysOnSeveralNodes, short_repr
 from ..options import ClockChoice
 from ..ring.clock import SYSTEM, AsyncClock, Clock
-from ..ring.key import AnyKey, Key, encode_key
-from ..ring.limit import LimitSpec, parse_limits
+from ..ring.key import AnyKey, Key, encode_key, normalize_key
+from ..ring.limit import LimitSpec, parse_limits, reads_as_limit
 from ..runtime.command_cache import check_cost
 from .shared_windows import SharedWindows
 
@@ -115,6 +115,7 @@ class KeyAndCost:
     `key` is a template over the task's arguments (`"tenant:{tenant}"`), or a function that is given
     the arguments of a call, with defaults; None: all calls count under the task's name. `cost` is a
     whole number of permits, or a function of the arguments. `limits` are those of the options.
+    `named` is what the names of both begin with, for errors.
 
     Raises `ConfigurationError` for what could never work.
     """
@@ -127,7 +128,9 @@ class KeyAndCost:
         limits: Sequence[Limit],
         log: logging.Logger,
         monotonic: Callable[[], float] = time.monotonic,
+        named: str = "limit_",
     ) -> None:
+        self._named = named
         self._arguments = arguments
         self._key: Callable[..., Any] | KeyTemplate | None
         self._cost = cost
@@ -136,44 +139,44 @@ class KeyAndCost:
         if isinstance(key, str):
             if not key:
                 raise ConfigurationError(
-                    f"{arguments.subject}: limit_key is empty; write a template such as "
+                    f"{arguments.subject}: {named}key is empty; write a template such as "
                     '"tenant:{tenant}", or leave it out to count all calls together'
                 )
-            shown = f"{arguments.subject}: limit_key={short_repr(key)}"
+            shown = f"{arguments.subject}: {named}key={short_repr(key)}"
             template = self._key = KeyTemplate(key, arguments, shown)
             words = set(re.findall(r"\w+", key)) if template.is_fixed else set()
             unfilled = [name for name in arguments.names if name in words]
             if unfilled:
                 log.warning(
-                    "task %r: limit_key=%r names no argument in braces, so all calls count under "
+                    "task %r: %skey=%r names no argument in braces, so all calls count under "
                     "one key; write {%s} where its value is meant",
-                    *(arguments.task, key, unfilled[0]),
+                    *(arguments.task, named, key, unfilled[0]),
                 )
         elif callable(key):
-            arguments.check_callable("limit_key", key)
+            arguments.check_callable(f"{named}key", key)
             self._key = key
         elif key is None:
             self._key = None
         else:
             raise ConfigurationError(
-                f"task {arguments.task!r}: limit_key={short_repr(key)} is neither a template such "
+                f"task {arguments.task!r}: {named}key={short_repr(key)} is neither a template such "
                 'as "tenant:{tenant}" nor a function of the task\'s arguments'
             )
         if callable(cost):
-            arguments.check_callable("limit_cost", cost)
+            arguments.check_callable(f"{named}cost", cost)
         else:
             self._check_fixed_cost(cost, limits)
 
     def of(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], smallest: int, call: object = None
     ) -> tuple[AnyKey, int]:
-        """Return the key and the cost of one call. `smallest` is the amount of the task's smallest
-        limit now; a call whose cost is above it must be charged `smallest`. `call` is an id of the
-        call, for the log.
+        """Return the key and the cost of one call. `smallest` is the amount of the smallest limit.
+        `call` is an id of the call, for the log.
 
         A call whose key cannot be computed counts under the task's name, and one whose cost cannot
-        be computed costs `smallest`: a mistake opens no limit and loses no call. The task says what
-        is wrong with its arguments. Each kind is logged once in `REPORT_EVERY_S`.
+        be computed, or is above it, costs `smallest`: a mistake opens no limit and loses no call.
+        The task says what is wrong with its arguments. Each kind is logged once in
+        `REPORT_EVERY_S`.
         """
         task = self._arguments.task
         key: AnyKey = task
@@ -182,7 +185,7 @@ class KeyAndCost:
             try:
                 key = self._computed_key(args, kwargs)
             except Exception as exc:
-                self._report("limit_key", f"count under {task!r}", call, exc)
+                self._report("key", f"count under {task!r}", call, exc)
         try:
             if callable(self._cost):
                 cost = self._computed_cost(args, kwargs)
@@ -191,8 +194,8 @@ class KeyAndCost:
                 cost = self._cost
             check_cost(cost, smallest)
         except Exception as exc:
-            self._report("limit_cost", f"cost the whole limit, {smallest}", call, exc)
-        return key, cost
+            self._report("cost", f"cost the whole limit, {smallest}", call, exc)
+        return normalize_key(key), min(cost, smallest)
 
     def _computed_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyKey:
         compute = self._key
@@ -219,14 +222,14 @@ class KeyAndCost:
         task = self._arguments.task
         if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
             raise ConfigurationError(
-                f"task {task!r}: limit_cost={short_repr(cost)} is neither a whole number of at "
-                "least 1 nor a function of the task's arguments"
+                f"task {task!r}: {self._named}cost={short_repr(cost)} is neither a whole number "
+                "of at least 1 nor a function of the task's arguments"
             )
         smallest = min((limit.amount for limit in limits), default=cost)
         if cost > smallest:
             raise ConfigurationError(
-                f"task {task!r}: limit_cost={cost} can never be admitted: the smallest limit is "
-                f"{smallest}"
+                f"task {task!r}: {self._named}cost={cost} can never be admitted: the smallest "
+                f"limit is {smallest}"
             )
 
     def _report(self, option: str, instead: str, call: object, exc: Exception) -> None:
@@ -237,7 +240,8 @@ class KeyAndCost:
             "%s of task %r failed for %s (%s: %s)%s; such calls %s instead. Correct the option, or "
             "what calls the task with such arguments; this worker logs it again in %.0f s at the "
             "earliest",
-            option, self._arguments.task, "a call" if call is None else f"the call {call}",
+            self._named + option, self._arguments.task,
+            "a call" if call is None else f"the call {call}",
             type(exc).__name__, exc,
             f", and for {unlogged} other calls since this was logged last" if unlogged else "",
             instead, REPORT_EVERY_S,
@@ -275,21 +279,185 @@ def check_not_for_the_task(subject: str, options: Mapping[str, object]) -> None:
             )
 
 
-def parse_task_limits(spec: LimitSpec) -> tuple[Limit, ...]:
-    """Return the limits of a task, as `parse_limits`. Raises `ConfigurationError` that says what to
-    write for limits with keys of their own, too: a task has one key.
+Item: TypeAlias = tuple[AnyKey, tuple[Limit, ...], int]
+"""A key, its limits and the cost of a call, as `try_acquire_all` takes them."""
+
+
+class LimitsOfKey(NamedTuple):
+    """Limits of a task that count under one key, as they are written."""
+
+    limits: tuple[Limit, ...]
+    has_own_key: bool = False
+    """False: they count under `limit_key`."""
+    key: Any = None
+    cost: Any = None
+    """None: `limit_cost`."""
+
+    def shown(self) -> list[str]:
+        """Return the limits for people, with a key of their own."""
+        key = function_name(self.key) if callable(self.key) else self.key
+        return [f"{limit} for {key}" if self.has_own_key else str(limit) for limit in self.limits]
+
+
+def parse_task_limits(spec: object) -> tuple[LimitsOfKey, ...]:
+    """Return the limits of a task by their keys. `spec` is what `parse_limits` takes, or a list
+    that has `(key, limits)` or `(key, limits, cost)` for limits with a key of their own.
     """
-    given: object = spec
-    has_keys = isinstance(given, Mapping) or (
-        isinstance(given, (list, tuple)) and any(isinstance(part, (list, tuple)) for part in given)
-    )
-    if has_keys:
-        raise ConfigurationError(
-            f"limits={short_repr(given)} has keys of its own, and all limits of a task count under "
-            "its limit_key; for several keys ask `limiter.try_acquire_all([(key, limit), ...])` in "
-            "the task, and retry it after the retry_after of a refusal"
+    parts = list(spec) if isinstance(spec, (list, tuple)) else [spec]
+    plain = [part for part in parts if not isinstance(part, (list, tuple, Mapping))]
+    found = []
+    if plain or not parts:
+        found.append(LimitsOfKey(parse_limits(plain)))  # type: ignore[arg-type]  # it checks them
+    for part in parts:
+        if not isinstance(part, (list, tuple, Mapping)):
+            continue
+        if isinstance(part, Mapping) or not 2 <= len(part) <= 3 or reads_as_limit(part[0]):
+            raise ConfigurationError(
+                f"limits={short_repr(part)}: limits with a key of their own are (key, limits) or "
+                '(key, limits, cost) in a list, as in [("tenant:{tenant}", "2/second"), '
+                '"10/second"]'
+            )
+        key, limits, *cost = part
+        found.append(LimitsOfKey(parse_limits(limits), True, key, *cost))
+    return tuple(found)
+
+
+class TaskCharges:
+    """What a call of one task is charged: its limits by their keys. `key` and `cost` are those of
+    the limits that have none of their own; `parts` is what `parse_task_limits` returns, and may be
+    empty.
+
+    Raises `ConfigurationError` for what could never work.
+    """
+
+    def __init__(
+        self,
+        arguments: TaskArguments,
+        parts: Sequence[LimitsOfKey],
+        key: object,
+        cost: object,
+        log: logging.Logger,
+    ) -> None:
+        self.name = arguments.task
+        self.parts = tuple(
+            part._replace(
+                key=part.key if part.has_own_key else key,
+                cost=cost if part.cost is None else part.cost,
+            )
+            for part in parts
         )
-    return parse_limits(spec)
+        self._charges = [
+            KeyAndCost(
+                arguments, part.key, part.cost, part.limits, log,
+                named="" if part.has_own_key else "limit_",
+            )
+            for part in self.parts
+        ]  # fmt: skip
+        if key is not None and parts and all(part.has_own_key for part in parts):
+            raise ConfigurationError(
+                f"{arguments.subject}: limit_key={short_repr(key)} is for limits without a "
+                "key, and each of these has one of its own"
+            )
+        windows: dict[Any, Limit] = {}
+        for part in self.parts:
+            for limit in part.limits:
+                window = part.key or "{task}", limit.bucket_ms, limit.span
+                if window in windows:
+                    raise ConfigurationError(
+                        f"{arguments.subject}: the limits '{windows[window]}' and '{limit}' of the "
+                        f"key {short_repr(window[0])} count in one window; leave one out, or give "
+                        "one of them another key"
+                    )
+                windows[window] = limit
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """All limits."""
+        return tuple(limit for part in self.parts for limit in part.limits)
+
+    def items(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], call: object = None
+    ) -> tuple[Item, ...]:
+        """Return what one call is charged. See `KeyAndCost.of`.
+
+        Keys that are written differently may be the same for a call (a sender who is the receiver,
+        too). Then it is charged once in a window, under the smaller limit.
+        """
+        items = [
+            (
+                *charge.of(args, kwargs, min(limit.amount for limit in part.limits), call),
+                part.limits,
+            )
+            for part, charge in zip(self.parts, self._charges, strict=True)
+        ]
+        if len(items) == 1:
+            key, cost, limits = items[0]
+            return ((key, limits, cost),)
+        windows: dict[Any, Item] = {}
+        for key, cost, limits in items:
+            for limit in limits:
+                window = key, limit.bucket_ms, limit.span
+                _, others, other_cost = windows.get(window, (key, (limit,), cost))
+                smallest = min(limit, *others, key=lambda one: one.amount)
+                most = min(max(cost, other_cost), smallest.amount)
+                windows[window] = key, (smallest,), most
+        return tuple(windows.values())
+
+    def add_windows(self, windows: SharedWindows) -> None:
+        """Add the limits to those of an application, under the keys that are templates."""
+        for part in self.parts:
+            if isinstance(part.key, str) and "{task}" not in part.key:
+                advice = f'write the key "{{task}}:{part.key}" for a window of each task'
+                windows.add(part.key, part.limits, f"task {self.name!r}", advice)
+
+
+def keys_of(items: Sequence[Item]) -> AnyKey | tuple[AnyKey, ...]:
+    """Return the key of a call; a tuple of them, if it has several."""
+    keys = tuple(dict.fromkeys(key for key, _, _ in items))
+    return keys[0] if len(keys) == 1 else keys
+
+
+def acquire_all(limiter: Limiter, items: Sequence[Item], enqueue: bool = False) -> Decision:
+    """Do `limiter.try_acquire_all`. Keys on several nodes of a cluster are asked for in turn, and
+    what the first have charged is given back if a later one refuses, or fails.
+    """
+    try:
+        return limiter.try_acquire_all(items, enqueue)
+    except KeysOnSeveralNodes:
+        first, others = limiter.try_acquire_all(items[:1], enqueue), None
+    if not first.allowed:
+        return first
+    try:
+        others = acquire_all(limiter, items[1:], enqueue)
+    finally:
+        if others is None or not others.allowed:
+            limiter.refund(first)
+    return _narrower(first, others)
+
+
+async def acquire_all_async(
+    limiter: AsyncLimiter, items: Sequence[Item], enqueue: bool = False
+) -> Decision:
+    """Do as `acquire_all`."""
+    try:
+        return await limiter.try_acquire_all(items, enqueue)
+    except KeysOnSeveralNodes:
+        first, others = await limiter.try_acquire_all(items[:1], enqueue), None
+    if not first.allowed:
+        return first
+    try:
+        others = await acquire_all_async(limiter, items[1:], enqueue)
+    finally:
+        if others is None or not others.allowed:
+            await limiter.refund(first)
+    return _narrower(first, others)
+
+
+def _narrower(first: Decision, others: Decision) -> Decision:
+    """Return the decision of both: a refusal; the one that waits longer, or has fewer left."""
+    if not others.allowed:
+        return others
+    return max(first, others, key=lambda decision: (decision.wait, -decision.remaining))
 
 
 def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
@@ -308,17 +476,11 @@ def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
 _log = logging.getLogger("distwindow")
 
 
-def add_windows(windows: SharedWindows, task: str, key: object, limits: Sequence[Limit]) -> None:
-    """Add the limits of a task to those of its application, if its key is a template."""
-    if isinstance(key, str) and "{task}" not in key:
-        advice = f'write limit_key="{{task}}:{key}" for a window of each task'
-        windows.add(key, limits, f"task {task!r}", advice)
-
-
-class TaskLimits:
+class TaskLimits(TaskCharges):
     """Which limits a task has, and under which key and for what cost a call of it counts.
 
-    `key` and `cost` are those of `KeyAndCost`, and `own` and `injected` those of `TaskArguments`.
+    `limits` are those of `parse_task_limits`, `key` and `cost` those of `KeyAndCost`, and `own` and
+    `injected` those of `TaskArguments`.
     Tasks with the same limits and the same key share their permits.
 
     Raises `ConfigurationError` for what could never work.
@@ -328,20 +490,18 @@ class TaskLimits:
         self,
         name: str,
         function: Callable[..., Any],
-        limits: LimitSpec,
+        limits: object,
         key: str | Callable[..., AnyKey] | None = None,
         cost: int | Callable[..., int] = 1,
         *,
         own: int = 0,
         injected: Collection[str] = (),
     ) -> None:
-        self.name = name
-        self.key = key
         if limits is None:
             raise ConfigurationError(f'task {name!r} has no limits; write limits="100/minute"')
         try:
-            self.limits = parse_task_limits(limits)
-            for limit in self.limits:
+            parts = parse_task_limits(limits)
+            for limit in (limit for part in parts for limit in part.limits):
                 if limit.is_shaped:
                     raise ConfigurationError(
                         f"{str(limit)!r} is paced or warms up, and a worker starts a task as soon "
@@ -350,17 +510,10 @@ class TaskLimits:
                     )
         except ValueError as exc:
             raise ConfigurationError(f"task {name!r}: {exc}") from exc
-        self._smallest = min(limit.amount for limit in self.limits)
-        arguments = TaskArguments(name, function, own, injected)
-        self._key_and_cost = KeyAndCost(arguments, key, cost, self.limits, _log)
+        super().__init__(TaskArguments(name, function, own, injected), parts, key, cost, _log)
 
     def __repr__(self) -> str:
         return f"TaskLimits({self.name!r}, {'; '.join(map(str, self.limits))!r})"
-
-    def key_and_cost(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[AnyKey, int]:
-        """Return the key and the cost of a call, as `KeyAndCost.of`; no cost beyond the limits."""
-        key, cost = self._key_and_cost.of(args, kwargs, self._smallest)
-        return key, min(cost, self._smallest)
 
 
 def read_options(
@@ -459,10 +612,15 @@ class _Gate(Generic[L]):
         Raises `ConfigurationError` for a store or a prefix that can never work.
         """
         if task is not None:
-            if task.limits not in self._limiters:
-                self._limiters[task.limits] = self._make(task.limits)
-            add_windows(self._shared_windows, task.name, task.key, task.limits)
+            limits = task.parts[0].limits
+            if limits not in self._limiters:
+                self._limiters[limits] = self._make(limits)
+            task.add_windows(self._shared_windows)
         return task
+
+    def _limiter(self, task: TaskLimits) -> L:
+        """Return a limiter for the calls of `task`: with its limits, if they have one key."""
+        return self._limiters[task.parts[0].limits]
 
     def _remaining_hold_s(self) -> float:
         """Return for how many seconds the limiter is not asked."""
@@ -472,7 +630,7 @@ class _Gate(Generic[L]):
         """Return the delay of a task while the limiter is not asked: 0.0 to start it."""
         return 0.0 if self._on_store_error == "run" else max(self._remaining_hold_s(), MIN_DELAY_S)
 
-    def _failed(self, task: TaskLimits, key: AnyKey, exc: Exception) -> float:
+    def _failed(self, task: TaskLimits, items: Sequence[Item], exc: Exception) -> float:
         """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
         if not isinstance(exc, StoreError):
             self._on_store_recovered()  # whoever refuses a key answers
@@ -481,7 +639,7 @@ class _Gate(Generic[L]):
                 _log.error(
                     "the limit key %s of task %r cannot be asked for (%s: %s); its tasks are "
                     "held%s",
-                    short_repr(key), task.name, type(exc).__name__, exc,
+                    short_repr(keys_of(items)), task.name, type(exc).__name__, exc,
                     f" ({unlogged} such failures were not logged)" if unlogged else "",
                 )  # fmt: skip
             return HOLD_S
@@ -513,11 +671,14 @@ class TaskGate(_Gate[Limiter]):
         """
         if self._remaining_hold_s() > 0:
             return self._backoff_s()
-        key, cost = task.key_and_cost(args, kwargs)
+        items, limiter = task.items(args, kwargs), self._limiter(task)
         try:
-            decision = self._limiters[task.limits].try_acquire(key, cost, enqueue=True)
+            if len(items) == 1:
+                decision = limiter.try_acquire(items[0][0], items[0][2], enqueue=True)
+            else:
+                decision = acquire_all(limiter, items, enqueue=True)
         except Exception as exc:
-            return self._failed(task, key, exc)
+            return self._failed(task, items, exc)
         self._on_store_recovered()
         return _delay(decision)
 
@@ -540,17 +701,30 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
         """
         if self._remaining_hold_s() > 0:
             return self._backoff_s()
-        key, cost = task.key_and_cost(args, kwargs)
-        limiter = self._limiters[task.limits]
+        items, limiter = task.items(args, kwargs), self._limiter(task)
+        key, _, cost = items[0]
         try:
-            if max_wait > 0 and await _acquires(limiter, key, cost, max_wait):
+            if len(items) > 1:
+                delay = await self._wait_for_all(limiter, items, max_wait)
+            elif max_wait > 0 and await _acquires(limiter, key, cost, max_wait):
                 delay = 0.0
             else:  # the `retry_after` of `acquire` is that of all who were refused with it
                 delay = _delay(await limiter.try_acquire(key, cost, enqueue=True))
         except Exception as exc:
-            return self._failed(task, key, exc)
+            return self._failed(task, items, exc)
         self._on_store_recovered()
         return delay
+
+    async def _wait_for_all(
+        self, limiter: AsyncLimiter, items: Sequence[Item], max_wait: float
+    ) -> float:
+        """Do as `wait` for a call with several keys, which has no queue in this process."""
+        ends_at = self._time.monotonic() + max_wait
+        while True:
+            delay = _delay(await acquire_all_async(limiter, items, enqueue=True))
+            if not 0.0 < delay <= ends_at - self._time.monotonic():
+                return delay
+            await self._sleep(delay)
 
     async def hold(
         self,

@@ -507,6 +507,18 @@ class Turns:
             decision = decision._replace(retry_after=turn_s)
         return decision
 
+    def attempt_all(self, acquire: Acquire, enqueue: object) -> Operation[Decision]:
+        """Return the decision of a call over several keys with `enqueue`, as `attempt`; the store
+        makes it. The turn is in the line of the limit that has room last.
+        """
+        _check_has_line(acquire, enqueue)
+        command = AcquireTurn(acquire.charges)
+        reply = yield from send(command)
+        decision = turn_decision(command, reply, self._source)
+        if not decision.allowed:
+            decision = decision._replace(retry_after=reply.turn_in_ms / 1000)
+        return decision
+
     def ask(
         self, acquire: Acquire, held_ms: int = 0, *, takes_next: bool = False
     ) -> Operation[TurnAnswer]:
@@ -540,8 +552,6 @@ class Turns:
         return seconds if remaining_s is None else min(seconds, remaining_s)
 
     def _checked(self, key: AnyKey, cost: int, enqueue: object, priority: object) -> Acquire:
-        if enqueue is not True:
-            raise ConfigurationError(f"enqueue={enqueue!r} is neither True nor False")
         if priority:
             raise ConfigurationError(
                 "enqueue=True and priority=True exclude each other: a priority call borrows coming "
@@ -554,12 +564,19 @@ class Turns:
                 "the line, does not see who is refused"
             )
         command = self._command_cache.acquire_command(key, cost)
-        if command.has_own_moment:
-            raise ConfigurationError(
-                "enqueue=True needs limits that are neither paced nor warm up: a paced call is "
-                "told its own moment anyway, and how fast a line moves depends on the warm-up"
-            )
+        _check_has_line(command, enqueue)
         return command
+
+
+def _check_has_line(command: Acquire, enqueue: object) -> None:
+    """Raise `ConfigurationError` for a call with `enqueue` for which there is no line."""
+    if enqueue is not True:
+        raise ConfigurationError(f"enqueue={enqueue!r} is neither True nor False")
+    if command.has_own_moment:
+        raise ConfigurationError(
+            "enqueue=True needs limits that are neither paced nor warm up: a paced call is "
+            "told its own moment anyway, and how fast a line moves depends on the warm-up"
+        )
 
 
 def wait_for_turn(command: Acquire, turns: Turns, waiter: PermitWaiter) -> Operation[Decision]:

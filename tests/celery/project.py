@@ -33,8 +33,12 @@ if os.environ.get("GATE") != "no":
 class RecordingLimiter(Limiter):
     """Records when the store admitted something, by the store's clock."""
 
-    def try_acquire_all(self, items: Any) -> Decision:
-        return self._recorded(super().try_acquire_all(items))
+    def try_acquire_all(self, items: Any, enqueue: bool = False) -> Decision:
+        decision = self._recorded(super().try_acquire_all(items, enqueue))
+        if decision.allowed and len(items) > 1:
+            for key, *_ in items:
+                records.rpush(f"admitted {key}", decision.now_ms)
+        return decision
 
     def try_acquire(self, *args: Any, **options: Any) -> Decision:
         return self._recorded(super().try_acquire(*args, **options))

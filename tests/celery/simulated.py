@@ -17,11 +17,12 @@ from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from distwindow import Limiter
-from distwindow.contrib.celery.admission import FleetTurns, TaskAdmission
+from distwindow.contrib.celery.admission import TaskAdmission
 from distwindow.contrib.celery.gate import Gate
 from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
 from distwindow.contrib.celery.pool_slots import CountedSlots, PoolSlots, SemaphoreSlots
 from distwindow.contrib.celery.settings import OnStoreError
+from distwindow.contrib.tasks import acquire_all
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 from tests.celery.simulated_pool import SimulatedPool
@@ -115,7 +116,6 @@ class SimulatedWorker:
         max_hold_s: float = 3600.0,
         on_store_error: OnStoreError = "hold",
         ask: Callable[..., Any] | None = None,
-        fleet_turns: FleetTurns | None = None,
         pool: Literal["prefork", "threads", "solo", "gevent"] = "prefork",
         on_end: Callable[[SimulatedRequest], None] = lambda request: None,
     ) -> None:
@@ -138,10 +138,7 @@ class SimulatedWorker:
         self.limits = EffectiveLimits(LimitTable(None))
         self.limits.check({task.name: task for task in tasks})
         self.admission = TaskAdmission(
-            ask or (lambda key, limits, cost: limiter.try_acquire_all([(key, limits, cost)])),
-            fleet_turns or FleetTurns(partial(Limiter, store, time=timeline.clock)),
-            self.monotonic,
-            on_store_error,
+            ask or partial(acquire_all, limiter), self.monotonic, on_store_error
         )
         self.slots: PoolSlots
         if pool == "prefork":

@@ -59,6 +59,34 @@ def test_two_workers_keep_one_limit(pool: str) -> None:
         assert all(worker["line count"] == worker["parked"] == 0 for worker in found.values())
 
 
+def test_limits_with_keys_of_their_own_hold_for_all_workers_together() -> None:
+    """40 tenants with two tasks each, and one with 20."""
+    of_tenant, count = 4, 100
+    limits = [f"{PER_SECOND}/second", ["tenant:{tenant}", f"{of_tenant}/second"]]
+    with Fleet(options={"limits": limits}) as fleet:
+        fleet.start(wait=False)
+        fleet.start()
+        for number in range(count):
+            fleet.send("fetch", number, 0.0, str(number % 40 if number % 5 else "many"))
+        fleet.wait_started(count)
+        assert sorted(fleet.started()) == list(range(count))
+        check_bound(fleet)
+        tenants = {tenant for *_, tenant in fleet.recorded("starts")}
+        for tenant in tenants:
+            admitted = [int(at_ms) for at_ms in fleet.recorded(f"admitted tenant:{tenant}")]
+            assert most_in_a_window(admitted) <= of_tenant
+        ideal_s = (count - 1) // PER_SECOND
+        assert ideal_s - 0.15 <= span_s(fleet) <= ideal_s + 2.5
+        found = fleet.inspect()
+        asks = sum(worker["asks"] for worker in found.values())
+        # A refusal of all in each bucket for each worker, and a few of the tenant with a long line.
+        assert count < asks <= count + 2 * 2 * 10 * (span_s(fleet) + 1)
+        assert all(worker["line count"] == worker["parked"] == 0 for worker in found.values())
+        assert next(iter(found.values()))["tasks"]["tests.celery.project.fetch"]["limits"] == [
+            "20/second", "4/second for tenant:{tenant}",
+        ]  # fmt: skip
+
+
 def test_without_the_gate_the_check_of_the_bound_fails() -> None:
     with Fleet(options=LIMITED, gate=False) as fleet:
         fleet.start()

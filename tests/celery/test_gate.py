@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Health, Limit, Limiter, StoreUnavailable
-from distwindow.contrib.celery.admission import FleetTurns, TaskAdmission
+from distwindow.contrib.celery.admission import TaskAdmission
 from distwindow.contrib.celery.settings import OnStoreError
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
@@ -24,6 +24,7 @@ from tests.celery.simulated import (
 
 LIMIT = Limit("5/second")
 SLOW = Limit("3/2 seconds")
+ITEMS = [("key", (LIMIT,), 1)]
 
 
 def make_tasks() -> list[SimulatedTask]:
@@ -321,7 +322,7 @@ def test_a_connection_ends_while_the_store_is_asked(
         for number in range(before, before + after):
             receive(number)
 
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         nonlocal asks, connection, started_before
         asks += 1
         if asks == ends_in_ask:
@@ -329,7 +330,7 @@ def test_a_connection_ends_while_the_store_is_asked(
             worker.gate.close()
             if comes_back:
                 reconnect()
-        return limiter.try_acquire_all([(key, limits, cost)])
+        return limiter.try_acquire_all(items, enqueue)
 
     task = SimulatedTask("fetch", limits="5/second")
     worker = SimulatedWorker(timeline, store, [task], slots=50, ask=ask, pool="threads")
@@ -360,11 +361,11 @@ def test_while_the_store_is_away_tasks_wait_or_run(
     back_at_s = timeline.clock.monotonic() + away_ms / 1000
     failed_at: list[float] = []
 
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         if timeline.clock.monotonic() < back_at_s:
             failed_at.append(timeline.clock.monotonic())
             raise StoreUnavailable("away")
-        return limiter.try_acquire_all([(key, limits, cost)])
+        return limiter.try_acquire_all(items, enqueue)
 
     task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
     worker = SimulatedWorker(
@@ -401,14 +402,14 @@ def test_the_store_is_asked_again_when_the_limiter_has_heard_of_its_return(
     failed_at: list[float] = []
     answered_at: list[float] = []
 
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         now_s = timeline.clock.monotonic()
         if now_s < back_at_s:
             failed_at.append(now_s)
             worker.admission.on_health_change(health(up=False))
             raise StoreUnavailable("away")
         answered_at.append(now_s)
-        return limiter.try_acquire_all([(key, limits, cost)])
+        return limiter.try_acquire_all(items, enqueue)
 
     task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
     worker = SimulatedWorker(timeline, store, [task], on_store_error=policy, ask=ask)
@@ -432,30 +433,28 @@ def test_a_return_that_was_heard_before_an_ask_has_failed_ends_no_pause() -> Non
     clock = ManualClock()
     fails = True
 
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         if not fails:
-            return limiter.try_acquire_all([(key, limits, cost)])
+            return limiter.try_acquire_all(items, enqueue)
         raise StoreUnavailable("away")
 
     limiter = Limiter(MemoryStore(clock), "1/second", time=clock)
-    admission = TaskAdmission(
-        ask, FleetTurns(partial(Limiter, "memory://")), clock.monotonic, "hold"
-    )
+    admission = TaskAdmission(ask, clock.monotonic, "hold")
     admission.on_health_change(health(up=True))
     for pause_s in (0.25, 0.5, 1.0):
-        assert admission.may_run("key", (LIMIT,), 1).wait_s == pause_s
+        assert admission.may_run(ITEMS).wait_s == pause_s
         clock.advance(pause_s - 0.001)
         assert not admission.end_pause()
         assert admission.is_paused
         clock.advance(0.001)
-    assert admission.may_run("key", (LIMIT,), 1).wait_s == 2.0
+    assert admission.may_run(ITEMS).wait_s == 2.0
     admission.on_health_change(health(up=True))
     admission.on_health_change(health(up=False))
     clock.advance(0.3)
     assert not admission.end_pause()
     admission.on_health_change(health(up=True))
     assert admission.end_pause()
-    assert admission.may_run("key", (LIMIT,), 1).wait_s == 4.0  # it had not come back after all
+    assert admission.may_run(ITEMS).wait_s == 4.0  # it had not come back after all
     fails = False
     admission.on_health_change(health(up=True))
     clock.advance(0.24)
@@ -463,7 +462,7 @@ def test_a_return_that_was_heard_before_an_ask_has_failed_ends_no_pause() -> Non
     clock.advance(0.01)
     assert admission.end_pause()
     assert not admission.end_pause()
-    assert admission.may_run("key", (LIMIT,), 1).admitted
+    assert admission.may_run(ITEMS).admitted
     assert admission.store_is_up
 
 
@@ -474,11 +473,11 @@ def test_what_is_no_outage_opens_no_limit(error: Exception) -> None:
     failed_at: list[float] = []
     limiter = Limiter("memory://", "1/second", time=timeline.clock)
 
-    def ask(key, limits, cost):
-        if failing and key == "bad":
+    def ask(items, enqueue=False):
+        if failing and items[0][0] == "bad":
             failed_at.append(timeline.clock.monotonic())
             raise error
-        return limiter.try_acquire_all([(key, limits, cost)])
+        return limiter.try_acquire_all(items, enqueue)
 
     task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
     store = MemoryStore(timeline.clock)
@@ -497,22 +496,21 @@ def test_what_is_no_outage_opens_no_limit(error: Exception) -> None:
 
 
 def test_the_pause_of_a_key_that_fails_for_days_is_bounded() -> None:
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         raise ConfigurationError("NOPERM")
 
-    admission = TaskAdmission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: 0.0, "hold")
-    assert admission.may_run("key", (Limit("1/second"),), 1, 10_000).wait_s == 5.0
+    admission = TaskAdmission(ask, lambda: 0.0, "hold")
+    assert admission.may_run(ITEMS, 10_000).wait_s == 5.0
 
 
 def test_the_pause_of_a_store_that_is_away_for_days_is_bounded() -> None:
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         raise StoreUnavailable("away")
 
     clock = ManualClock()
-    turns = FleetTurns(partial(Limiter, "memory://"))
-    admission, pauses = TaskAdmission(ask, turns, clock.monotonic, "hold"), []
+    admission, pauses = TaskAdmission(ask, clock.monotonic, "hold"), []
     for _ in range(8):
-        pauses.append(admission.may_run("key", (LIMIT,), 1).wait_s)
+        pauses.append(admission.may_run(ITEMS).wait_s)
         clock.advance(pauses[-1])
     assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
 
@@ -523,12 +521,12 @@ def test_where_every_key_fails_few_are_asked_for() -> None:
     failing, asks = True, 0
     limiter = Limiter("memory://", "1/second", time=timeline.clock)
 
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         nonlocal asks
         asks += 1
         if failing:
             raise ConfigurationError("WRONGPASS")
-        return limiter.try_acquire_all([(key, limits, cost)])
+        return limiter.try_acquire_all(items, enqueue)
 
     task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
     worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=50, ask=ask)
@@ -545,13 +543,13 @@ def test_a_key_that_fails_after_an_outage_ends_the_outage() -> None:
     now_s = 0.0
     failures = iter([StoreUnavailable("away"), ConfigurationError("NOPERM")])
 
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         raise next(failures)
 
-    admission = TaskAdmission(ask, FleetTurns(partial(Limiter, "memory://")), lambda: now_s, "hold")
+    admission = TaskAdmission(ask, lambda: now_s, "hold")
     for is_up in (False, True):
         now_s += 10.0
-        admission.may_run("key", (Limit("1/second"),), 1)
+        admission.may_run(ITEMS)
         assert admission.store_is_up == is_up
 
 
@@ -561,10 +559,10 @@ def test_an_interrupt_while_the_store_is_asked_keeps_no_slot() -> None:
     limiter = Limiter(store, "1/second", time=timeline.clock)
     interrupts = iter([KeyboardInterrupt()])
 
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         if (interrupt := next(interrupts, None)) is not None:
             raise interrupt
-        return limiter.try_acquire_all([(key, limits, cost)])
+        return limiter.try_acquire_all(items, enqueue)
 
     task = SimulatedTask("fetch", limits="5/second")
     worker = SimulatedWorker(timeline, store, [task], slots=1, ask=ask)
@@ -582,12 +580,12 @@ def test_a_connection_that_ends_while_the_store_is_asked_keeps_no_slot() -> None
     limiter = Limiter(store, "1/second", time=timeline.clock)
     asked: list[object] = []
 
-    def ask(key, limits, cost):
-        asked.append(key)
+    def ask(items, enqueue=False):
+        asked.append(items)
         if len(asked) == 1:
             worker.gate.close()
             worker.gate.open()
-        return limiter.try_acquire_all([(key, limits, cost)])
+        return limiter.try_acquire_all(items, enqueue)
 
     task = SimulatedTask("fetch", limits="5/second")
     worker = SimulatedWorker(timeline, store, [task], slots=1, ask=ask, pool="threads")
@@ -602,8 +600,8 @@ def test_nothing_is_done_for_a_connection_that_has_ended() -> None:
     timeline = Timeline()
     asked: list[object] = []
 
-    def ask(key, limits, cost):
-        asked.append(key)
+    def ask(items, enqueue=False):
+        asked.append(items)
         worker.gate.close()
         raise StoreUnavailable("away")
 
@@ -760,9 +758,9 @@ def test_a_worker_that_is_told_to_stop_starts_nothing_more(is_asking: bool) -> N
     store = MemoryStore(timeline.clock)
     limiter = Limiter(store, "1/second", time=timeline.clock)
 
-    def ask(key, limits, cost):
+    def ask(items, enqueue=False):
         worker.is_told_to_stop = is_asking and len(worker.started) == 4
-        return limiter.try_acquire_all([(key, limits, cost)])
+        return limiter.try_acquire_all(items, enqueue)
 
     task = SimulatedTask("fetch", limits="5/second")
     worker = SimulatedWorker(timeline, store, [task], ask=ask)

@@ -15,6 +15,7 @@ from distwindow import CircuitBreaker, Concurrency, ConfigurationError, ErrorCou
 from distwindow.contrib.celery import RateLimits
 from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
 from distwindow.contrib.celery.settings import Settings, check_celery_version, max_hold_s
+from tests.contrib.charges import key_and_cost
 
 
 def plain(tenant: str, url: str = "", *, size: int = 1) -> None: ...
@@ -54,7 +55,7 @@ def test_a_pattern_is_for_tasks_without_limits_and_a_name_is_for_all() -> None:
 
 def test_an_entry_may_set_the_key_and_the_cost() -> None:
     conf = {"proj.*": {"limits": "20/s", "limit_key": "t:{tenant}", "limit_cost": 3}}
-    assert limits_of(conf=conf).key_and_cost(("acme",), {}) == ("t:acme", 3)
+    assert key_and_cost(limits_of(conf=conf), ("acme",), {}) == ("t:acme", 3)
 
 
 def test_a_pattern_limits_tasks_of_celery_only_if_it_names_them() -> None:
@@ -71,7 +72,7 @@ def test_annotations_of_celery_set_limits() -> None:
     app.finalize()
     found = LimitTable(None).of(app.tasks[task.name])
     assert found.limits == (Limit("7/s"),)
-    assert found.key_and_cost(("acme",), {}) == ("acme", 1)
+    assert key_and_cost(found, ("acme",), {}) == ("acme", 1)
 
 
 # -- key and cost ----------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def test_annotations_of_celery_set_limits() -> None:
 )
 def test_keys(template: Any, key: Any) -> None:
     found = limits_of(limits="5/s", limit_key=template)
-    assert found.key_and_cost(("acme", "x"), {"size": 7}) == (key, 1)
+    assert key_and_cost(found, ("acme", "x"), {"size": 7}) == (key, 1)
 
 
 BY_THREE = limits_of(limits="5/s", limit_key="{tenant}|{url}|{size}")
@@ -104,26 +105,26 @@ BY_THREE = limits_of(limits="5/s", limit_key="{tenant}|{url}|{size}")
 def test_a_key_does_not_depend_on_how_arguments_are_passed(tenant: str, url: str) -> None:
     found = BY_THREE
     expected = (f"{tenant}|{url}|1", 1)
-    assert found.key_and_cost((tenant, url), {}) == expected
-    assert found.key_and_cost((tenant,), {"url": url}) == expected
-    assert found.key_and_cost((), {"url": url, "tenant": tenant, "size": 1}) == expected
+    assert key_and_cost(found, (tenant, url), {}) == expected
+    assert key_and_cost(found, (tenant,), {"url": url}) == expected
+    assert key_and_cost(found, (), {"url": url, "tenant": tenant, "size": 1}) == expected
 
 
 def test_a_bound_task_has_no_self() -> None:
     def bound(self: Any, tenant: str) -> None: ...
 
     found = limits_of(bound, bind=True, limits="5/s", limit_key="{tenant}", limit_cost=len)
-    assert found.key_and_cost(("acme",), {}) == ("acme", 4)
+    assert key_and_cost(found, ("acme",), {}) == ("acme", 4)
 
 
 def test_arguments_that_make_no_key_or_no_cost_open_no_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     found = limits_of(limits="5/s", limit_key="{tenant.name}", limit_cost=2)
-    assert found.key_and_cost(("acme",), {}, "id-7") == ("proj.fetch", 2)
+    assert key_and_cost(found, ("acme",), {}, "id-7") == ("proj.fetch", 2)
     assert "limit_key of task 'proj.fetch' failed for the call id-7 (AttributeError" in caplog.text
     found = limits_of(limits="5/s; 9/m", limit_key="x", limit_cost=lambda *args, **named: 0)
-    assert found.key_and_cost(("acme",), {}) == ("x", 5)
+    assert key_and_cost(found, ("acme",), {}) == ("x", 5)
     assert "it returned 0, which is no whole number" in caplog.text
 
 

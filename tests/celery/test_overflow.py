@@ -14,9 +14,7 @@ from celery.worker import state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow import ConfigurationError, Decision, Limit, Limiter, StoreUnavailable
-from distwindow.contrib.celery.admission import FleetTurns
-from distwindow.ring.key import AnyKey
+from distwindow import ConfigurationError, Limiter, StoreUnavailable
 from distwindow.stores.memory import MemoryStore
 from tests.celery.simulated import (
     SimulatedRequest,
@@ -26,14 +24,16 @@ from tests.celery.simulated import (
 )
 
 
-class NoTurns(FleetTurns):
-    """The line of the fleet cannot be asked, so each worker gives its own turns."""
+def before_turns(worker: SimulatedWorker, act: Callable[[Any], object]) -> None:
+    """Call `act` with what a task costs before its worker asks for a turn of the fleet."""
+    ask = worker.admission._ask
 
-    def __init__(self) -> None:
-        super().__init__(lambda limits: pytest.fail("no limiter is needed"))
+    def ask_after_it(items: Any, enqueue: bool) -> Any:
+        if enqueue:
+            act(items)
+        return ask(items, enqueue)
 
-    def has_turns(self, limits: tuple[Limit, ...]) -> bool:
-        return False
+    worker.admission._ask = ask_after_it
 
 
 class Fleet:
@@ -87,10 +87,14 @@ class Worker(SimulatedWorker):
         return eta
 
 
-def run(workers: int, count: int, seed: int = 0, **options: Any) -> Fleet:
-    """Have so many tasks at 20/s come at once, of which 40 find room in the workers."""
+def run(workers: int, count: int, seed: int = 0, *, own_turns: bool = False) -> Fleet:
+    """Have so many tasks at 20/s come at once, of which 40 find room in the workers. With
+    `own_turns` the line of the fleet cannot be asked.
+    """
     task = SimulatedTask("fetch", limits="20/second")
-    fleet = Fleet(workers, task, seed, max_parked=40 // workers, **options)
+    fleet = Fleet(workers, task, seed, max_parked=40 // workers)
+    for worker in fleet.workers if own_turns else ():
+        setattr(worker.admission, "take_turn", lambda items: None)  # noqa: B010  # a method
     fleet.receive(count)
     fleet.timeline.run_for(count / 20 + 10.0)
     return fleet
@@ -113,7 +117,7 @@ def test_a_task_for_which_there_is_no_room_goes_back_about_once(
 
 def test_with_turns_of_its_own_each_worker_has_them_come_back_too_early() -> None:
     """What the line of the fleet is for."""
-    own = run(4, 400, fleet_turns=NoTurns())
+    own = run(4, 400, own_turns=True)
     assert len(own.started) == 400
     assert own.times_sent_back.total() > 2 * run(4, 400).times_sent_back.total()
 
@@ -129,30 +133,14 @@ def test_while_the_store_is_away_workers_give_turns_of_their_own(
     is_away = False
     asked: Counter[str] = Counter()
 
-    class Away(Limiter):
-        def try_acquire(self, *args: Any, **options: Any) -> Decision:
-            asked["turns"] += is_away
-            if is_away:
-                raise StoreUnavailable("away", charged=False)
-            return super().try_acquire(*args, **options)
+    def ask(items: Any, enqueue: bool) -> Any:
+        asked["turns" if enqueue else "permits"] += is_away
+        if is_away:
+            raise StoreUnavailable("away", charged=False)
+        return limiter.try_acquire_all(items, enqueue)
 
-        def try_acquire_all(self, items: Any) -> Decision:
-            asked["permits"] += is_away
-            if is_away:
-                raise StoreUnavailable("away", charged=False)
-            return super().try_acquire_all(items)
-
-    timeline_of: list[Timeline] = []
-
-    def make(limits: Any) -> Limiter:
-        return Away(fleet.store, limits, time=timeline_of[0].clock)
-
-    fleet = Fleet(
-        workers, task, seed, max_parked=10,
-        ask=lambda key, limits, cost: make(limits).try_acquire_all([(key, limits, cost)]),
-        fleet_turns=FleetTurns(make),
-    )  # fmt: skip
-    timeline_of.append(fleet.timeline)
+    fleet = Fleet(workers, task, seed, max_parked=10, ask=ask)
+    limiter = Limiter(fleet.store, "1/second", time=fleet.timeline.clock)
     fleet.receive(200)
     fleet.timeline.run_for(away_from_s)
     is_away = True
@@ -169,21 +157,18 @@ def test_a_task_that_is_admitted_instead_of_a_turn_starts() -> None:
     task = SimulatedTask("fetch", limits="2/second")
     worker = SimulatedWorker(timeline, store, [task], slots=3, max_parked=1)
     limiter = Limiter(store, "2/second", time=timeline.clock)
-    asked: list[tuple[AnyKey, int]] = []
+    asked: list[Any] = []
 
-    class Reset(FleetTurns):
-        """The limit is reset by an operator at the last moment."""
+    def reset(items: Any) -> None:
+        """Do as an operator does, at the last moment."""
+        asked.append(items)
+        limiter.reset("fetch")
 
-        def ask(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Decision:
-            asked.append((key, cost))
-            limiter.reset(key)
-            return super().ask(key, limits, cost)
-
-    worker.admission._fleet_turns = Reset(lambda limits: limiter)
+    before_turns(worker, reset)
     for number in range(4):
         worker.receive(SimulatedRequest(number, task, "", 0.1, eta=object()))
     timeline.run_for(0.05)
-    assert asked == [("fetch", 1)]
+    assert asked == [(("fetch", limiter.limits, 1),)]
     # The permit is that of the first in the line, so that there is room for the one that asked.
     assert [request.number for request, _ in worker.started] == [0, 1, 2]
     timeline.run_for(1.0)
@@ -213,14 +198,7 @@ def test_a_slow_store_delays_the_event_loop_by_one_call_at_a_time() -> None:
     timeline = Timeline()
     task = SimulatedTask("fetch", limits="2/second")
     worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=1)
-    fleet_turns = worker.admission._fleet_turns
-
-    class Slow(FleetTurns):
-        def ask(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Decision:
-            timeline.clock.advance(0.04)
-            return fleet_turns.ask(key, limits, cost)
-
-    worker.admission._fleet_turns = Slow(lambda limits: pytest.fail("the other one is asked"))
+    before_turns(worker, lambda items: timeline.clock.advance(0.04))
     blocked_s: list[float] = []
     run_pending = worker.gate.run_pending
 
@@ -243,15 +221,7 @@ def test_a_connection_that_ends_while_a_turn_is_asked_for_forgets_the_task() -> 
     timeline = Timeline()
     task = SimulatedTask("fetch", limits="2/second")
     worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=3, max_parked=1)
-    fleet_turns = worker.admission._fleet_turns
-
-    class Ending(FleetTurns):
-        def ask(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Decision:
-            decision = fleet_turns.ask(key, limits, cost)
-            worker.gate.close()
-            return decision
-
-    worker.admission._fleet_turns = Ending(lambda limits: pytest.fail("the other one is asked"))
+    before_turns(worker, lambda items: worker.gate.close())
     for number in range(4):
         worker.receive(SimulatedRequest(number, task, "", 0.1, eta=object()))
     timeline.run_for(10.0)
@@ -265,11 +235,10 @@ def test_a_turn_that_cannot_be_had_for_one_key_stops_no_other() -> None:
     task = SimulatedTask("fetch", limits="2/second", limit_key="{key}")
     worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=9, max_parked=1)
 
-    class Failing(FleetTurns):
-        def ask(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Decision:
-            raise ConfigurationError("NOPERM")
+    def fail(items: Any) -> None:
+        raise ConfigurationError("NOPERM")
 
-    worker.admission._fleet_turns = Failing(lambda limits: pytest.fail("it is not asked"))
+    before_turns(worker, fail)
     for number in range(5):
         worker.receive(SimulatedRequest(number, task, "a", 0.1, eta=object()))
     assert [(request.number, delay_s) for request, delay_s in worker.sent_back] == [

@@ -281,6 +281,26 @@ def test_several_limits_hold_together(project: Project, limits: list[str], start
         until(lambda: len(project.started) == started, what="those within the limit", timeout=20)
 
 
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_limits_may_have_keys_of_their_own(project: Project, pool: str) -> None:
+    limited = project.task(limits=["9/hour", ("tenant:{0[0]}", "2/hour")], name="limited")
+    with project.worker(pool):
+        for number in range(24):
+            limited.delay(f"{number % 6}-{number}")
+        project.wait_parked(24 - 9)
+        found = next(iter(project.app.control.inspect(timeout=5).limits().values()))
+        assert found["asks"] <= 24
+        waits = {line["key"]: (line["waiting"], line["waits for"]) for line in found["lines"]}
+        # Each tenant has started one or two, and what waits needs one permit of both limits.
+        assert waits.keys() <= {f"limited, tenant:{number}" for number in range(6)}
+        shown = {limit for _, limit in waits.values()}
+        assert shown <= {"9/hour for limited", *(f"2/hour for tenant:{n}" for n in range(6))}
+        assert sum(waiting for waiting, _ in waits.values()) == 15
+    started = [value[0] for value in project.values()]
+    assert max(started.count(tenant) for tenant in "012345") <= 2
+    assert len(started) == 9
+
+
 def test_threads_do_not_take_permits_before_a_thread_is_free(project: Project) -> None:
     """50 tasks at 20/second behind two long ones: permits that were taken meanwhile would let all
     start at once.
@@ -343,7 +363,7 @@ def test_the_gate_hears_of_the_stores_return_from_its_limiter(
         ({}, {"limits": "5/s", "limit_key": "{tenant}"}, "'tenant', which is no argument"),
         ({}, {"limits": "5/s", "limit_costs": 2}, "unknown option limit_costs=2"),
         ({}, {"concurrency": 2}, "concurrency=2 is no option of a task"),
-        ({}, {"limits": [("t:{value}", "2/s"), ("all", "9/s")]}, "try_acquire_all([(key, limit)"),
+        ({}, {"limits": [("t:{values}", "2/s"), ("all", "9/s")]}, "key='t:{values}' names"),
         ({"distwindow_max_park": 5}, {"limits": "5/s"}, "'distwindow_max_park'"),
         ({"distwindow_limits": {"nothing": "5/s"}}, {}, "'nothing', which is not registered"),
         ({"distwindow_on_store_error": "deny"}, {}, "neither"),

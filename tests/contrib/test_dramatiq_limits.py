@@ -14,6 +14,7 @@ import pytest
 from distwindow import ConfigurationError, Limiter, StoreUnavailable
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
+from tests.contrib.charges import key_and_cost
 from tests.servers import until
 
 LIMIT = "2/hour"
@@ -112,6 +113,21 @@ def test_an_actor_without_limits_runs_beside_refused_ones(broker: Any, worker: A
     free.send()
     until(lambda: "free" in done, 10)
     assert done.count("limited") <= 1
+
+
+def test_limits_may_have_keys_of_their_own(broker: Any, worker: Any) -> None:
+    import dramatiq
+
+    done: list[str] = []
+
+    @dramatiq.actor(broker=broker, limits=["3/hour", ("tenant:{tenant}", "1/hour")])
+    def limited(tenant: str) -> None:
+        done.append(tenant)
+
+    for tenant in "aaabbbcccddd":
+        limited.send(tenant)
+    until(lambda: len(done) == 3, 10)
+    assert len(set(done)) == 3
 
 
 def test_wrong_options_are_errors_where_the_actor_is_declared(broker: Any) -> None:
@@ -304,7 +320,7 @@ def test_an_actor_that_is_a_class_is_limited_by_the_arguments_of_perform(broker:
         def perform(self, tenant: str) -> None: ...
 
     rate_limits = broker.middleware[-1]
-    assert rate_limits._tasks["Fetch"].key_and_cost(["acme"], {}) == ("tenant:acme", 1)
+    assert key_and_cost(rate_limits._tasks["Fetch"], ["acme"], {}) == ("tenant:acme", 1)
     with pytest.raises(ConfigurationError, match="names 'tennant'"):
 
         class Wrong(dramatiq.GenericActor):

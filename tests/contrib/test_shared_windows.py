@@ -17,16 +17,19 @@ from distwindow.contrib.tasks import AsyncTaskGate, TaskGate, TaskLimits
 def task(tenant: str) -> None: ...
 
 
-def gate(kind: Any, limits: Sequence[str], key: str) -> None:
+def gate(kind: Any, limits: Sequence[str], key: str, *, is_own: bool = False) -> None:
     made = kind("memory://")
     for number, text in enumerate(limits):
-        made.add(TaskLimits(f"task{number}", task, text, key))
+        spec: Any = ["1/day", (key, text)] if is_own else text
+        made.add(TaskLimits(f"task{number}", task, spec, None if is_own else key))
 
 
-def of_celery(limits: Sequence[str], key: str) -> None:
+def of_celery(limits: Sequence[str], key: str, *, is_own: bool = False) -> None:
     app, table = Celery("app"), LimitTable(None)
     for number, text in enumerate(limits):
         options: dict[str, Any] = {"limits": text, "limit_key": key}
+        if is_own:
+            options = {"limits": ["1/day", (key, text)]}
         declared = app.task(name=f"task{number}", shared=False, **options)(task)
         for _ in range(3):
             table.of(declared)
@@ -46,6 +49,8 @@ DECLARE: dict[str, Callable[[Sequence[str], str], None]] = {
     "threads": lambda limits, key: gate(TaskGate, limits, key),
     "tasks": lambda limits, key: gate(AsyncTaskGate, limits, key),
     "Celery": of_celery,
+    "threads, keys of their own": lambda limits, key: gate(TaskGate, limits, key, is_own=True),
+    "Celery, keys of their own": lambda limits, key: of_celery(limits, key, is_own=True),
     "ASGI": lambda limits, key: of_web(asgi.RateLimits, limits, key),
     "Flask": of_flask,
 }
@@ -70,7 +75,7 @@ def test_equal_limits_and_other_intervals_are_not(
     assert "one window" not in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["threads", "tasks", "Celery"])
+@pytest.mark.parametrize("kind", [kind for kind in DECLARE if kind not in ("ASGI", "Flask")])
 def test_a_key_with_the_task_in_it_is_not(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     DECLARE[kind](["10/second", "2/second"], "{task}:{tenant}")
     assert "one window" not in caplog.text

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow import ConfigurationError, Key
+from distwindow import ConfigurationError, Key, Limit
 from distwindow.contrib.tasks import TaskLimits, read_options
+from tests.contrib.charges import key_and_cost
 
 ANY = st.integers() | st.text(max_size=20) | st.none() | st.floats()
 
@@ -27,6 +28,10 @@ def with_context(ctx: Any, tenant: str) -> None: ...
 def nothing() -> None: ...
 
 
+def by_tenant(tenant: str, url: str, page: int) -> str:
+    return tenant
+
+
 async def key_of(tenant: str) -> str:
     return tenant
 
@@ -35,30 +40,30 @@ async def key_of(tenant: str) -> str:
 def test_a_template_is_filled_with_the_bound_arguments(tenant: Any, url: Any, page: Any) -> None:
     task = TaskLimits("fetch", fetch, "5/s", "{tenant}|{url}|{page}")
     expected = f"{tenant}|{url}|{page}"
-    assert task.key_and_cost([tenant, url], {"page": page}) == (expected, 1)
-    assert task.key_and_cost([], {"url": url, "page": page, "tenant": tenant}) == (expected, 1)
-    assert task.key_and_cost([tenant], {}) == (f"{tenant}|/|1", 1)
+    assert key_and_cost(task, [tenant, url], {"page": page}) == (expected, 1)
+    assert key_and_cost(task, [], {"url": url, "page": page, "tenant": tenant}) == (expected, 1)
+    assert key_and_cost(task, [tenant], {}) == (f"{tenant}|/|1", 1)
 
 
 def test_a_template_may_name_what_a_task_takes_by_any_name() -> None:
     task = TaskLimits("anything", anything, "5/s", "{first}:{tenant}")
-    assert task.key_and_cost([1, 2], {"tenant": "acme"}) == ("1:acme", 1)
+    assert key_and_cost(task, [1, 2], {"tenant": "acme"}) == ("1:acme", 1)
 
 
 def test_a_template_has_formats_and_braces() -> None:
     task = TaskLimits("fetch", fetch, "5/s", "{{{tenant:>3}}}")
-    assert task.key_and_cost(["a"], {}) == ("{  a}", 1)
+    assert key_and_cost(task, ["a"], {}) == ("{  a}", 1)
 
 
 def test_the_queues_own_parameters_are_not_arguments() -> None:
     task = TaskLimits("with_context", with_context, "5/s", "t:{tenant}", own=1)
-    assert task.key_and_cost(["acme"], {}) == ("t:acme", 1)
+    assert key_and_cost(task, ["acme"], {}) == ("t:acme", 1)
     with pytest.raises(ConfigurationError, match="names 'ctx'"):
         TaskLimits("with_context", with_context, "5/s", "{ctx}", own=1)
 
 
 def test_without_a_key_all_calls_count_under_the_name_of_the_task() -> None:
-    assert TaskLimits("fetch", fetch, "5/s").key_and_cost(["acme"], {}) == ("fetch", 1)
+    assert key_and_cost(TaskLimits("fetch", fetch, "5/s"), ["acme"], {}) == ("fetch", 1)
 
 
 def test_key_and_cost_may_be_functions_of_the_arguments() -> None:
@@ -69,7 +74,7 @@ def test_key_and_cost_may_be_functions_of_the_arguments() -> None:
         lambda tenant, url, page: Key("fetch", tag=f"{tenant}{url}"),
         lambda *_, page: page,
     )
-    assert task.key_and_cost(["acme"], {"page": 3}) == (Key("fetch", tag="acme/"), 3)
+    assert key_and_cost(task, ["acme"], {"page": 3}) == (Key("fetch", tag="acme/"), 3)
 
 
 @given(tenant=st.text(max_size=5), url=st.text(max_size=5), page=st.integers(1, 5))
@@ -84,15 +89,62 @@ def test_a_function_makes_the_same_of_a_call_as_a_template_however_arguments_are
         ([], {"page": page, "url": url, "tenant": tenant}),
         ([tenant], {}),
     ):
-        assert template.key_and_cost(args, kwargs) == function.key_and_cost(args, kwargs)
-        assert template.key_and_cost(args, kwargs)[0] != "fetch"
+        assert key_and_cost(template, args, kwargs) == key_and_cost(function, args, kwargs)
+        assert key_and_cost(template, args, kwargs)[0] != "fetch"
 
 
 def test_a_name_that_others_may_have_too_is_the_parameter() -> None:
     def positional(a: str, /, **others: str) -> None: ...
 
     task = TaskLimits("positional", positional, "5/s", "{a}:{b}")
-    assert task.key_and_cost(["1"], {"a": "2", "b": "3"}) == ("1:3", 1)
+    assert key_and_cost(task, ["1"], {"a": "2", "b": "3"}) == ("1:3", 1)
+
+
+PARTS: dict[str, tuple[Any, list[tuple[Any, str, int]]]] = {
+    "plain": ("5/s", [("fetch", "5/s", 2)]),
+    "one with a key": ([("t:{tenant}", "5/s")], [("t:acme", "5/s", 2)]),
+    "both": (["9/s", ("t:{tenant}", "5/s")], [("fetch", "9/s", 2), ("t:acme", "5/s", 2)]),
+    "as JSON has them": (["9/s", ["{url}", "5/s", 1]], [("fetch", "9/s", 2), ("/", "5/s", 1)]),
+    "functions": (
+        [(lambda tenant, url, page: Key(url, tag=tenant), "5/s", lambda tenant, url, page: page)],
+        [(Key("/", tag="acme"), "5/s", 3)],
+    ),
+    "several of one key": (
+        [("{tenant}", ["5/s", "9/m"]), ("{tenant}", "7/h", 4)],
+        [("acme", "5/s", 2), ("acme", "9/m", 2), ("acme", "7/h", 4)],
+    ),
+    # A call is charged once in a window, however many limits look at it: under the smaller one.
+    "keys that are equal": (
+        [("{tenant}", "9/s", 3), ("{tenant!s}", "5/s", 4), ("{tenant:s}", "7/m")],
+        [("acme", "5/s", 4), ("acme", "7/m", 2)],
+    ),
+    "keys that are equal, the smaller limit first": (
+        [("{tenant}", "5/s", 4), ("{tenant!s}", "9/s", 7)],
+        [("acme", "5/s", 5)],
+    ),
+    "keys that cannot be made": (
+        ["9/s", ("{tenant.name}", "5/s"), ("{tenant.id}", "6/m", lambda *all, **others: 0)],
+        [("fetch", "5/s", 2), ("fetch", "6/m", 6)],
+    ),
+}
+
+
+@pytest.mark.parametrize("limits", PARTS)
+@pytest.mark.parametrize("how", ["by position", "by name"])
+def test_limits_may_have_keys_of_their_own(limits: str, how: str) -> None:
+    spec, expected = PARTS[limits]
+    args, kwargs = (["acme"], {}) if how == "by position" else ([], {"tenant": "acme"})
+    items = TaskLimits("fetch", fetch, spec, None, 2).items(args, {**kwargs, "page": 3})
+    found = [(key, limit, cost) for key, limits, cost in items for limit in limits]
+    assert found == [(key, Limit(limit), cost) for key, limit, cost in expected]
+
+
+def test_limits_with_keys_are_shown_with_them() -> None:
+    task = TaskLimits("fetch", fetch, ["9/s", ("t:{tenant}", ["5/s", "7/m"]), (by_tenant, "1/h")])
+    assert [text for part in task.parts for text in part.shown()] == [
+        "9/second", "5/second for t:{tenant}", "7/minute for t:{tenant}", "1/hour for by_tenant",
+    ]  # fmt: skip
+    assert repr(task) == "TaskLimits('fetch', '9/second; 5/second; 7/minute; 1/hour')"
 
 
 def test_what_the_queue_injects_is_no_argument() -> None:
@@ -101,8 +153,8 @@ def test_what_the_queue_injects_is_no_argument() -> None:
     task = TaskLimits(
         "t", task_of_taskiq, "5/s", lambda tenant, page: f"{tenant}{page}", injected=["context"]
     )
-    assert task.key_and_cost(["acme"], {}) == ("acme1", 1)
-    assert task.key_and_cost(["acme"], {"context": None, "page": 2}) == ("acme2", 1)
+    assert key_and_cost(task, ["acme"], {}) == ("acme1", 1)
+    assert key_and_cost(task, ["acme"], {"context": None, "page": 2}) == ("acme2", 1)
     with pytest.raises(ConfigurationError, match="names 'context'"):
         TaskLimits("t", task_of_taskiq, "5/s", "{context}", injected=["context"])
 
@@ -123,8 +175,29 @@ class AwaitedKey:
         ({"limits": "5/fortnight"}, "'fortnight' is not a unit of time"),
         ({"limits": 5}, "5 is not a limit"),
         ({"limits": []}, "no limit was given"),
-        ({"limits": [("t:{tenant}", "2/s"), ("all", "9/s")]}, "try_acquire_all.*, and retry"),
-        ({"limits": {"t:{tenant}": "2/s", "all": "9/s"}}, "all limits of a task count under its"),
+        ({"limits": {"t:{tenant}": "2/s", "all": "9/s"}}, r"are \(key, limits\) or .* in a list"),
+        ({"limits": ["9/s", ("t:{tenant}",)]}, r"are \(key, limits\) or .* in a list, as in "),
+        ({"limits": [["9/s", "5/m"]]}, r"are \(key, limits\) or .* in a list, as in "),
+        ({"limits": ["9/s", ("t:{tenant}", "2/s", 1, 1)]}, r"are \(key, limits\) or .* in a list"),
+        ({"limits": ["9/s", ("t:{tennant}", "2/s")]}, " key='t:{tennant}' names 'tennant'"),
+        ({"limits": ["9/s", ("t:{tenant}", "often")]}, "limit 'often': not understood"),
+        ({"limits": ["9/s", ("t:{tenant}", "2/s", 3)]}, " cost=3 can never be admitted: .* is 2"),
+        ({"limits": ["9/s", ("t:{tenant}", "2/s")], "limit_cost": 3}, " cost=3 can never be"),
+        ({"limits": ["9/s", (7, "2/s")]}, " key=7 is neither a template"),
+        ({"limits": ["9/s", ("", "2/s")]}, " key is empty"),
+        (
+            {"limits": [("{tenant}", "2/s")], "limit_key": "x"},
+            "limit_key='x' is for limits",
+        ),
+        (
+            {"limits": [("{tenant}", "2/s"), ("{tenant}", "9/s")]},
+            "'2/second' and '9/.* one window",
+        ),
+        (
+            {"limits": ["2/s", ("{task}", "9/s")]},
+            "'9/second' of the key '{task}' count in",
+        ),
+        ({"limits": ["2/s", ("{tenant}", "9/s paced 1s")]}, "a worker starts a task as soon as it"),
         ({"limits": "5/s paced 1s"}, "a worker starts a task as soon as it is admitted"),
         (
             {"limits": "5/s", "limit_key": "t:{tennant}"},
@@ -185,7 +258,7 @@ def test_a_call_whose_key_fails_counts_under_the_name_of_the_task(
 
     task = TaskLimits("fetch", fetch, "5/s", broken)
     with caplog.at_level(logging.ERROR, "distwindow"):
-        assert task.key_and_cost(["acme"], {}) == ("fetch", 1)
+        assert key_and_cost(task, ["acme"], {}) == ("fetch", 1)
     assert "such calls count under 'fetch' instead" in caplog.text
 
 
@@ -195,31 +268,31 @@ def test_a_call_whose_cost_fails_is_charged_the_whole_limit(
 ) -> None:
     task = TaskLimits("fetch", fetch, ["5/s", "100/m"], cost=lambda *_, page: cost)
     with caplog.at_level(logging.ERROR, "distwindow"):
-        assert task.key_and_cost(["acme"], {}) == ("fetch", 5)
+        assert key_and_cost(task, ["acme"], {}) == ("fetch", 5)
     assert "such calls cost the whole limit, 5" in caplog.text
 
 
 def test_arguments_that_the_task_does_not_take_count_under_its_name() -> None:
     task = TaskLimits("fetch", fetch, "5/s", "t:{tenant}")
-    assert task.key_and_cost([], {"tennant": "acme"}) == ("fetch", 1)
-    assert task.key_and_cost([], {}) == ("fetch", 1)
+    assert key_and_cost(task, [], {"tennant": "acme"}) == ("fetch", 1)
+    assert key_and_cost(task, [], {}) == ("fetch", 1)
 
 
 def test_missing_arguments_matter_only_to_a_key_that_is_made_of_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert TaskLimits("fetch", fetch, "5/s", "{page}").key_and_cost([], {}) == ("1", 1)
+    assert key_and_cost(TaskLimits("fetch", fetch, "5/s", "{page}"), [], {}) == ("1", 1)
     assert not caplog.records
     for template in ("t:{tenant}", "t:{0}"):
         task = TaskLimits("fetch", fetch, "5/s", template)
-        assert task.key_and_cost([], {}) == ("fetch", 1)
+        assert key_and_cost(task, [], {}) == ("fetch", 1)
         assert "the call has no argument" in caplog.records[-1].getMessage()
 
 
 def test_a_failure_is_logged_once_for_each_option(caplog: pytest.LogCaptureFixture) -> None:
     task = TaskLimits("fetch", fetch, "5/s", "{tenant.id}", lambda *_, page: 0)
     for _ in range(9):
-        assert task.key_and_cost(["acme"], {}) == ("fetch", 5)
+        assert key_and_cost(task, ["acme"], {}) == ("fetch", 5)
     assert [record.getMessage().split()[0] for record in caplog.records] == [
         "limit_key", "limit_cost"
     ]  # fmt: skip

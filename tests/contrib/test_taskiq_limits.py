@@ -34,6 +34,22 @@ async def test_without_the_receiver_tasks_wait_as_well() -> None:
     await broker.shutdown()
 
 
+async def test_limits_may_have_keys_of_their_own() -> None:
+    broker = in_memory_broker()
+    running: list[str] = []
+
+    @broker.task("job", limits=["6/300ms", ("{tenant}", "1/300ms"), (lambda tenant: "x", "9/m", 2)])
+    async def job(tenant: str) -> None:
+        running.append(tenant)
+
+    await broker.startup()
+    handles = [await job.kiq(tenant) for tenant in "aabb"]
+    assert [(await handle.wait_result(timeout=10)).is_err for handle in handles] == [False] * 4
+    assert sorted(running[:2]) == ["a", "b"]
+    assert sorted(running) == ["a", "a", "b", "b"]
+    await broker.shutdown()
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, ConfigurationError, Limit, Limiter
+from distwindow import AsyncLimiter, ConfigurationError, Key, Limit, Limiter
 from distwindow.waiting.commands import AcquireTurn
 from tests.clock_and_stores import ManualClock, fresh_key
 from tests.event_loops import uvloop_param
@@ -127,6 +127,33 @@ def test_of_several_limits_the_line_is_that_of_the_one_that_has_room_last(run: R
                 await limiter.try_acquire(key)
 
     run(scenario, f"{FIVE}; {HOURLY}")
+
+
+def test_calls_over_several_keys_take_places_in_the_line_of_what_refuses(run: Run) -> None:
+    """Two crowds that have one limit in common take turns in its line, and not each its own."""
+
+    async def scenario(limiter: Any, key: str, clock: ManualClock) -> None:
+        def both(own: str) -> list[Any]:
+            return [(Key(own, tag=key), HOURLY, 1), (Key("all", tag=key), FIVE, 1)]
+
+        for _ in range(5):
+            assert await limiter.try_acquire_all(both("a"), enqueue=True)
+        turns = [await limiter.try_acquire_all(both("ab"[n % 2]), enqueue=True) for n in range(4)]
+        assert [turn.retry_after for turn in turns] == [300.0, 360.0, 420.0, 480.0]
+        assert {turn.key for turn in turns} == {Key("all", tag=key)}
+        plain = await limiter.try_acquire_all(both("b"))
+        assert plain.retry_after == 300.0
+        clock.move(300_000)
+        admitted = await limiter.try_acquire_all(both("b"), enqueue=True)
+        assert await limiter.refund(admitted) == 1
+        for limits in (FIVE, "5/minute paced 1s"):
+            wrong = [(Key("a", tag=key), limits, 1)]
+            with pytest.raises(
+                ConfigurationError, match="enqueue=1 is" if limits is FIVE else "paced"
+            ):
+                await limiter.try_acquire_all(wrong, enqueue=1 if limits is FIVE else True)
+
+    run(scenario, FIVE)
 
 
 def test_leased_permits_are_spent_first(redis_url: str) -> None:

@@ -12,13 +12,13 @@ whichever lines, few are asked for until an ask succeeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ... import Decision, Health, Limit, Limiter
+from ... import Decision, Health
 from ...errors import ConfigurationError, StoreError, short_repr
-from ...ring.key import AnyKey
-from ..tasks import FailureLog
+from ..tasks import FailureLog, Item, keys_of
+from .lines import Permits
 from .settings import OnStoreError
 from .worker import logger
 
@@ -36,13 +36,11 @@ _FAILURES_OF_ALL = 3
 _LOG_EVERY_S = 60.0
 """How often a kind of failure of single lines is logged."""
 
-_MOST_LIMITERS = 16
-"""Each has a connection of its own. One is made for the limits of tasks that are sent back; further
-limits have no turns.
+Ask = Callable[..., Decision]
+"""`acquire_all` of a limiter: `ask(items, enqueue)`. With `enqueue` a refused task takes a place in
+the fleet's line: workers that gave out turns on their own would give the same moments, and the
+tasks come back as many times too early as there are workers.
 """
-
-MakeLimiter = Callable[[tuple[Limit, ...]], Limiter]
-Ask = Callable[[AnyKey, tuple[Limit, ...], int], Decision]
 
 
 class Answer(NamedTuple):
@@ -58,6 +56,8 @@ class Answer(NamedTuple):
     seconds: permits come back only when a bucket ends.
     """
     left_for_s: float = 0.0
+    permits: Permits | None = None
+    """What a limit refuses, or of which `left` are left; None where no limit decides."""
     failures: int = 0
     """How many asks for this line in a row have failed, though the store answers."""
     store_is_away: bool = False
@@ -65,39 +65,6 @@ class Answer(NamedTuple):
 
 
 RUN = Answer(True, 0.0)
-
-
-class FleetTurns:
-    """Calls that take a place in the fleet's line, `Limiter.try_acquire(..., enqueue=True)`, for
-    tasks that are sent back because their worker has no room. Workers that gave out turns on their
-    own would give the same moments, and the tasks come back as many times too early as there are
-    workers.
-    """
-
-    def __init__(self, make: MakeLimiter) -> None:
-        self._make = make
-        self._limiters: dict[tuple[Limit, ...], Limiter] = {}
-        self._is_closed = False
-
-    def has_turns(self, limits: tuple[Limit, ...]) -> bool:
-        """True if there are turns under these limits: not if one is paced or warms up."""
-        if not limits or self._is_closed or any(limit.is_shaped for limit in limits):
-            return False
-        return limits in self._limiters or len(self._limiters) < _MOST_LIMITERS
-
-    def ask(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Decision:
-        """Return the decision; `retry_after` of a refusal is the turn. Raises what `try_acquire`
-        raises.
-        """
-        limiter = self._limiters.get(limits)
-        if limiter is None:
-            limiter = self._limiters[limits] = self._make(limits)
-        return limiter.try_acquire(key, cost, enqueue=True)
-
-    def close(self) -> None:
-        self._is_closed = True
-        while self._limiters:
-            self._limiters.popitem()[1].close()
 
 
 class TaskAdmission:
@@ -108,12 +75,10 @@ class TaskAdmission:
     def __init__(
         self,
         ask: Ask,
-        fleet_turns: FleetTurns,
         monotonic: Callable[[], float],
         on_store_error: OnStoreError,
     ) -> None:
         self._ask = ask
-        self._fleet_turns = fleet_turns
         self.monotonic = monotonic
         self._on_store_error = on_store_error
         self._pause_s = 0.0
@@ -157,36 +122,34 @@ class TaskAdmission:
         self._paused_until_s = now_s
         return True
 
-    def may_run(
-        self, key: AnyKey, limits: tuple[Limit, ...], cost: int, failures: int = 0
-    ) -> Answer:
-        """Ask for the permits of one task. A cost above the smallest limit, which would wait
-        forever, asks for all its permits instead. `failures`: those of the line's last answer.
-        """
-        decision = self._decide(self._ask, key, limits, cost, failures)
+    def may_run(self, items: Sequence[Item], failures: int = 0) -> Answer:
+        """Ask for the permits of one task. `failures`: those of the line's last answer."""
+        decision = self._decide(items, failures)
         if isinstance(decision, Answer):
             return decision
-        if decision.allowed:
-            limit = decision.limit
-            if limit.is_shaped:
-                return Answer(True, decision.wait)
-            left_for_ms = limit.bucket_ms - decision.now_ms % limit.bucket_ms
-            return Answer(True, 0.0, decision.remaining, left_for_ms / 1000)
-        return Answer(False, decision.retry_after)
+        limit = decision.limit
+        permits = Permits(decision.key, limit, decision.cost)
+        if not decision.allowed:
+            return Answer(False, decision.retry_after, permits=permits)
+        if limit.is_shaped:
+            return Answer(True, decision.wait)
+        left_for_ms = limit.bucket_ms - decision.now_ms % limit.bucket_ms
+        return Answer(True, 0.0, decision.remaining, left_for_ms / 1000, permits=permits)
 
-    def take_turn(self, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> Answer | None:
+    def take_turn(self, items: Sequence[Item]) -> Answer | None:
         """Ask for the permits of one task; if it is refused, take a place in the fleet's line,
-        whose turn is then in `wait_s`. None where the turn is unknown.
+        whose turn is then in `wait_s`. None where the turn is unknown: under a limit that is paced
+        or warms up, and while the store is away.
         """
-        if not self._fleet_turns.has_turns(limits):
+        if any(limit.is_shaped for _, limits, _ in items for limit in limits):
             return None
-        decision = self._decide(self._fleet_turns.ask, key, limits, cost, 0)
+        decision = self._decide(items, 0, enqueue=True)
         if isinstance(decision, Answer):
             return None
         return Answer(decision.allowed, decision.retry_after)
 
     def _decide(
-        self, ask: Ask, key: AnyKey, limits: tuple[Limit, ...], cost: int, failures: int
+        self, items: Sequence[Item], failures: int, enqueue: bool = False
     ) -> Decision | Answer:
         """Return the limiter's decision; an answer without one while it fails."""
         now_s = self.monotonic()
@@ -198,7 +161,7 @@ class TaskAdmission:
         self.asks += 1
         self._is_back = False
         try:
-            decision = ask(key, limits, min(cost, *(limit.amount for limit in limits)))
+            decision = self._ask(items, enqueue)
         except StoreError as exc:
             self.failures += 1
             return self._unknown(self._pause(exc), failures)
@@ -207,7 +170,7 @@ class TaskAdmission:
             self._has_answered()
             self._line_failures += 1
             self._ask_again_at_s = self.monotonic() + FIRST_PAUSE_S
-            self._log_failure(key, exc, failures)
+            self._log_failure(items, exc, failures)
             return Answer(False, _pause_s(failures + 1), failures=failures + 1)
         self._has_answered()
         self._line_failures = 0
@@ -235,13 +198,13 @@ class TaskAdmission:
         self._paused_until_s = self._failed_at_s + self._pause_s
         return self._pause_s
 
-    def _log_failure(self, key: AnyKey, exc: Exception, failures: int) -> None:
+    def _log_failure(self, items: Sequence[Item], exc: Exception, failures: int) -> None:
         """Log the first failure of a line, and some of the others."""
         unlogged = self._failure_log.unlogged_before(type(exc).__name__)
         if unlogged is not None or not failures:
             logger.error(
                 "the limit key %s cannot be asked for (%s: %s); its tasks wait%s",
-                *(short_repr(key), type(exc).__name__, exc),
+                *(short_repr(keys_of(items)), type(exc).__name__, exc),
                 f" ({unlogged} such failures were not logged)" if unlogged else "",
                 exc_info=None if isinstance(exc, ConfigurationError) else exc,
             )

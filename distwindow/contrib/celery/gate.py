@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ... import Limit
 from ...errors import ConfigurationError
 from .admission import LOOK_EVERY_S, RUN, Answer, TaskAdmission
 from .limits import EffectiveLimits
@@ -24,8 +23,8 @@ from .worker import OneTimer, WorkerPort, is_revoked, logger, task_parked, task_
 #   why it is sent back            its turn
 #   it was kept for too long       the worker's own
 #   the worker has no room for it  the fleet's; the worker's own where that is unknown: while the
-#                                  store is away, under paced limits, once its line may ask, for a
-#                                  cost that is not that of the first in the line, and for a line
+#                                  store is away, under paced limits, once its line may ask, for
+#                                  costs that are not those of the first in the line, and for a line
 #                                  whose key cannot be served
 #
 # Turns of a worker are as far apart as the limit admits tasks. Several workers that gave out turns
@@ -46,27 +45,25 @@ class ReturnTurns:
         # While its eta is to come, another worker keeps it, and half of the time is left then.
         self._longest_s = max_hold_s / 2
 
-    def turn_s(self, entry: ParkedTask[Any], limits: tuple[Limit, ...], now_s: float) -> float:
+    def turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
         """Return when this task is to come again."""
-        return (
-            self._own_turn_s(entry, now_s) if entry.has_room else self._fleet_turn_s(entry, limits)
-        )
+        return self._own_turn_s(entry, now_s) if entry.has_room else self._fleet_turn_s(entry)
 
     def _own_turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
         """Return the worker's own turn for this task."""
         return self._postponed_s(entry.line.next_turn_s, now_s)
 
-    def _fleet_turn_s(self, entry: ParkedTask[Any], limits: tuple[Limit, ...]) -> float:
+    def _fleet_turn_s(self, entry: ParkedTask[Any]) -> float:
         """Return the fleet's turn for this task, or the worker's own where that is unknown.
 
         The limiter may admit the call. Then the first task of the line has its permits, and may
-        start: so only a task of the same cost asks.
+        start: so only a task of the same costs asks.
         """
         line, head = entry.line, entry.line.head
         asks = line.state == "waiting" and not line.failures
         answer = None
-        if asks and head is not None and head.cost == entry.cost:
-            answer = self._admission.take_turn(line.key, limits, entry.cost)
+        if asks and head is not None and head.items == entry.items:
+            answer = self._admission.take_turn(entry.items)
         now_s = self._admission.monotonic()
         if answer is not None and not answer.admitted:
             return self._postponed_s(now_s + answer.wait_s, now_s)
@@ -83,11 +80,11 @@ class ReturnTurns:
         """Return how long the task stays away: no longer than another worker may keep it."""
         return min(turn_s - now_s, self._longest_s)
 
-    def note_sent_back(
-        self, entry: ParkedTask[Any], limits: tuple[Limit, ...], turn_s: float
-    ) -> None:
+    def note_sent_back(self, entry: ParkedTask[Any], turn_s: float) -> None:
         """Move the worker's own next turn behind the one at which this task comes back."""
-        seconds = [min(entry.cost, limit.amount) * limit.per / limit.amount for limit in limits]
+        seconds = [
+            cost * limit.per / limit.amount for _, limits, cost in entry.items for limit in limits
+        ]
         entry.line.next_turn_s = turn_s + max(seconds, default=0.0)
 
 
@@ -191,7 +188,7 @@ class Gate:
 
     def process(self, request: Any) -> None:
         """Take a task that the consumer has received: Celery's `process_task`."""
-        if not self.limits.of(request.task).limits:
+        if not self.limits.of(request.task).parts:
             self._slots.pass_on(request, by_turns=self.lines.size > 0)
         else:
             self._arrivals.append(request)
@@ -293,10 +290,10 @@ class Gate:
 
     def _add(self, request: Any) -> None:
         task = request.task
-        key, cost = self.limits.of(task).key_and_cost(request.args, request.kwargs, request.id)
+        items = self.limits.of(task).items(request.args, request.kwargs, request.id)
         worker = self.worker
         kept_until_s = worker.received_s(request) + self._max_hold_s
-        entry = self.lines.add(task.name, key, request, cost, kept_until_s, worker.rank(request))
+        entry = self.lines.add(task.name, request, items, kept_until_s, worker.rank(request))
         self._watch_expiry(entry)
         if entry.line.state == "waiting":
             entry.parked = True
@@ -318,9 +315,11 @@ class Gate:
             return
         answer = RUN
         if not entry.admitted:
-            limits = self.limits.of(entry.item.task).limits
+            if self._waits_behind(line, entry):
+                self._slots.give_back()
+                return
             try:
-                answer = self.admission.may_run(line.key, limits, entry.cost, line.failures)
+                answer = self.admission.may_run(entry.items, line.failures)
             except BaseException:  # of a signal handler: the gate goes on with its next call
                 self._slots.give_back()
                 self.lines.ask_again(line)
@@ -333,14 +332,18 @@ class Gate:
         elif answer.admitted and not answer.wait_s:
             line.started += 1
             self.started += 1
-            self._leave(entry)
-            self._go_on(line, answer)
+            self._go_on(entry, answer)
             self._slots.start(entry.item)
         else:
             if answer.admitted:
                 entry.admit()
             self._slots.give_back()
-            self.lines.wait(line, self.worker.monotonic() + answer.wait_s)
+            until_s = self.worker.monotonic() + answer.wait_s
+            if answer.permits is None:
+                self.lines.wait(line, until_s)
+            else:
+                self.lines.use_up(answer.permits, until_s)
+                self.lines.wait_for(line, answer.permits)
             self._park(line, answer.wait_s, self.lines.park(line))
 
     def _is_ending(self) -> bool:
@@ -349,14 +352,30 @@ class Gate:
         """
         return self._ended_connections > 0 or self.worker.is_stopping()
 
-    def _go_on(self, line: TaskQueue[Any], answer: Answer) -> None:
-        """Ask for the next task of a line: at once, or when there can be a permit for it again."""
-        following = line.head
-        if following is None or answer.left is None or following.cost <= answer.left:
+    def _go_on(self, entry: ParkedTask[Any], answer: Answer) -> None:
+        """Take a task that starts out of its line, whose next one asks: at once, or when there can
+        be a permit for it again.
+        """
+        line, permits, left = entry.line, answer.permits, answer.left
+        following = next((one for one in line.entries if one is not entry and not one.left), None)
+        if permits is not None and left is not None:
+            if following is not None:
+                permits = permits._replace(cost=following.cost_of(permits))
+            is_needed = following is not None or self.lines.is_waited_for(permits)
+            if permits.cost > left and is_needed:
+                self.lines.use_up(permits, self.worker.monotonic() + answer.left_for_s)
+        self._leave(entry)
+        self.lines.has_answer(line)
+        if following is not None and not self._waits_behind(line, following):
             self.lines.ask_again(line)
-        else:
-            self.lines.wait(line, self.worker.monotonic() + answer.left_for_s)
-            self._park(line, answer.left_for_s, self.lines.park(line))
+
+    def _waits_behind(self, line: TaskQueue[Any], entry: ParkedTask[Any]) -> bool:
+        """True if a limit of the first task is used up, as is known: its line waits for it then."""
+        until_s = self.lines.wait_behind(line, entry.items)
+        if until_s is not None:
+            wait_s = max(0.0, until_s - self.worker.monotonic())
+            self._park(line, wait_s, self.lines.park(line))
+        return until_s is not None
 
     def _head(self, line: TaskQueue[Any]) -> ParkedTask[Any] | None:
         """Return the first task of a line that is to run; drop those that are another worker's by
@@ -475,9 +494,8 @@ class Gate:
         if not self.worker.can_send_back(request):
             self.lines.keep_until(entry, entry.expires_s)
             return
-        limits = self.limits.of(request.task).limits
         turns = self._return_turns
-        turn_s = turns.turn_s(entry, limits, now_s)
+        turn_s = turns.turn_s(entry, now_s)
         if self._ended_connections:
             return
         if self.lines.any_ready:  # one may start, so there may be room
@@ -495,7 +513,7 @@ class Gate:
             )
             self.lines.keep_until(entry, now_s + _TRY_AGAIN_S)
             return
-        turns.note_sent_back(entry, limits, now_s + turns.delay_s(turn_s, now_s))
+        turns.note_sent_back(entry, now_s + turns.delay_s(turn_s, now_s))
         self.sent_back += 1
         self._leave(entry)
         task_sent_back.send(sender=request.task, request=request, key=line.key, eta=eta)

@@ -7,20 +7,17 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from celery import Task
 
 from ...errors import ConfigurationError
-from ...ring.key import AnyKey
-from ...ring.limit import Limit, LimitSpec
 from ..shared_windows import SharedWindows
 from ..tasks import (
     TASK_OPTIONS,
-    KeyAndCost,
+    LimitsOfKey,
     TaskArguments,
-    add_windows,
+    TaskCharges,
     check_has_limits,
     check_not_for_the_task,
     check_option_names,
@@ -44,23 +41,21 @@ _OF_CELERY = frozenset(dir(Task))
 _PATTERN = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True)
-class CeleryTaskLimits:
-    """The limits of one task, with the key and the cost of each message."""
+class CeleryTaskLimits(TaskCharges):
+    """The limits of one task, if it has any. `source` is the setting that has set them, for people;
+    the other arguments are those of `TaskCharges`.
+    """
 
-    task: str
-    limits: tuple[Limit, ...]
-    """Empty if the task is not limited."""
-    charge: KeyAndCost
-    source: str
-    """The setting that has set the limits, for people."""
-
-    def key_and_cost(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], call: object = None
-    ) -> tuple[AnyKey, int]:
-        """Return the key and the cost of one message, as `KeyAndCost.of`."""
-        smallest = min((limit.amount for limit in self.limits), default=1)
-        return self.charge.of(args, kwargs, smallest, call)
+    def __init__(
+        self,
+        arguments: TaskArguments,
+        parts: Sequence[LimitsOfKey] = (),
+        key: object = None,
+        cost: object = None,
+        source: str = "",
+    ) -> None:
+        super().__init__(arguments, parts, key, 1 if cost is None else cost, logger)
+        self.source = source
 
 
 class LimitTable:
@@ -92,15 +87,14 @@ class LimitTable:
         if pattern is None:
             check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
-        parsed = () if limits is None else _parse(f"task {name!r}: {source}", limits)
-        add_windows(self._shared_windows, name, key, parsed)
-        charge = KeyAndCost(arguments, key, 1 if cost is None else cost, parsed, logger)
-        return CeleryTaskLimits(name, parsed, charge, source)
+        parts = () if limits is None else _parse(f"task {name!r}: {source}", limits)
+        found = CeleryTaskLimits(arguments, parts, key, cost, source)
+        found.add_windows(self._shared_windows)
+        return found
 
     def unlimited(self, task: Any) -> CeleryTaskLimits:
         """Return the limits of a task as none, whatever its options say."""
-        own = TaskArguments(str(task.name), task.run)
-        return CeleryTaskLimits(own.task, (), KeyAndCost(own, None, 1, (), logger), "")
+        return CeleryTaskLimits(TaskArguments(str(task.name), task.run))
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise `ConfigurationError` for an entry that names a task which does not exist, and for
@@ -139,7 +133,7 @@ class LimitTable:
         return next((pattern for pattern in self._configured if _fits(pattern, name)), None)
 
 
-def _parse(where: str, limits: LimitSpec) -> tuple[Limit, ...]:
+def _parse(where: str, limits: object) -> tuple[LimitsOfKey, ...]:
     try:
         return parse_task_limits(limits)
     except ConfigurationError as exc:
@@ -240,7 +234,7 @@ class EffectiveLimits:
 
     def limited(self) -> Iterable[CeleryTaskLimits]:
         """Return the tasks that have limits."""
-        return [found for found in self._effective.values() if found.limits]
+        return [found for found in self._effective.values() if found.parts]
 
     def _of(self, task: Any) -> CeleryTaskLimits:
         """Return what limits `task`. Raises `ConfigurationError` for options that cannot work, and
@@ -252,7 +246,7 @@ class EffectiveLimits:
             wait_s = (limit.max_wait_ms or 0) / 1000
             if wait_s > self._longest_pace_s:
                 raise ConfigurationError(
-                    f"task {found.task!r}: the limit '{limit}' has tasks wait {wait_s:g} s for "
+                    f"task {found.name!r}: the limit '{limit}' has tasks wait {wait_s:g} s for "
                     f"their moment, which may be {self._longest_pace_s:g} s at most: the broker "
                     "gives a message that is kept longer to another worker, too; pace over a "
                     "shorter time, or raise the broker's visibility_timeout or distwindow_max_hold"

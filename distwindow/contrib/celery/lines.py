@@ -5,11 +5,13 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterator
-from typing import Generic, Literal, TypeVar
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ...ring.key import AnyKey
+from ...ring.limit import Limit
+from ..tasks import Item, keys_of
 
 T = TypeVar("T")
 
@@ -75,20 +77,25 @@ class Schedule(Generic[T]):
 #
 # The lines of tasks that wait for their limits: what waits where, in which order, until when.
 #
-# There is a line for each task name and limit key, in the order of priority, and of arrival within
-# a priority. Only the first task of a line asks the limiter, so a line costs one call per permit
-# and one per refusal, however long it is. (What is sent back for want of room may cost one more:
-# see `ReturnTurns`.) Nothing here knows Celery, and time is an argument.
+# There is a line for each task name and limit key (or keys, if the task has several), in the order
+# of priority, and of arrival within a priority. Only the first task of a line asks the limiter, so
+# a line costs one call per permit and one per refusal, however long it is. (What is sent back for
+# want of room may cost one more: see `ReturnTurns`.) Nothing here knows Celery, and time is an
+# argument.
 #
 #   state of a line   what it waits for            leaves it by
 #   ready             its turn to ask              pop_ready    -> asking
 #   asking            a slot of the pool, then     ask_again    -> ready
-#                     the limiter's answer         wait         -> waiting
+#                     the limiter's answer         wait, wait_for, wait_behind -> waiting
 #   waiting           the moment that the limiter  advance      -> ready
 #                     has named                    stop_waiting -> ready
 #   gone              nothing: its last task has left, or `clear` was called
 #
 # An empty line is gone in every state. The next task of that name and key makes a new line.
+#
+# Lines may have a limit in common: one for all tenants beside one for each. Thousands of them would
+# ask when it has one permit again. So a limit that is used up has a line of lines, `UsedUp`, of
+# which only the first asks when its moment comes, and the next one when that has its answer.
 
 _MOST_LEFT = 8
 """So many more tasks than twice those of a line are kept in it after they have left."""
@@ -98,19 +105,48 @@ _FIRST = -math.inf
 State = Literal["ready", "asking", "waiting", "gone"]
 
 
+class Permits(NamedTuple):
+    """So many permits of a limit of one key."""
+
+    key: AnyKey
+    limit: Limit
+    cost: int
+
+
+class UsedUp(Generic[T]):
+    """Permits that are not there before a moment comes, and the lines that wait for them. It exists
+    until its moment has come, and then as long as one of its lines is ready or asks.
+    """
+
+    __slots__ = ("has_come", "lines", "permits", "until_s")
+
+    def __init__(self, permits: Permits) -> None:
+        self.permits = permits
+        self.until_s = 0.0
+        self.has_come = False
+        """True: `until_s` is over, and the first of the lines asks."""
+        self.lines: OrderedDict[TaskQueue[T], None] = OrderedDict()
+
+
 class ParkedTask(Generic[T]):
     """One task in a line."""
 
     __slots__ = (
-        "cost", "expires_s", "has_room", "item", "kept_until_s", "left", "line", "parked", "rank",
+        "expires_s", "has_room", "item", "items", "kept_until_s", "left", "line", "parked", "rank",
     )  # fmt: skip
 
     def __init__(
-        self, line: TaskQueue[T], item: T, cost: int, kept_until_s: float, rank: float
+        self,
+        line: TaskQueue[T],
+        item: T,
+        items: Sequence[Item],
+        kept_until_s: float,
+        rank: float,
     ) -> None:
         self.line = line
         self.item = item
-        self.cost = cost
+        self.items = items
+        """What it is charged."""
         self.rank = rank
         """Its place in the line: the smallest is first."""
         self.parked = False
@@ -127,13 +163,21 @@ class ParkedTask(Generic[T]):
         """True if its permits are counted, and only the moment of a paced limit is to come."""
         return self.rank == _FIRST
 
+    def cost_of(self, permits: Permits) -> int:
+        """Return its cost under the limit of `permits`."""
+        return next(
+            cost
+            for key, limits, cost in self.items
+            if key == permits.key and permits.limit in limits
+        )
+
     def admit(self) -> None:
         """Keep it the first of its line, as which it was admitted."""
         self.rank = _FIRST
 
 
 class TaskQueue(Generic[T]):
-    """The tasks of one name and one key."""
+    """The tasks of one name and one key, or the same keys."""
 
     __slots__ = (
         "began_s",
@@ -145,12 +189,16 @@ class TaskQueue(Generic[T]):
         "started",
         "state",
         "task",
+        "used_up",
         "waits_for_store",
     )
 
-    def __init__(self, task: str, key: AnyKey) -> None:
+    def __init__(self, task: str, key: AnyKey | tuple[AnyKey, ...]) -> None:
         self.task = task
         self.key = key
+        """A tuple of several."""
+        self.used_up: UsedUp[T] | None = None
+        """What it waits for, or asks for as the first of those that have waited."""
         self.state: State = "ready"
         self.entries: list[ParkedTask[T]] = []
         """In their order; some have left already."""
@@ -165,6 +213,19 @@ class TaskQueue(Generic[T]):
         """True if the store did not answer when it asked."""
         self.next_turn_s = 0.0
         """Until when the tasks that were sent back have turns."""
+
+    @property
+    def shown_key(self) -> str:
+        """The key for people."""
+        return ", ".join(map(str, self.key)) if isinstance(self.key, tuple) else str(self.key)
+
+    @property
+    def shown_limit(self) -> str | None:
+        """The limit that is used up, and its key, for people; None if it waits for none."""
+        if self.used_up is None:
+            return None
+        key, limit, _ = self.used_up.permits
+        return f"{limit} for {key!s}"
 
     @property
     def head(self) -> ParkedTask[T] | None:
@@ -189,9 +250,10 @@ class TaskQueues(Generic[T]):
     """All lines of one worker. Not safe to share between threads."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[str, AnyKey], TaskQueue[T]] = {}
+        self._lines: dict[tuple[str, AnyKey | tuple[AnyKey, ...]], TaskQueue[T]] = {}
         self._ready: deque[TaskQueue[T]] = deque()
-        self._due: Schedule[TaskQueue[T]] = Schedule()
+        self._used_up: dict[Permits, UsedUp[T]] = {}
+        self._due: Schedule[TaskQueue[T] | UsedUp[T]] = Schedule()
         self._kept_until: Schedule[ParkedTask[T]] = Schedule()
         self.size = 0
         """The number of tasks in all lines."""
@@ -203,14 +265,19 @@ class TaskQueues(Generic[T]):
         return len(self._lines)
 
     def add(
-        self, task: str, key: AnyKey, item: T, cost: int, kept_until_s: float, rank: float = 0
+        self, task: str, item: T, items: Sequence[Item], kept_until_s: float, rank: float = 0
     ) -> ParkedTask[T]:
-        """Put a task into its line, behind those of its rank. It is overdue at `kept_until_s`."""
+        """Put a task into its line, behind those of its rank. It is overdue at `kept_until_s`, and
+        `items` is what it is charged.
+        """
+        key = keys_of(items)
         line = self._lines.get((task, key))
         if line is None:
             line = self._lines[task, key] = TaskQueue(task, key)
             self._ready.append(line)
-        entry = ParkedTask(line, item, cost, kept_until_s, rank)
+        if line.entries and line.entries[-1].items == items:
+            items = line.entries[-1].items  # one copy for the many that cost the same
+        entry = ParkedTask(line, item, items, kept_until_s, rank)
         line.entries.insert(bisect_right(line.entries, rank, key=lambda one: one.rank), entry)
         line.size += 1
         self.keep_until(entry, kept_until_s)
@@ -247,10 +314,62 @@ class TaskQueues(Generic[T]):
             self._ready.append(line)
 
     def wait(self, line: TaskQueue[T], until_s: float) -> None:
-        """Put a line that was asking among those that wait."""
+        """Put a line that was asking among those that wait, for a moment of its own."""
         if line.state == "asking":
+            self.has_answer(line)
             line.state = "waiting"
             self._due.set(line, until_s)
+
+    def use_up(self, permits: Permits, until_s: float) -> None:
+        """Note that these permits are not there before `until_s`."""
+        used_up = self._used_up.get(permits)
+        if used_up is None:
+            used_up = self._used_up[permits] = UsedUp(permits)
+        used_up.until_s, used_up.has_come = until_s, False
+        self._due.set(used_up, until_s)
+
+    def is_waited_for(self, permits: Permits) -> bool:
+        """True if these permits are used up, or were, and lines have not all asked again."""
+        return permits in self._used_up
+
+    def wait_for(self, line: TaskQueue[T], permits: Permits) -> None:
+        """Put a line that was asking before the others that wait for what is used up."""
+        if line.state == "asking":
+            self.has_answer(line)
+            self._join(line, self._used_up[permits])
+            self._used_up[permits].lines.move_to_end(line, last=False)
+
+    def wait_behind(self, line: TaskQueue[T], items: Sequence[Item]) -> float | None:
+        """Put a line that was asking behind the others that wait for permits which its first task
+        needs. Return when these are there again; None if none are used up, and it may ask.
+        """
+        for key, limits, cost in items if line.state == "asking" else ():
+            for limit in limits:
+                used_up = self._used_up.get(Permits(key, limit, cost))
+                if used_up is not None and used_up is not line.used_up:
+                    self.has_answer(line)
+                    self._join(line, used_up)
+                    return used_up.until_s
+        return None
+
+    def has_answer(self, line: TaskQueue[T]) -> None:
+        """Let the next one ask of the lines that wait for the same, if this one has asked first."""
+        used_up, line.used_up = line.used_up, None
+        if used_up is not None and used_up.has_come:
+            self._let_first_ask(used_up)
+
+    def _join(self, line: TaskQueue[T], used_up: UsedUp[T]) -> None:
+        line.state = "waiting"
+        line.used_up = used_up
+        used_up.lines[line] = None
+
+    def _let_first_ask(self, used_up: UsedUp[T]) -> None:
+        if not used_up.lines:
+            del self._used_up[used_up.permits]
+            return
+        line, _ = used_up.lines.popitem(last=False)
+        line.state = "ready"
+        self._ready.append(line)
 
     def park(self, line: TaskQueue[T]) -> list[ParkedTask[T]]:
         """Mark all tasks of `line` as parked, and return those that were not."""
@@ -261,16 +380,27 @@ class TaskQueues(Generic[T]):
 
     def advance(self, now_s: float) -> None:
         """Move the lines to those that are ready whose moment has come by `now_s`."""
-        while (line := self._due.pop_due(now_s)) is not None:
-            line.state = "ready"
-            self._ready.append(line)
+        while (due := self._due.pop_due(now_s)) is not None:
+            if isinstance(due, UsedUp):
+                due.has_come = True
+                self._let_first_ask(due)
+            else:
+                due.state = "ready"
+                self._ready.append(due)
 
     def stop_waiting(self, line: TaskQueue[T]) -> None:
         """Move a line to those that are ready, if it waits."""
         if line.state == "waiting":
-            self._due.cancel(line)
+            self._cancel_wait(line)
             line.state = "ready"
             self._ready.append(line)
+
+    def _cancel_wait(self, line: TaskQueue[T]) -> None:
+        if line.used_up is None:
+            self._due.cancel(line)
+        else:
+            del line.used_up.lines[line]
+            line.used_up = None
 
     @property
     def any_ready(self) -> bool:
@@ -303,13 +433,15 @@ class TaskQueues(Generic[T]):
             dropped += [entry.item for entry in line.entries if not entry.left]
             for entry in line.entries:
                 entry.left = True
-        self._lines, self._ready = {}, deque()
+        self._lines, self._ready, self._used_up = {}, deque(), {}
         self._due, self._kept_until = Schedule(), Schedule()
         self.size = 0
         return dropped
 
     def _drop(self, line: TaskQueue[T]) -> None:
         if line.state == "waiting":
-            self._due.cancel(line)
+            self._cancel_wait(line)
+        else:
+            self.has_answer(line)
         line.state = "gone"
         del self._lines[line.task, line.key]

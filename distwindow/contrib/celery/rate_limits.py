@@ -45,13 +45,17 @@ def limits(state: Any, **_: Any) -> dict[str, Any]:
     longest = sorted(gate.lines, key=lambda line: line.size, reverse=True)
     return {
         "tasks": {
-            found.task: {"limits": [str(limit) for limit in found.limits], "set by": found.source}
+            found.name: {
+                "limits": [shown for part in found.parts for shown in part.shown()],
+                "set by": found.source,
+            }
             for found in gate.limits.limited()
         },
         "lines": [
             {
                 "task": line.task,
-                "key": str(line.key),
+                "key": line.shown_key,
+                "waits for": line.shown_limit,
                 "waiting": line.size,
                 "started": line.started,
                 "since": None if line.began_s is None else round(now_s - line.began_s, 3),

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
 from celery.worker import state
 
-from ... import Limiter
-from ...ring.limit import LimitSpec
-from .admission import FleetTurns, TaskAdmission
+from ..tasks import acquire_all
+from .admission import TaskAdmission
 from .gate import Gate, exit_on_configuration_error
 from .pool_slots import make_slots
 from .send_back import (
@@ -249,23 +249,13 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         settings = limits.settings()
         effective = limits.effective_limits(settings)
         effective.check(worker.app.tasks)
-        store = limits.store
-
-        def make_limiter(spec: LimitSpec) -> Limiter:
-            limiter: Limiter = settings.limiter(store, spec)
-            limiter.on_health_change(lambda health: admission.on_health_change(health))
-            return limiter
-
         # Each call names its own limits; the limiter's own are never used.
-        limiter = self.limiter = make_limiter("1/second")
-        self.fleet_turns = FleetTurns(make_limiter)
+        limiter = self.limiter = settings.limiter(limits.store, "1/second")
         port = CeleryWorkerPort(worker)
         admission = TaskAdmission(
-            lambda key, limits, cost: limiter.try_acquire_all([(key, limits, cost)]),
-            self.fleet_turns,
-            time.monotonic,
-            settings.on_store_error,
+            partial(acquire_all, limiter), time.monotonic, settings.on_store_error
         )
+        limiter.on_health_change(admission.on_health_change)
         slots = make_slots(worker, lambda: port.call_soon(gate.run_pending))
         gate = worker.distwindow_gate = Gate(
             port, slots, admission, effective, max_parked=settings.max_parked,
@@ -288,7 +278,6 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
 
     def stop(self, worker: Any) -> None:
         self.limiter.close()
-        self.fleet_turns.close()
 
     terminate = stop
 
