@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -27,7 +27,10 @@ from .stores.redis import urls
 from .stores.redis.asyncio import AsyncRedisStore
 from .stores.redis.blocking import RedisStore
 from .stores.redis.handshake import connect_failure
+from .stores.redis.slot_map import map_of_client, map_of_url
 from .stores.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
+
+T = TypeVar("T")
 
 StrategyWithViews = LocalStrategy[Any] | InProcess
 """The strategies that send what entries count for minute views, too: all there are."""
@@ -93,7 +96,7 @@ def open_store(store: Any, options: Options) -> Store:
     elif not isinstance(store, (redis.Redis, redis.RedisCluster)):
         raise ConfigurationError(_not_a_store_message(store, "redis-py"))
     load_scripts()
-    return register_after_fork(RedisStore(partial(_make_topology, store, settings), settings))
+    return register_after_fork(RedisStore(_topology_maker(store, settings), settings))
 
 
 def open_async_store(store: Any, options: Options) -> AsyncStore:
@@ -102,12 +105,11 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
     if isinstance(store, str):
         if _is_memory_url(store):
             return AsyncMemoryStore(register_after_fork(MemoryStore(options.time)))
-        client = partial(_client, urls.parse_url_text(store), options.timeout, is_async=True)
+        store = urls.parse_url_text(store)
+    if isinstance(store, (urls.StoreUrl, redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         load_scripts()
-        return register_after_fork(AsyncRedisStore(client, settings, urls.aclose_client))
-    if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
-        load_scripts()
-        return register_after_fork(AsyncRedisStore(lambda: store, settings))
+        make = _topology_maker(store, settings, is_async=True)
+        return register_after_fork(AsyncRedisStore(make, settings))
     if isinstance(store, (redis.Redis, redis.RedisCluster)):
         raise ConfigurationError(
             "this is a blocking client, and here calls are awaited: give a redis.asyncio.Redis or "
@@ -196,25 +198,37 @@ def admin_client(url: str, timeout: float = 5.0) -> Any:
     """Return a redis-py client for commands of administration (SCAN, INFO) at `url`."""
     if _is_memory_url(url):
         raise ConfigurationError("memory:// lives inside one process; name the URL of a Redis")
-    return _client(urls.parse_url_text(url), timeout)
+    address = urls.parse_url_text(url)
+    make = urls.make_cluster_client if address.kind == "cluster" else urls.make_client
+    return _made(address, partial(make, address, timeout))
 
 
-def _make_topology(store: Any, settings: CallSettings) -> Topology:
-    is_url = isinstance(store, urls.StoreUrl)
-    client = _client(store, settings.timeout) if is_url else store
-    topology: ClusterTopology | SingleServer
-    if isinstance(client, redis.RedisCluster):
-        topology = ClusterTopology(client, settings)
-    else:
+def _topology_maker(
+    store: Any, settings: CallSettings, *, is_async: bool = False
+) -> Callable[[], Topology]:
+    """Return a function that makes the topology of a parsed URL or of a client."""
+    if isinstance(store, (redis.RedisCluster, redis.asyncio.RedisCluster)):
+        return partial(ClusterTopology, map_of_client(store), settings)
+    if not isinstance(store, urls.StoreUrl):
+        return partial(SingleServer, store.connection_pool, settings)
+
+    def make() -> Topology:
+        if store.kind == "cluster":
+            return ClusterTopology(map_of_url(store, is_async=is_async), settings)
+        client = urls.make_client(store, settings.timeout, is_async=is_async)
         topology = SingleServer(client.connection_pool, settings)
-    if is_url:
-        topology.close_client = partial(urls.close_client, client)
-    return topology
+        close = urls.aclose_client if is_async else urls.close_client
+        topology.close_client = partial(close, client)
+        return topology
+
+    return partial(_made, store, make)
 
 
-def _client(url: urls.StoreUrl, timeout: float, *, is_async: bool = False) -> Any:
+def _made(url: urls.StoreUrl, make: Callable[[], T]) -> T:
     try:
-        return urls.make_client(url, timeout, is_async=is_async)
+        return make()
+    except ConfigurationError:
+        raise
     except Exception as exc:  # a cluster's errors are not redis.RedisError
         raise connect_failure(exc, urls.masked_url(url.url), urls.secrets_of(url.url)) from exc
 

@@ -54,6 +54,7 @@ ON_ONE_KIND = {
     "runtime/test_worker",
     "shaping",
     "stores/test_pipelined_connection",
+    "stores/test_new_addresses",
     "stores/test_stores_agree",
     "stores/test_transport_topology",
     "testing/test_manual_clock",

@@ -107,8 +107,19 @@ ROWS = (
         {
             "few-replicas-are-a-mistake": STORES + "transport_topology.py"
             "::test_a_primary_that_was_replaced_admits_nothing_where_replicas_are_required",
+        },
+    ),
+    Row(
+        "servers get other addresses; another primary is named while the old one answers",
+        "found again without a restart, by the URL and by what sentinels say",
+        (STORES + "new_addresses.py",),
+        {
             "demotion-not-noticed": STORES
-            + "transport_topology.py::test_a_primary_demoted_in_place_is_left",
+            + "new_addresses.py::test_a_server_that_refuses_is_left_for_that_of_its_name",
+            "hosts-of-the-url-not-asked": STORES
+            + "new_addresses.py::test_a_cluster_is_found_again_by_the_hosts_of_its_url",
+            "sentinels-not-asked": STORES + "new_addresses.py"
+            "::test_a_planned_failover_is_followed_although_the_old_primary_answers",
         },
     ),
     Row(
@@ -140,8 +151,6 @@ ROWS = (
             + "transport_topology.py::test_slots_that_move_under_load_lose_and_repeat_nothing",
             "map-not-read-again": STORES
             + "transport_topology.py::test_a_primary_with_a_replica_is_replaced_by_itself",
-            "map-needs-all-nodes": STORES
-            + "transport_topology.py::test_a_dead_primary_does_not_affect_the_other_shards",
         },
     ),
     Row(

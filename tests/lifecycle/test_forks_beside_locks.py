@@ -216,11 +216,11 @@ def test_forks_wait_while_the_map_of_a_cluster_is_read(
         assert limiter.try_acquire(key)
         store: Any = limiter._store
         topology = store._topology
-        reading = Connecting(monkeypatch, type(topology.client.nodes_manager), "initialize")
+        reading = Connecting(monkeypatch, redis.Connection, "connect")
         if uwsgi:
             master = SimpleNamespace(worker_id=lambda: 0, masterpid=os.getpid)
             monkeypatch.setitem(sys.modules, "uwsgi", master)
-        topology._stale, topology._refreshed_at = True, float("-inf")
+        topology._stale, topology.map.asked_at = True, float("-inf")
         assert limiter.try_acquire(key)
         if uwsgi:
             assert topology._stale

@@ -124,6 +124,20 @@ class Cluster:
             dst.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
             src.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
+    def move(self, host: str, *nodes: RedisProcess) -> None:
+        """Give nodes another address at once, as pods that were replaced, with what they knew."""
+        for node in nodes:
+            node.kill()
+        for node in nodes:
+            node.config["cluster-announce-ip"] = host
+            known = node.folder / "nodes.conf"
+            text = known.read_text()
+            for moved in nodes:  # their names are resolved anew, as it were
+                text = text.replace(f"{moved.host}:{moved.port}@", f"{host}:{moved.port}@")
+            known.write_text(text)
+        for node in nodes:
+            node.move(host)
+
     # -- forming the cluster -----------------------------------------------------------------------
 
     def _form(self) -> None:

@@ -98,6 +98,12 @@ class RedisProcess:
         until(self._launch, what=f"restart on port {self.port}", every=0.1)
         return self
 
+    def move(self, host: str) -> Self:
+        """Start again on another address of this machine, as a pod that was replaced."""
+        self._end(signal.SIGKILL)
+        self.host = host
+        return self.restart()
+
     def stop(self) -> None:
         """End the process and remove its folder. Does nothing the second time, or in a child."""
         if os.getpid() != self._owner:

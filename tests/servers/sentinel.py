@@ -99,6 +99,19 @@ class SentinelSet:
             # mypy cannot infer a lambda whose parameter has a default.
             until(lambda r=replica: _in_sync(r), what="replica in step with its primary")  # type: ignore[misc]
 
+    def move(self, host: str) -> None:
+        """Give all of them another address at once."""
+        primary, *replicas = self.servers
+        for server in self.servers:
+            server.config["replica-announce-ip"] = host
+        primary.move(host)
+        for replica in replicas:
+            replica.config["replicaof"] = f"{host} {primary.port}"
+            replica.move(host)
+        for sentinel in self.sentinels:
+            sentinel.host = host
+        self._start_sentinels()
+
     def _start_sentinels(self) -> None:
         primary = self.servers[0]
         quorum = len(self.sentinels) // 2 + 1
@@ -108,8 +121,9 @@ class SentinelSet:
                 "sentinel down-after-milliseconds": f"{self.service} 500",
                 "sentinel failover-timeout": f"{self.service} 1000",
                 "sentinel parallel-syncs": f"{self.service} 5",
+                "sentinel announce-ip": sentinel.host,
             }
-            sentinel.start()
+            sentinel.restart() if sentinel.port else sentinel.start()
             _shorten_periods(sentinel)
         until(self._discovered, what="sentinels know each other and the replicas", timeout=20)
 

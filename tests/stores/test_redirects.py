@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import redis.cluster
 from distwindow.ring.clock import SYSTEM
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.stores.redis import topology
+from distwindow.stores.redis.slot_map import SlotMap
 from distwindow.stores.redis.topology import CallSettings, ClusterTopology
 from tests.clock_and_stores import ManualClock
 from tests.harness import Harness, LimiterAdapter
@@ -66,8 +66,7 @@ def test_the_slot_of_a_key_is_computed_and_looked_up_once(
     with Responder() as old, Responder() as new:
         nodes = TwoNodes(harness, old, new, calls=2)
         monkeypatch.delattr(topology, "key_slot")
-        monkeypatch.delattr(redis.cluster.NodesManager, "get_node_from_slot")
-        monkeypatch.delattr(redis.asyncio.cluster.NodesManager, "get_node_from_slot")
+        monkeypatch.delattr(ClusterTopology, "_node")
         assert all(nodes.limiter.each(["k"] * 3))
 
 
@@ -81,22 +80,19 @@ def test_with_the_clients_clock_each_call_carries_its_time(harness: Harness) -> 
         assert not new.calls
 
 
-class OneNode:
-    """The map of a client of redis-py: all slots are on the node at this port."""
+def one_node(port: int = 1) -> SlotMap:
+    """Return a map by which all slots are on the node at this port."""
+    found = SlotMap([("10.0.0.7", 1)], redis.asyncio.Connection, {})
+    read(found, port)
+    return found
 
-    def __init__(self, port: int = 1) -> None:
-        self.port = port
-        self.nodes_manager: Any = self
 
-    @property
-    def nodes_cache(self) -> dict[str, Any]:
-        return {"one": self.get_node_from_slot(0)}
-
-    def get_node_from_slot(self, slot: int) -> Any:
-        return SimpleNamespace(
-            host="10.0.0.7", port=self.port, connection_class=redis.asyncio.Connection,
-            connection_kwargs={},
-        )  # fmt: skip
+def read(slot_map: SlotMap, port: int) -> None:
+    """Have a reading find the node at this port."""
+    reading = slot_map.read(lambda address: None)
+    next(reading)
+    with pytest.raises(StopIteration):
+        reading.send([[0, 16383, [b"10.0.0.7", port, b"id"]]])
 
 
 COMMAND = CommandCache("unit", "1/second").acquire_command("k")
@@ -104,7 +100,7 @@ COMMAND = CommandCache("unit", "1/second").acquire_command("k")
 
 def test_threads_that_meet_a_node_at_once_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one would be probed for ever once the node was replaced."""
-    found = ClusterTopology(OneNode(), CallSettings(SYSTEM, 1.0))
+    found = ClusterTopology(one_node(), CallSettings(SYSTEM, 1.0))
     of_another_thread: list[Any] = []
 
     def meanwhile(*_: Any) -> dict[str, Any]:
@@ -117,22 +113,20 @@ def test_threads_that_meet_a_node_at_once_share_it(monkeypatch: pytest.MonkeyPat
     assert found.node_of(COMMAND) is of_another_thread[1]
 
 
-def test_where_a_node_did_not_serve_its_slot_is_looked_up_again() -> None:
-    """The client of a caller may have read the map again by itself."""
-    client = OneNode(port=1)
-    found = ClusterTopology(client, CallSettings(SYSTEM, 1.0))
+def test_what_one_limiter_has_read_is_known_to_the_others_of_its_map() -> None:
+    of_both = one_node(port=1)
+    found = ClusterTopology(of_both, CallSettings(SYSTEM, 1.0))
     assert found.node_of(COMMAND).name == "10.0.0.7:1"
-    client.port = 2
-    assert found.known_node_of(COMMAND) is found.node_of(COMMAND), "it was looked up again"
-    found.request_refresh(COMMAND)
+    read(of_both, 2)
     assert found.node_of(COMMAND).name == "10.0.0.7:2"
+    assert found.known_node_of(COMMAND) is found.node_of(COMMAND)
 
 
 def test_the_map_is_read_again_as_long_as_a_node_is_away() -> None:
     """Another node may take its place, and nobody may call it any more."""
     clock = ManualClock(auto_advance=False)
     settings = CallSettings(clock, 1.0)
-    found = ClusterTopology(OneNode(), settings)
+    found = ClusterTopology(one_node(), settings)
     settings.outages.begin("10.0.0.7:1", "refused", clock.monotonic())
     found.on_refreshed()
     clock.move(1000)

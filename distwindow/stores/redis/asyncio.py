@@ -16,8 +16,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequ
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-import redis.asyncio
-
 from ..._fork import FORK_WAIT
 from ...async_use import running_loop
 from ...away.outages import Reachability, probe_pause_s
@@ -28,7 +26,7 @@ from ...ring.commands import Acquire
 from ...ring.decision import Decision, Source
 from ...ring.decisions import admitted_decision
 from ...ring.replies import PAST_DEADLINE
-from .asyncio_connection import PipelinedConnection, retrieve_exception
+from .asyncio_connection import PipelinedConnection, ask_once, retrieve_exception
 from .blocking import CallShare, decisions_of_reply
 from .handshake import connect_failure
 from .outcome import (
@@ -40,7 +38,15 @@ from .outcome import (
     is_unknown,
     timed_out,
 )
-from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
+from .slot_map import Questions
+from .topology import (
+    ASK_SENTINELS_EVERY_S,
+    CallSettings,
+    ClusterTopology,
+    Node,
+    SingleServer,
+    Topology,
+)
 
 
 class ReplyHandler(Protocol):
@@ -322,17 +328,12 @@ class LoopDispatcher:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        client: Any,
+        topology: Topology,
         settings: CallSettings,
         count_unknown: Callable[[int], None],
-        close_client: Callable[[Any], Awaitable[object]] | None,
     ) -> None:
         self._loop = loop
-        self.client = client
-        """A redis-py client, either kind: its connection classes and settings are used."""
         self.count_unknown = count_unknown
-        self._close_client = close_client
-        """Closes `client`; None if it is the caller's."""
         self._settings = settings
         self._monotonic = settings.clock.monotonic
         self._timeout = settings.timeout
@@ -343,7 +344,7 @@ class LoopDispatcher:
         """Whether the map can be read."""
         self._probes: set[asyncio.Future[None]] = set()
         self._refreshing: asyncio.Future[None] | None = None
-        """The task that reads it again."""
+        """The task that reads it again, or asks the sentinels for their primary."""
         self._closed = False
         self._left_to_parent = False
         self._ticks: list[LoopTick] = []
@@ -357,10 +358,9 @@ class LoopDispatcher:
             self._shutdown_hook.__anext__().send(None)  # up to its `yield`
         until_closed = loop.call_later(_LONGER_THAN_LOOPS_S, _UntilLoopIsClosed(loop, self))
         self._until_closed = weakref.ref(until_closed)  # nobody but the loop keeps it
-        self.topology: Topology | None = None
-        """None until a cluster's map has been read."""
-        if not isinstance(client, redis.asyncio.RedisCluster):
-            self.topology = SingleServer(client.connection_pool, settings)
+        self.topology = topology
+        self.is_ready = isinstance(topology, SingleServer) or bool(topology.map.ranges)
+        """False until a cluster's map has been read."""
 
     async def find_topology(self) -> None:
         """Read the map of the cluster; callers at the same time share one reading."""
@@ -462,9 +462,10 @@ class LoopDispatcher:
 
     async def close_client(self) -> None:
         """Close the client that the connections are made with, unless it is the caller's."""
-        if self._close_client is not None:
+        close: Any = self.topology.close_client
+        if close is not None:
             with suppress(Exception):
-                await asyncio.wait_for(self._close_client(self.client), self._settings.timeout)
+                await asyncio.wait_for(close(), self._settings.timeout)
 
     def _end_connections(self, why: str) -> None:
         for connection in (*self.connections.values(), *self._retired):
@@ -501,7 +502,6 @@ class LoopDispatcher:
             self._send_request(batch, request)
 
     def _start_execution(self, batch: Batch) -> Generator[Request, RawReply, Any]:
-        assert self.topology is not None
         sent = None
         if batch.connection is not None:  # `_send_tick` has sent its frame without an execution
             connection = batch.connection
@@ -573,8 +573,12 @@ class LoopDispatcher:
         for connection in list(self.connections.values()):
             connection.flush()
         self._in_flight.ensure_timer(tick.deadline)
-        if isinstance(topology, ClusterTopology) and topology.claim_refresh():
-            self._refreshing = asyncio.ensure_future(self._refresh(topology))
+        if isinstance(topology, ClusterTopology):
+            if topology.claim_refresh():
+                self._refreshing = asyncio.ensure_future(self._refresh(topology))
+        elif tick.deadline >= topology.node.ask_sentinels_at:
+            topology.node.ask_sentinels_at = tick.deadline + ASK_SENTINELS_EVERY_S
+            self._refreshing = asyncio.ensure_future(self._ask(topology.ask_sentinels()))
 
     def _send_request(self, batch: Batch, request: Request) -> None:
         if self._closed:
@@ -600,8 +604,7 @@ class LoopDispatcher:
     def _time_out(self, batch: Batch) -> None:
         connection, topology = batch.connection, self.topology
         assert connection is not None
-        assert topology is not None
-        topology.request_refresh(batch.command)
+        topology.request_refresh()
         sent = not connection.opening
         batch.fail(timed_out(connection.node.name, self._settings.timeout, sent=sent))
         if sent and self.connections.get(connection.node) is connection:
@@ -658,30 +661,38 @@ class LoopDispatcher:
     async def _read_map(self) -> None:
         began_at = self._monotonic()
         try:
-            with FORK_WAIT.connecting():
-                await asyncio.wait_for(self._initialize_client(), self._settings.timeout)
+            await asyncio.wait_for(self._ask_for_first_map(), self._settings.timeout)
         except asyncio.TimeoutError:
             self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
             raise timed_out("the cluster", self._settings.timeout, sent=False) from None
+        except ConfigurationError:
+            raise
         except Exception as exc:  # a cluster's errors are not redis.RedisError
             failure = connect_failure(exc, "the cluster", self._settings.secrets)
             if isinstance(failure, StoreError):
                 self._map.on_connect_failed(exc, began_at)
             raise failure from exc
         self._map.on_connected()
-        self.topology = ClusterTopology(self.client, self._settings)
+        self.is_ready = True
 
-    async def _initialize_client(self) -> None:
-        try:
-            await self.client.initialize()
-        except (redis.ConnectionError, redis.TimeoutError, OSError):
-            # With the map it reads the commands of one node, which may be the one that is away.
-            await self.client.nodes_manager.initialize()
+    async def _ask_for_first_map(self) -> None:
+        """Read the map, unless another limiter of this loop has just done so."""
+        assert isinstance(self.topology, ClusterTopology)
+        async with self.topology.map.lock():
+            if not self.topology.map.ranges:
+                await self._ask(self.topology.read_map())
+
+    async def _ask(self, questions: Questions) -> None:
+        """Ask questions, each over a connection of its own."""
+        reply: Any = None
+        with suppress(StopIteration), FORK_WAIT.connecting():
+            while True:
+                connection, words = questions.send(reply)
+                reply = await ask_once(connection, words, self._timeout)
 
     async def _refresh(self, topology: ClusterTopology) -> None:
         try:
-            with FORK_WAIT.connecting():
-                await asyncio.wait_for(self.client.nodes_manager.initialize(), 1.0)
+            await self._ask(topology.read_map())
         except Exception:  # whatever it is: the map stays stale, and is read again soon
             return
         topology.on_refreshed()
@@ -700,14 +711,11 @@ class AsyncRedisStore:
 
     def __init__(
         self,
-        new_client: Callable[[], Any],
+        make_topology: Callable[[], Topology],
         settings: CallSettings,
-        close_client: Callable[[Any], Awaitable[object]] | None = None,
     ) -> None:
         self.clock: Clock = settings.clock
-        self._new_client = new_client
-        self._close_client = close_client
-        """Closes a client that `new_client` made; None if the client is the caller's."""
+        self._make_topology = make_topology
         self._settings = settings
         self._closed = False
         self.unknown_total = 0
@@ -806,7 +814,7 @@ class AsyncRedisStore:
         `StoreError` while the only server is away.
         """
         dispatcher = self._dispatchers.get(running_loop()) or self._new_dispatcher()
-        if dispatcher.topology is None:
+        if not dispatcher.is_ready:
             if deadline is None:
                 deadline = self.clock.monotonic() + self._settings.timeout
             await dispatcher.find_topology()
@@ -821,7 +829,7 @@ class AsyncRedisStore:
             for other in [other for other in self._dispatchers if other.is_closed()]:
                 del self._dispatchers[other]
             dispatcher = self._dispatchers[loop] = LoopDispatcher(
-                loop, self._new_client(), self._settings, self._count_unknown, self._close_client
+                loop, self._make_topology(), self._settings, self._count_unknown
             )
         return dispatcher
 

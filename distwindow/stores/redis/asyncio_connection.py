@@ -282,7 +282,7 @@ class PipelinedConnection(asyncio.Protocol):
             self.end("connecting takes longer than the timeout")
             return
         except Exception as failure:
-            exc = await self._tls_alert(failure) or failure
+            exc = await tls_alert(self._connection, failure, self._timeout) or failure
             hide_secrets(exc, node.secrets)
             error = configuration_failure(exc, node.name)
             if error is None:
@@ -350,7 +350,7 @@ class PipelinedConnection(asyncio.Protocol):
             try:
                 words = next(steps)
                 while True:
-                    words = steps.send(await self._ask(words))
+                    words = steps.send(await _ask(connection, words))
             except StopIteration as end:
                 result: HandshakeResult = end.value
                 connection.socket_timeout = self._timeout
@@ -359,29 +359,6 @@ class PipelinedConnection(asyncio.Protocol):
             with suppress(Exception):
                 await connection.disconnect(nowait=True)
             raise
-
-    async def _tls_alert(self, failure: Exception) -> Exception | None:
-        """Return why a TLS server has ended the new connection: see `connections.tls_alert`."""
-        if not was_reset(failure) or not isinstance(self._connection, SSLConnection):
-            return None
-        connection: Any = self._connection
-        with suppress(OSError, asyncio.TimeoutError):
-            try:
-                await connection._connect()
-                await result_within(connection._reader.read(1), self._timeout)
-            except ssl.SSLError as alert:
-                return alert
-            finally:
-                await connection.disconnect(nowait=True)
-        return None
-
-    async def _ask(self, words: tuple[str, ...]) -> RawReply:
-        await self._connection.send_command(*words, check_health=False)
-        try:
-            reply: RawReply = await self._connection.read_response(disable_decoding=True)
-        except ResponseError as exc:
-            return exc
-        return reply
 
     async def _serve_through_client(
         self, queue: asyncio.Queue[tuple[bytes, ReplyReceiver]]
@@ -401,3 +378,40 @@ class PipelinedConnection(asyncio.Protocol):
                 caller.on_reply(NoReply(exc, sent=True))
                 raise
             caller.on_reply(raw)
+
+
+async def ask_once(connection: Any, words: tuple[str, ...], timeout: float) -> RawReply:
+    """Return the reply to a command on a redis-py connection of its own, or why there is none."""
+    try:
+        await connection.connect()
+        return await _ask(connection, words)
+    except Exception as failure:  # whatever redis-py raises
+        return await tls_alert(connection, failure, timeout) or failure
+    finally:
+        with suppress(Exception):
+            await connection.disconnect(nowait=True)
+
+
+async def _ask(connection: Any, words: tuple[str, ...]) -> RawReply:
+    await connection.send_command(*words, check_health=False)
+    try:
+        reply: RawReply = await connection.read_response(disable_decoding=True)
+    except ResponseError as exc:
+        return exc
+    return reply
+
+
+async def tls_alert(connection: Any, failure: Exception, timeout: float) -> Exception | None:
+    """Return why a TLS server has ended the new connection: see `connections.tls_alert`."""
+    if not was_reset(failure) or not isinstance(connection, SSLConnection):
+        return None
+    internals: Any = connection
+    with suppress(OSError, asyncio.TimeoutError):
+        try:
+            await internals._connect()
+            await result_within(internals._reader.read(1), timeout)
+        except ssl.SSLError as alert:
+            return alert
+        finally:
+            await connection.disconnect(nowait=True)
+    return None

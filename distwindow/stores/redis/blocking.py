@@ -46,6 +46,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from ..._fork import FORK_WAIT
@@ -65,7 +66,14 @@ from ...ring.decision import Decision, Source
 from ...ring.decisions import admitted_decision, decision_of
 from ...ring.limit import expires_in_ms
 from ...ring.replies import PAST_DEADLINE, AcquireReply, split_reply
-from .connections import NOT_OPEN, BlockingConnection, ThreadConnections, try_to_connect
+from .connections import (
+    NOT_OPEN,
+    BlockingConnection,
+    ThreadConnections,
+    ask_once,
+    try_to_connect,
+)
+from .handshake import connect_failure
 from .outcome import (
     JobTimeout,
     NoReply,
@@ -78,6 +86,7 @@ from .outcome import (
     run_within,
     timed_out,
 )
+from .slot_map import Questions
 from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
 
 # --------------------------------------------------------------------------------------------------
@@ -417,16 +426,16 @@ _MAX_PIPELINE = 256
 class RedisStore:
     """A Redis server, primary or cluster. Safe to share between threads; survives `fork`.
 
-    `find_topology` may connect (for a cluster's map): the first command calls it, or the next one.
+    `make_topology` is called by the first command, which reads the map of a cluster as well.
     """
 
     decided_by: Source = "store"
 
-    def __init__(self, find_topology: Callable[[], Topology], settings: CallSettings) -> None:
+    def __init__(self, make_topology: Callable[[], Topology], settings: CallSettings) -> None:
         self.clock: Clock = settings.clock
         self._monotonic = settings.clock.monotonic
         self._timeout = settings.timeout
-        self._find_topology = find_topology
+        self._make_topology = make_topology
         self._settings = settings
         self.unknown_total = 0
         self.outages = settings.outages
@@ -706,6 +715,17 @@ class RedisStore:
                 pass
         return server.poll() == "done"
 
+    def _find_topology(self) -> Topology:
+        topology = self._make_topology()
+        if isinstance(topology, ClusterTopology) and not topology.map.ranges:
+            try:
+                _ask(topology.read_map())
+            except DistwindowError:
+                raise
+            except Exception as exc:  # whatever redis-py raises
+                raise connect_failure(exc, "the cluster", self._settings.secrets) from exc
+        return topology
+
     def _connect_topology(self, deadline: float) -> Topology:
         began_at = self._monotonic()
         check_not_away(self._map)
@@ -723,8 +743,10 @@ class RedisStore:
         self._map.on_connected()
         with self._lock:
             used = self._topology = self._topology or topology  # another thread may have been first
-            if isinstance(used, SingleServer) and not self._settings.client_clock:
-                self._only_node = used.node
+            if isinstance(used, SingleServer):
+                used.node.ask_sentinels = lambda: start_thread(_ask, used.ask_sentinels())
+                if not self._settings.client_clock:
+                    self._only_node = used.node
         if used is not topology:
             _close_topology_client(topology)
         return used
@@ -750,10 +772,18 @@ def _probe(server: Reachability, store: weakref.ref[RedisStore]) -> None:
         raise
 
 
+def _ask(questions: Questions) -> None:
+    """Ask questions, each over a connection of its own."""
+    reply: Any = None
+    with suppress(StopIteration), FORK_WAIT.connecting():
+        while True:
+            connection, words = questions.send(reply)
+            reply = ask_once(connection, words)
+
+
 def _refresh_topology(topology: ClusterTopology) -> None:
     try:
-        with FORK_WAIT.connecting():
-            topology.client.nodes_manager.initialize()
+        _ask(topology.read_map())
     except Exception:  # whatever it is: the map stays stale, and is read again soon
         return
     topology.on_refreshed()

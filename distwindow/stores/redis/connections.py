@@ -30,7 +30,7 @@ from ...errors import closed_failure
 from ...ring.clock import Clock
 from .handshake import HandshakeResult, configuration_failure, handshake, was_reset
 from .outcome import BackgroundJob, JobAbandoned, NoReply, RawReply, Request, restore_code
-from .topology import Node
+from .topology import ASK_SENTINELS_EVERY_S, Node
 from .urls import hide_secrets
 
 # --------------------------------------------------------------------------------------------------
@@ -360,6 +360,9 @@ class BlockingConnection:
         """True if there is a connection that seems to be open. One that does not is closed. It is
         not checked if a call began on it in the last few milliseconds.
         """
+        if now >= self.node.ask_sentinels_at:
+            self.node.ask_sentinels_at = now + ASK_SENTINELS_EVERY_S
+            self.node.ask_sentinels()
         if self._transport is None:
             return False
         idle, self._last_used_at = now - self._last_used_at, now
@@ -562,6 +565,17 @@ def try_to_connect(node: Node, clock: Clock, timeout: float) -> None:
         opened = _connect(node, clock, node.probe_timeout_s(timeout))
     opened.handshake.apply(node)
     _close_opened(opened)
+
+
+def ask_once(connection: Any, words: tuple[str, ...]) -> RawReply:
+    """Return the reply to a command on a redis-py connection of its own, or why there is none."""
+    try:
+        connection.connect()
+        return _ask(connection, words)
+    except Exception as failure:  # whatever redis-py raises
+        return tls_alert(connection, failure) or failure
+    finally:
+        connection.disconnect()
 
 
 def _run_handshake(connection: Any, node: Node, clock: Clock) -> HandshakeResult:

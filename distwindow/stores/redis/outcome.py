@@ -373,7 +373,7 @@ def execute_once(
                 return command.reply(raw)
             failure: StoreError = timed_out(node.name, settings.timeout, sent=False)
         elif isinstance(raw, NoReply):
-            topology.request_refresh(command)
+            topology.request_refresh()
             if raw.late:
                 raise timed_out(node.name, settings.timeout, sent=raw.sent)
             failure = no_reply_failure(node.name, raw.why, sent=raw.sent)
@@ -417,8 +417,8 @@ def _next_node(
     if (address := error.redirect()) is not None:
         asking = error.code == "ASK"
         return topology.follow_redirect(node, *address, command, permanent=not asking), asking
-    if error.code in ("READONLY", "MASTERDOWN", "CLUSTERDOWN"):
+    if error.code in ("READONLY", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN"):
         node.on_refused(refused.generation)
-        topology.request_refresh(command)
+        topology.request_refresh()
         return topology.node_of(command), False
     return node, False

@@ -12,24 +12,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from ...away.outages import BACKOFF_S, Outages, Reachability
 from ...errors import ConfigurationError, KeysOnSeveralNodes, StoreUnavailable, short_repr
 from ...ring.clock import Clock
 from ...ring.command import Command, ServerClock
+from .slot_map import Address, Questions, SlotMap
 
 _MIN_PROBE_TIMEOUT_S = 0.25
 _MIN_REFRESH_S = 1.0
 """The least number of seconds between two readings of a cluster's map of slots."""
 _MIN_REFRESH_AWAY_S = 0.25
 """The same while a node is away: another may take its place at any moment."""
+ASK_SENTINELS_EVERY_S = 1.0
+"""Seconds between two questions to the sentinels, while calls are made. A primary that was replaced
+goes on to execute calls until a sentinel reaches it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,10 @@ class Node(Reachability):
         """True once a connection has found its version to be new enough."""
         self.rotate_sentinels: Callable[[], None] = lambda: None
         """Makes the next connection ask another sentinel first."""
+        self.ask_sentinels_at = math.inf
+        """When the next call has the sentinels asked for their primary (monotonic seconds)."""
+        self.ask_sentinels: Callable[[], object] = lambda: None
+        """Asks them, in the background."""
         self._kept_until = -math.inf
         """Until when connections are kept although the server refuses calls (monotonic seconds)."""
 
@@ -103,6 +110,8 @@ class Node(Reachability):
         if generation == self.generation and now >= self._kept_until:
             self._kept_until = now + BACKOFF_S
             self.generation += 1
+            if self.ask_sentinels_at != math.inf:
+                self.ask_sentinels_at = now
 
 
 class SingleServer:
@@ -117,17 +126,42 @@ class SingleServer:
         connect = _connector(pool.connection_class, kwargs)
         self.node = Node(_pool_name(pool), connect, settings)
         self.node.rotate_sentinels = self._rotate_sentinels
+        self._primary: tuple[bytes, bytes] | None = None
+        """Host and port of the primary that sentinels have named."""
+        if hasattr(pool, "sentinel_manager"):
+            self.node.ask_sentinels_at = -math.inf
 
     def _rotate_sentinels(self) -> None:
         manager = getattr(self._pool, "sentinel_manager", None)
         if manager is not None:
             manager.sentinels = [*manager.sentinels[1:], manager.sentinels[0]]
 
+    def ask_sentinels(self) -> Questions:
+        """Ask all sentinels for their primary. After a failover they learn of it one after the
+        other, so connections ask from now on the one that knows most first. If it names another
+        primary than before, they are opened again before their next calls.
+        """
+        manager = self._pool.sentinel_manager
+        newest, primary, knows_most = -1, self._primary, None
+        for sentinel in list(manager.sentinels):
+            connection = sentinel.connection_pool.make_connection()
+            reply = yield connection, ("SENTINEL", "MASTER", self._pool.service_name)
+            if isinstance(reply, list):  # of RESP2
+                reply = dict(zip(reply[::2], reply[1::2], strict=True))
+            if isinstance(reply, dict) and int(reply[b"config-epoch"]) > newest:
+                newest, knows_most = int(reply[b"config-epoch"]), sentinel
+                primary = reply[b"ip"], reply[b"port"]
+        if knows_most is not None:
+            manager.sentinels = [knows_most, *(s for s in manager.sentinels if s is not knows_most)]
+        if self._primary not in (None, primary):
+            self.node.generation += 1
+        self._primary = primary
+
     def node_of(self, command: Command[Any]) -> Node:
         """The node, whatever the command."""
         return self.node
 
-    def request_refresh(self, command: Command[Any]) -> None:
+    def request_refresh(self) -> None:
         """Do nothing: every new connection asks a sentinel."""
 
     def follow_redirect(
@@ -139,21 +173,20 @@ class SingleServer:
 
 
 class ClusterTopology:
-    """A Redis Cluster: redis-py's map of slots, corrected by MOVED until it is read again."""
+    """A Redis Cluster: the map of its slots, corrected by MOVED until it is read again."""
 
     close_client: Callable[[], object] | None = None
-    """As for `SingleServer`."""
+    """None: there is no client, as the map is read over connections of our own."""
 
-    def __init__(self, client: Any, settings: CallSettings) -> None:
-        self.client = client
-        """The redis-py client, which has read the map."""
+    def __init__(self, slot_map: SlotMap, settings: CallSettings) -> None:
+        self.map = slot_map
         self._settings = settings
-        self._nodes: dict[tuple[str, int], Node] = {}
+        self._nodes: dict[Address, Node] = {}
         self._by_slot: dict[int, Node] = {}
         """The nodes of slots that were looked up, or that MOVED has named, since the map was read.
-        To look one up takes redis-py several times as long as all else in a call.
         """
-        self._refreshed_at = settings.clock.monotonic()
+        self._version = slot_map.version
+        """That of the map when `_by_slot` was emptied."""
         self._stale = False
 
     def known_node_of(self, command: Command[Any]) -> Node | None:
@@ -168,75 +201,74 @@ class ClusterTopology:
     def node_of(self, command: Command[Any]) -> Node:
         """The node that has the rings of `command`."""
         slot = _slot_of(command)
+        if self._version != self.map.version:
+            self.on_refreshed()
         node = self._by_slot.get(slot)
         if node is not None:
             return node
-        try:
-            known = self.client.nodes_manager.get_node_from_slot(slot)
-        except (redis.RedisError, RedisClusterException) as exc:
+        address = self.map.node_of(slot)
+        if address is None:
             self._stale = True
-            raise StoreUnavailable(f"no node of the cluster serves slot {slot}: {exc}") from exc
-        node = self._by_slot[slot] = self._node(known.host, int(known.port))
+            raise StoreUnavailable(f"no node of the cluster serves slot {slot}")
+        node = self._by_slot[slot] = self._node(address)
         return node
 
-    def request_refresh(self, command: Command[Any]) -> None:
-        """Read the map of slots again soon, and look up the slot of `command` again at once, as its
-        node did not serve: a client of the caller's may know another one by now.
-        """
-        self._by_slot.pop(_slot_of(command), None)
+    def request_refresh(self) -> None:
+        """Read the map of slots again soon, as a node did not serve."""
         self._stale = True
 
     def follow_redirect(
         self, node: Node, host: str, port: int, command: Command[Any], *, permanent: bool
     ) -> Node:
         """The node that `node` redirects `command` to. `permanent`: MOVED, not ASK."""
-        host = host or node.name.rpartition(":")[0]
-        remap = getattr(self.client.nodes_manager, "remap_host_port", None)
-        to = self._node(*remap(host, port)) if remap else self._node(host, port)
+        to = self._node(self.map.remap(host or node.name.rpartition(":")[0], port))
         if permanent:
             self._by_slot[_slot_of(command)] = to
             self._stale = True
         return to
 
     def claim_refresh(self) -> bool:
-        """True, for the first caller, if the map is stale and not read in `_MIN_REFRESH_S`."""
+        """True, for the first caller of the process, if the map is stale and not asked for in
+        `_MIN_REFRESH_S`.
+        """
+        if not self._stale:
+            return False
         now = self._settings.clock.monotonic()
         pause_s = _MIN_REFRESH_AWAY_S if self._settings.outages.away else _MIN_REFRESH_S
-        if not self._stale or now - self._refreshed_at < pause_s:
+        if 0 <= now - self.map.asked_at < pause_s:
             return False
-        self._refreshed_at = now
+        self.map.asked_at = now
         return True
 
     def on_refreshed(self) -> None:
         """Note that the map was read again. A node that is not in it is not waited for."""
+        self._version = self.map.version
         self._by_slot.clear()
-        known = {(n.host, int(n.port)) for n in self.client.nodes_manager.nodes_cache.values()}
-        for address in self._nodes.keys() - known:
-            self._nodes.pop(address).on_replaced()
+        for address in self._nodes.keys() - self.map.nodes:
+            if (node := self._nodes.pop(address, None)) is not None:
+                node.on_replaced()
         # While a node is away, another may take its place, also of one that nobody calls any more.
         self._stale = bool(self._settings.outages.away)
 
-    def _node(self, host: str, port: int) -> Node:
-        node = self._nodes.get((host, port))
+    def read_map(self) -> Questions:
+        """Read the map, of which `on_refreshed` is told afterwards."""
+        return self.map.read(lambda address: self._connector(address)())
+
+    def _node(self, address: Address) -> Node:
+        node = self._nodes.get(address)
         if node is None:
-            connection_class, base = self._template()
-            kwargs = _connection_kwargs(base, connection_class, self._settings) | {
-                "host": host,
-                "port": port,
-            }
-            node = Node(f"{host}:{port}", _connector(connection_class, kwargs), self._settings)
+            node = Node("{}:{}".format(*address), self._connector(address), self._settings)
             # Of two threads that come here at once, one has its node kept: `on_refreshed` would
             # never end the probes of another one.
-            node = self._nodes.setdefault((host, port), node)
+            node = self._nodes.setdefault(address, node)
         return node
 
-    def _template(self) -> tuple[Any, dict[str, Any]]:
-        """Connection class and arguments with which the client connects to any of its nodes."""
-        known = next(iter(self.client.nodes_manager.nodes_cache.values()))
-        if hasattr(known, "connection_class"):  # redis.asyncio
-            return known.connection_class, known.connection_kwargs
-        pool = self.client.get_redis_connection(known).connection_pool
-        return pool.connection_class, pool.connection_kwargs
+    def _connector(self, address: Address) -> Callable[[], Any]:
+        kwargs = _connection_kwargs(
+            self.map.connection_kwargs, self.map.connection_class, self._settings
+        )
+        host, port = address
+        return _connector(self.map.connection_class, kwargs | {"host": host, "port": port})
 
 
 Topology: TypeAlias = "SingleServer | ClusterTopology"

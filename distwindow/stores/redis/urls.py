@@ -16,7 +16,6 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import redis
 import redis.asyncio
-from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
@@ -58,7 +57,7 @@ def _arguments(*kinds: type) -> set[str]:
 _CONNECTION = _arguments(redis.Connection, redis.asyncio.Connection, redis.ConnectionPool)
 _TLS = _arguments(redis.SSLConnection, redis.asyncio.SSLConnection)
 _UNIX = _arguments(redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection)
-_CLIENTS = _arguments(redis.Redis, redis.RedisCluster)
+_CLIENTS = _arguments(redis.Redis)
 _OPTIONS = {"redis": _CONNECTION, "rediss": _CONNECTION | _TLS, "unix": _CONNECTION | _UNIX}
 """Options that may stand in a URL of one server, by its scheme. redis-py would raise for others
 only when it connects, and its cluster client ignores them.
@@ -227,21 +226,31 @@ def parse_url_text(url: str) -> StoreUrl:
 
 
 def make_client(address: StoreUrl, timeout: float, *, is_async: bool = False) -> Any:
-    """A redis-py client without retries (a cluster's has its own; a blocking one connects)."""
-    kinds: tuple[Any, ...] = (redis, Retry, Sentinel, ClusterNode)
+    """A redis-py client without retries, of one server or of a Sentinel set."""
+    kinds: tuple[Any, ...] = (redis, Retry, Sentinel)
     if is_async:
-        kinds = (redis.asyncio, AsyncRetry, AsyncSentinel, AsyncClusterNode)
-    clients, retry, sentinels, cluster_node = kinds
+        kinds = (redis.asyncio, AsyncRetry, AsyncSentinel)
+    clients, retry, sentinels = kinds
     timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
     no_retries: dict[str, Any] = {"retry": retry(NoBackoff(), 0), **timeouts}
     if address.kind == "one":
         return clients.Redis.from_url(address.plain_url, **no_retries)
-    if address.kind == "sentinel":
-        service, sentinel = _split_sentinel_options(address.options)
-        manager = sentinels(list(address.hosts), sentinel_kwargs=sentinel | no_retries)
-        return manager.master_for(address.service, **service, **no_retries)
-    nodes = [cluster_node(host, port) for host, port in address.hosts]
-    return clients.RedisCluster(startup_nodes=nodes, **(address.options | timeouts))
+    service, sentinel = _split_sentinel_options(address.options)
+    manager = sentinels(list(address.hosts), sentinel_kwargs=sentinel | no_retries)
+    return manager.master_for(address.service, **service, **no_retries)
+
+
+def make_cluster_client(address: StoreUrl, timeout: float) -> redis.RedisCluster:
+    """A redis-py client of a cluster, which connects at once and has retries: for SCAN and INFO."""
+    nodes = [ClusterNode(*host) for host in address.hosts]  # type: ignore[no-untyped-call]  # not annotated
+    timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    return redis.RedisCluster(startup_nodes=nodes, **(address.options | timeouts))
+
+
+def connection_template(address: StoreUrl, *, is_async: bool) -> tuple[Any, dict[str, Any]]:
+    """Return redis-py's class of connections to the nodes of a cluster, and their arguments."""
+    client: Any = (redis.asyncio if is_async else redis).Redis(**address.options)
+    return client.connection_pool.connection_class, client.connection_pool.connection_kwargs
 
 
 def close_client(client: Any) -> None:
@@ -254,10 +263,6 @@ def close_client(client: Any) -> None:
 async def aclose_client(client: Any) -> None:
     """Do as `close_client`, for an asyncio client."""
     await client.aclose()
-    if isinstance(client, redis.asyncio.RedisCluster):
-        # It closes nothing itself where it could read the map only.
-        for nodes in ("nodes_cache", "startup_nodes"):
-            await client.nodes_manager.aclose(nodes)
     for sentinel in _sentinels(client):
         await sentinel.aclose()
 
