@@ -152,14 +152,21 @@ def serve(framework: str, way: str, ask: Callable[[Any, RateLimits], Any], *scop
 
 
 @each_way
-def test_a_refusal_in_a_handler_is_the_response(framework: str, way: str) -> None:
+@pytest.mark.parametrize("in_except", [False, True])
+def test_a_refusal_in_a_handler_is_the_response(framework: str, way: str, in_except: bool) -> None:
+    """Also where the server runs in an `except`: `except ImportError: asyncio.run(...)`."""
     limits: list[Any] = []
 
     async def ask(connection: Any, rate_limits: RateLimits) -> None:
         limits[:] = limits or [rate_limits.limit("1/hour", name="home")]
         await limits[0].check(connection)
 
-    admitted, refused = serve(framework, way, ask, scope(), scope())
+    try:
+        if in_except:
+            raise ImportError("uvloop")
+        admitted, refused = serve(framework, way, ask, scope(), scope())
+    except ImportError:
+        admitted, refused = serve(framework, way, ask, scope(), scope())
     assert admitted[0]["status"] == 200
     start, *bodies = refused
     assert start["status"] == 429

@@ -45,7 +45,7 @@ class Response(NamedTuple):
 class WatchedRequest(LimitedRequest):
     """What was decided for one request, and what was sent for it, as far as it is known."""
 
-    __slots__ = ("body_bytes", "headers", "is_answered", "is_complete", "status_code")
+    __slots__ = ("_around", "body_bytes", "headers", "is_answered", "is_complete", "status_code")
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +56,8 @@ class WatchedRequest(LimitedRequest):
         self.is_complete = False
         self.is_answered = False
         """True once a refusal was sent in the place of what the framework has made of it."""
+        self._around = sys.exc_info()[1]
+        """What is being handled around the request: a server may run in an `except`."""
 
     def refusal_to_send(self, message: Message) -> Exception | None:
         """Return the refusal that a handler has not caught, if `message` is what a framework sends
@@ -64,6 +66,8 @@ class WatchedRequest(LimitedRequest):
         if message.get("status", message.get("code")) not in _FAILED:
             return None
         handled = sys.exc_info()[1]  # where the framework sends while it handles the exception
+        if handled is self._around:
+            handled = None
         if isinstance(handled, RateLimitExceeded) and not isinstance(handled, RateLimited):
             return handled
         asked = self.refusal()
