@@ -47,8 +47,7 @@ local taken, known_number = live[1] == nil, nil
 if live[1] and sender ~= '' then taken, known_number = is_taken(breaker, sender, seq) end
 if taken then return breaker_reply(stamp, breaker, 0) end
 
--- What an expired breaker has left does not count.
-if breaker.is_stored and not breaker.is_live then redis.call('DEL', breaker.key) end
+delete_expired(breaker)
 for _, counted in ipairs(live) do
   local number, total, bad = unpack(counted)
   if breaker.measure == 'in_a_row' then

@@ -44,8 +44,7 @@ if action == 'take' then
 end
 
 if action == 'open' or action == 'close' then
-  -- What an expired breaker has left does not count.
-  if breaker.is_stored and not breaker.is_live then redis.call('DEL', key) end
+  delete_expired(breaker)
   if action == 'open' then open(breaker) else close(breaker) end
   return breaker_reply(stamp, breaker, 1)
 end

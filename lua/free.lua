@@ -8,18 +8,16 @@ local stamp, client_now = ARGV[1], ARGV[2]
 --@include shared/deadline.lua
 --@include shared/slots.lua
 
-local count, freed = #ARGV - 2, 0
+local count = #ARGV - 2
 if #KEYS ~= 1 or count < 1 or count > MAX_HOLDERS then is_malformed = true end
 for i = 1, is_malformed and 0 or count do
   if not is_holder(ARGV[2 + i]) then is_malformed = true break end
 end
 if is_malformed then return redis.error_reply('ERR distwindow: malformed arguments') end
 
--- A holder that is named twice has been freed when its second name is met.
+-- All at once: the set may be empty and gone then. A holder that is named twice is freed once.
+local freed = {}
 for i = 3, #ARGV do
-  if has_slot(ARGV[i]) then
-    redis.call('ZREM', KEYS[1], ARGV[i])
-    freed = freed + 1
-  end
+  if has_slot(ARGV[i]) then freed[#freed + 1] = ARGV[i] end
 end
-return {stamp, freed, now}
+return {stamp, freed[1] and redis.call('ZREM', KEYS[1], unpack(freed)) or 0, now}

@@ -38,8 +38,8 @@ end
 
 if extends or ahead < limit - count then
   if is_head then take_places(line, process, waited, 2, now) end
-  call('ZREMRANGEBYSCORE', key, '-inf', now)
   call('ZADD', key, now + ttl_ms, holder)
+  call('ZREMRANGEBYSCORE', key, '-inf', now)
   renew_expiry()
   return {stamp, extends and count or count + 1, now, 1, ttl_ms}
 end

@@ -178,7 +178,12 @@ for _, each in ipairs(counted) do
   end
 end
 if is_far_ahead then
-  call('DEL', key)
+  -- All but the view that is written next, so that the hash is never empty (lua/README.md, "Migrating slots").
+  local all, others = call('HGETALL', key), {}
+  for i = 1, #all, 2 do
+    if all[i] ~= ALL then others[#others + 1] = all[i] end
+  end
+  if others[1] then call('HDEL', key, unpack(others)) end
 elseif expired and expired[1] then
   call('HDEL', key, unpack(expired))
 end

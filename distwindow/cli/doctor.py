@@ -311,7 +311,7 @@ _TIMEOUT_S = 5.0
 _LIMIT = "1000000/minute"
 """So high that nothing is refused."""
 _SCRIPT_COMMANDS = ("evalsha", "eval")
-_CLUSTER_COMMANDS = ("cluster|slots", "cluster|shards", "command")
+_CLUSTER_COMMANDS = ("cluster|slots", "cluster|shards", "command", "asking")
 
 
 def acl_rule(prefix: str, *, cluster: bool = False) -> str:

@@ -23,7 +23,17 @@ if (head == false or age and age >= bucket_ms) and may_admit and cost % 1 == 0
   local can_format = new_head - number * bucket_ms == 0 and shape_ok
   if can_format and (not head or steps >= span) then
     if limit - permits >= 0 then
-      if head then call('DEL', key) end
+      -- The slots of its buckets are deleted, and not the whole hash (lua/README.md, "Migrating slots"):
+      -- if there are any beside the six fields that are set here.
+      if head and call('HLEN', key) ~= 6 then
+        if span <= 11 then
+          call('HDEL', key, '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10')
+        else
+          local slots = {}
+          for i = 1, span do slots[i] = format('%d', i - 1) end
+          call('HDEL', key, unpack(slots))
+        end
+      end
       call('HSET', key, 'head', new_head, 'used', permits, 'closed', '0', 'block', '0',
         'finished', '0', 'limit', limit_field)
       call('PEXPIRE', key, format('%d', (span + renewal) * bucket_ms))

@@ -6,6 +6,7 @@
 --   expires_ms                          from then on it is as if it had never been
 --   deadlines                           of the probes that are under way, by their ids
 --   buckets                             by slot: {number, total, bad}
+--   expired                             names of the fields that an expired breaker has left, but for `state`
 --   start                               of the bucket of now, ms
 local CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 -- A breaker that is not closed, and that nobody calls, is kept for this long beyond its times.
@@ -24,7 +25,7 @@ end
 -- Complete `breaker` with what its hash holds.
 local function read_breaker(breaker)
   breaker.state, breaker.epoch, breaker.retry_ms, breaker.in_a_row = CLOSED, 0, 0, 0
-  breaker.deadlines, breaker.buckets = {}, {}
+  breaker.deadlines, breaker.buckets, breaker.expired = {}, {}, {}
   local all = redis.call('HGETALL', breaker.key)
   local fields = {}
   for i = 1, #all, 2 do fields[all[i]] = all[i + 1] end
@@ -35,11 +36,15 @@ local function read_breaker(breaker)
   local state, epoch, retry_ms, in_a_row, expires_ms =
     string.match(fields.state, '^([012]) (%d+) (%d+) (%d+) (%d+)$')
   if not state then return false end
-  breaker.is_stored = true
-  if now - expires_ms >= 0 then return true end
+  if now - expires_ms >= 0 then
+    for i = 1, #all, 2 do
+      if all[i] ~= 'state' then breaker.expired[#breaker.expired + 1] = all[i] end
+    end
+    return true
+  end
   breaker.state, breaker.epoch, breaker.retry_ms, breaker.in_a_row =
     tonumber(state), tonumber(epoch), tonumber(retry_ms), tonumber(in_a_row)
-  breaker.is_live, breaker.expires_ms = true, tonumber(expires_ms)
+  breaker.expires_ms = tonumber(expires_ms)
   for name, value in pairs(fields) do
     local probe_id = string.match(name, '^p:(.*)$')
     if probe_id then
@@ -94,6 +99,12 @@ local function is_reached(breaker)
   local total, bad = totals(breaker)
   local reached = breaker.measure == 'ratio' and bad / total or bad
   return total >= breaker.min_calls and reached >= breaker.threshold
+end
+
+-- Delete what an expired breaker has left. The state is set by `keep`, and so the hash is never empty in
+-- between (lua/README.md, "Migrating slots").
+local function delete_expired(breaker)
+  if breaker.expired[1] then redis.call('HDEL', breaker.key, unpack(breaker.expired)) end
 end
 
 -- Write the state, and let the hash expire when the breaker does.

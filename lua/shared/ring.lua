@@ -82,6 +82,16 @@ local function time_to_live(ring)
   return buckets * ring.bucket_ms + math.max(0, ring.start - now)
 end
 
+-- Delete all fields but the six that `rotate` sets: those of buckets have digits in their names. The key
+-- itself is not deleted (lua/README.md, "Migrating slots").
+local function delete_buckets(key)
+  local all, fields = redis.call('HGETALL', key), {}
+  for i = 1, #all, 2 do
+    if string.find(all[i], '%d') then fields[#fields + 1] = all[i] end
+  end
+  if fields[1] then redis.call('HDEL', key, unpack(fields)) end
+end
+
 -- Write what `read_ring` has found: close the bucket that was the newest into its slot, delete what
 -- has expired, open the bucket of now. acquire/rotate.lua does the same for one ring.
 -- The fields of every call are set first, in this order, and never removed: in a compact hash Redis
@@ -89,9 +99,9 @@ end
 local function rotate(ring)
   local key = ring.key
   if ring.is_empty then
-    -- Do not DEL a missing key: once a script has written anything, and a DEL counts as a write,
-    -- Redis lets it write beyond maxmemory.
-    if ring.head then redis.call('DEL', key) end
+    -- Do not HDEL where there is nothing to delete: once a script has written anything, and an HDEL counts
+    -- as a write, Redis lets it write beyond maxmemory.
+    if ring.head and redis.call('HLEN', key) ~= 6 then delete_buckets(key) end
   elseif ring.closing then
     if ring.expired_slots[1] then redis.call('HDEL', key, unpack(ring.expired_slots)) end
     if ring.closing + ring.span > ring.start / ring.bucket_ms then

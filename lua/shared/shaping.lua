@@ -173,7 +173,7 @@ end
 -- Write the state of a ring.
 local function write_shaping(ring, now)
   local terms, call, format, lives_ms = ring.shaping, redis.call, string.format, 0
-  if terms.is_dropped then call('DEL', terms.key) end
+  if terms.is_dropped then call('HDEL', terms.key, 'moment', 'tokens') end
   call('HSET', terms.key, 'decided', format('%.0f', now))
   if terms.stored_words ~= terms.words then
     call('HSET', terms.key, 'terms', terms.words)

@@ -143,6 +143,9 @@ ROWS = (
             MODES + "a_cluster_that_changes_for_all_modes_and_for_callers_that_are_refused",
             STORES
             + "transport_topology.py::test_slots_that_move_under_load_lose_and_repeat_nothing",
+            STORES
+            + "transport_topology.py::test_a_window_that_ends_while_its_slot_migrates_begins_anew",
+            STORES + "migrating_slots.py",
             STORES + "transport_topology.py::test_a_dead_primary_does_not_affect_the_other_shards",
             STORES + "transport_topology.py::test_a_primary_with_a_replica_is_replaced_by_itself",
         ),

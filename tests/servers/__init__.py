@@ -10,7 +10,7 @@ the end of the `with`, or at exit when a test run is interrupted.
 
 from tests.servers.binary import NoServer, find_binary, server_version
 from tests.servers.certificates import Certificates
-from tests.servers.cluster import Cluster
+from tests.servers.cluster import Cluster, Migration
 from tests.servers.container import Container
 from tests.servers.fake import FakeServer
 from tests.servers.faults import (
@@ -41,6 +41,7 @@ __all__ = [
     "DropReply",
     "FakeServer",
     "Fault",
+    "Migration",
     "NoServer",
     "Pass",
     "Proxy",

@@ -111,18 +111,12 @@ class Cluster:
 
     def migrate(self, slot: int, source: RedisProcess, target: RedisProcess) -> None:
         """Move a slot as redis-cli does, key by key."""
-        with source.client() as src, target.client() as dst:
-            ids = {}
-            for node, client in ((source, src), (target, dst)):
-                ids[node] = client.execute_command("CLUSTER", "MYID")
-            dst.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
-            src.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
-            while keys := src.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
-                src.execute_command("MIGRATE", target.host, target.port, keys[0], 0, 5000)
+        with Migration(slot, source, target) as migration:
+            migration.begin()
+            while migration.move_key():
                 time.sleep(0.02)  # calls come while one part of the slot has moved
             time.sleep(0.05)  # and while all of it has moved, and nobody knows
-            dst.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
-            src.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+            migration.end()
 
     def move(self, host: str, *nodes: RedisProcess) -> None:
         """Give nodes another address at once, as pods that were replaced, with what they knew."""
@@ -189,6 +183,46 @@ class Cluster:
             client.info("replication").get("master_link_status") == "up"
             for client in clients[self.masters :]
         )
+
+
+class Migration:
+    """A slot on its way from one node to another, step by step."""
+
+    def __init__(self, slot: int, source: RedisProcess, target: RedisProcess) -> None:
+        self.slot = slot
+        self.source, self.target = source, target
+        self._from, self._to = source.client(), target.client()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._from.close()
+        self._to.close()
+
+    def begin(self) -> None:
+        """From now on calls of keys that the source does not have go to the target."""
+        source_id, target_id = (
+            client.execute_command("CLUSTER", "MYID") for client in (self._from, self._to)
+        )
+        self._to.execute_command("CLUSTER", "SETSLOT", self.slot, "IMPORTING", source_id)
+        self._from.execute_command("CLUSTER", "SETSLOT", self.slot, "MIGRATING", target_id)
+
+    def move_key(self) -> bool:
+        """Move one key. False if there is none any more."""
+        keys = self._from.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, 1)
+        if keys:
+            to = self.target
+            self._from.execute_command("MIGRATE", to.host, to.port, keys[0], 0, 5000)
+        return bool(keys)
+
+    def end(self) -> None:
+        """Move all keys that are left, and then the slot."""
+        while self.move_key():
+            pass
+        target_id = self._to.execute_command("CLUSTER", "MYID")
+        for client in (self._to, self._from):
+            client.execute_command("CLUSTER", "SETSLOT", self.slot, "NODE", target_id)
 
 
 def _add_slots(client: redis.Redis, low: int, high: int) -> None:

@@ -1,7 +1,10 @@
-"""A node of a cluster sends calls to another one: for good (MOVED), or for one call (ASK)."""
+"""A node of a cluster sends calls to another one: for good (MOVED), or for one call (ASK). Or it
+has only some of their keys while their slot migrates (TRYAGAIN).
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,14 +12,21 @@ import pytest
 import redis.asyncio.cluster
 import redis.cluster
 
+from distwindow import AsyncLimiter, StoreUnavailable
+from distwindow.connect import open_store
+from distwindow.options import Options
 from distwindow.ring.clock import SYSTEM
+from distwindow.ring.command import ScriptReply
+from distwindow.ring.commands import Acquire
+from distwindow.ring.replies import AcquireReply
 from distwindow.runtime.command_cache import CommandCache
-from distwindow.stores.redis import topology
+from distwindow.stores.redis import outcome, topology
 from distwindow.stores.redis.slot_map import SlotMap
 from distwindow.stores.redis.topology import CallSettings, ClusterTopology
 from tests.clock_and_stores import ManualClock
 from tests.harness import Harness, LimiterAdapter
-from tests.stores.responder import Responder
+from tests.servers import until_async
+from tests.stores.responder import Answer, Responder, admitting
 
 
 class TwoNodes:
@@ -57,6 +67,115 @@ def test_each_call_of_a_slot_that_is_migrating_asks_for_itself(nodes: TwoNodes) 
     assert all(nodes.limiter.each(["k"] * 3))
     assert (len(nodes.old.calls), len(nodes.new.calls)) == (3, 3)
     assert nodes.new.asked.count([b"ASKING"]) == 3
+
+
+def test_a_slot_that_has_moved_may_be_migrating_again(nodes: TwoNodes) -> None:
+    nodes.redirect(f"MOVED 1 127.0.0.1:{nodes.new.port}")
+    nodes.new.script = lambda words: b"-ASK 1 127.0.0.1:%d\r\n" % nodes.old.port
+    nodes.old.script = one_after_another([nodes.old.script], then=admitting)
+    assert nodes.limiter.try_acquire("k")
+    assert (len(nodes.old.calls), len(nodes.new.calls)) == (2, 1)
+
+
+def test_nodes_that_disagree_for_ever_are_followed_a_few_times(nodes: TwoNodes) -> None:
+    nodes.redirect(f"MOVED 1 127.0.0.1:{nodes.new.port}")
+    nodes.new.script = lambda words: b"-MOVED 1 127.0.0.1:%d\r\n" % nodes.old.port
+    with pytest.raises(StoreUnavailable, match="MOVED") as caught:
+        nodes.limiter.try_acquire("k")
+    assert caught.value.charged is False
+    assert 4 <= len(nodes.old.calls) + len(nodes.new.calls) <= 8
+
+
+# -- calls of several keys, while their slot migrates ----------------------------------------------
+
+NON_LOCAL = "Script attempted to access a non local key in a cluster node"
+MIGRATING = [
+    "TRYAGAIN Multiple keys request during rehashing of slot",
+    # Of a key that has expired between the look at the keys of a call and the script.
+    f"ERR Error running script (call to f_{'f' * 40}): @user_script:1: {NON_LOCAL}",
+    f"ERR {NON_LOCAL} script: {'f' * 40}, on @user_script:19.",
+]
+
+
+def one_after_another(answers: list[Answer], then: Answer) -> Answer:
+    left = iter(answers)
+    return lambda words: next(left, then)(words)
+
+
+def refusing(error: str) -> Answer:
+    return lambda words: f"-{error}\r\n".encode()
+
+
+@pytest.mark.parametrize("error", MIGRATING, ids=["TRYAGAIN", "6.2", "7"])
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_call_waits_until_its_slot_has_migrated(nodes: TwoNodes, error: str, times: int) -> None:
+    nodes.old.script = one_after_another([refusing(error)] * times, then=admitting)
+    nodes.old.calls.clear()
+    assert all(nodes.limiter.each(["k"] * 2))
+    assert len(nodes.old.calls) == times + 2
+
+
+@pytest.mark.parametrize("error", MIGRATING, ids=["TRYAGAIN", "6.2", "7"])
+def test_a_call_whose_slot_migrates_until_its_deadline_was_surely_not_executed(
+    harness: Harness, error: str
+) -> None:
+    with Responder(refusing(error)) as server:
+        url = f"redis+cluster://127.0.0.1:{server.port}?protocol=2"
+        with pytest.raises(StoreUnavailable, match="migrates to another node") as caught:
+            harness.limiter(url, timeout=0.2).try_acquire("k")
+        assert caught.value.charged is False
+        assert len(server.calls) > 2
+
+
+def test_a_redirect_after_a_wait_is_followed_each_time(nodes: TwoNodes) -> None:
+    """A key that neither node has is asked for on the new one, which may lack the other key."""
+    nodes.redirect(f"ASK 1 127.0.0.1:{nodes.new.port}")
+    nodes.new.script = one_after_another([refusing(MIGRATING[0])] * 3, then=admitting)
+    assert nodes.limiter.try_acquire("k")
+    assert (len(nodes.old.calls), len(nodes.new.calls)) == (4, 4)
+
+
+def test_of_commands_that_are_sent_together_those_that_wait_come_last() -> None:
+    """What the others tell of the server's time would be old by then."""
+    ends: list[object] = []
+
+    class Noted(Acquire):
+        def reply(self, raw: ScriptReply) -> AcquireReply:
+            ends.append(self.charges[0].key)
+            return super().reply(raw)
+
+    cache = CommandCache("unit", "1/second")
+    commands = [Noted(cache.acquire_command(key).charges) for key in "abc"]
+    with Responder() as server:
+        url = f"redis+cluster://127.0.0.1:{server.port}?protocol=2"
+        store = open_store(url, Options(timeout=5))
+        server.script = one_after_another([refusing(MIGRATING[0])], then=admitting)
+        store.execute_many(commands)
+        store.close()
+    assert ends == ["b", "c", "a"]
+
+
+@pytest.mark.event_loops
+def test_a_call_that_is_cancelled_while_it_waits_is_not_sent_again() -> None:
+    async def calls(server: Responder) -> None:
+        url = f"redis+cluster://127.0.0.1:{server.port}?protocol=2"
+        async with AsyncLimiter(url, "9/minute", timeout=5) as limiter:
+            await limiter.try_acquire("k")
+            server.script = refusing(MIGRATING[0])
+            call = asyncio.ensure_future(limiter.try_acquire("k"))
+            await until_async(lambda: len(server.calls) > 2, what="it waits")
+            call.cancel()
+            await asyncio.wait([call])
+            server.script = admitting
+            sent = len(server.calls)
+            await asyncio.sleep(2 * outcome._LONGEST_PAUSE_S)
+            assert len(server.calls) <= sent + 1  # what was on its way
+
+    with Responder() as server:
+        asyncio.run(calls(server))
+
+
+# -- slots and nodes -----------------------------------------------------------------------------
 
 
 def test_the_slot_of_a_key_is_computed_and_looked_up_once(

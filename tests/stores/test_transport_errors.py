@@ -36,7 +36,6 @@ NOT_EXECUTED = [
     "NOREPLICAS Not enough good replicas to write.",
     "CLUSTERDOWN Hash slot not served",
     "CLUSTERDOWN The cluster is down",
-    "TRYAGAIN Multiple keys request during rehashing of slot",
     "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
     "ERR max number of clients reached",
 ]

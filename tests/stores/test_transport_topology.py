@@ -16,7 +16,7 @@ import pytest
 
 from distwindow import StoreError, StoreUnavailable
 from tests.harness import Call, Harness, LimiterAdapter, count_outcomes, in_time, used
-from tests.servers import Cluster, RedisProcess, SentinelSet, until
+from tests.servers import Cluster, Migration, RedisProcess, SentinelSet, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -72,13 +72,33 @@ def test_slots_that_move_under_load_lose_and_repeat_nothing(harness: Harness, li
             cluster.migrate(Cluster.slot_of(moving[0]), target, source)
             time.sleep(0.3)  # calls go on by the new map
         rings = 1 if isinstance(limits, str) else 2
-        failed = [call for call in calls if not call.admitted]
-        if rings == 1:
-            assert not failed, count_outcomes(calls)
-        only_store_errors(failed)  # TRYAGAIN, while one of two rings has moved
-        assert {call.charged for call in failed} <= {False}
-        assert held(cluster) == rings * (before + len(calls) - len(failed))
+        # While one of two rings has moved, calls wait.
+        assert set(count_outcomes(calls)) == {"ok"}
+        assert held(cluster) == rings * (before + len(calls))
         assert all(call.admitted for call in limiter.burst(moving + staying))
+
+
+@pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
+def test_a_window_that_ends_while_its_slot_migrates_begins_anew(
+    harness: Harness, consistency: str
+) -> None:
+    with Cluster() as cluster:
+        limiter = harness.limiter(
+            cluster.url, "100/second", prefix=PREFIX, timeout=3, consistency=consistency
+        )
+        source, target, _ = cluster.nodes
+        for key in cluster.keys_by_port()[source.port][:3]:
+            only_admissions(limiter.burst([key] * 4))
+            with Migration(Cluster.slot_of(key), source, target) as migration:
+                migration.begin()
+                time.sleep(1.05)
+                only_admissions(limiter.burst([key] * 4))
+                migration.end()
+                only_admissions(limiter.burst([key] * 4))
+
+
+def only_admissions(calls: list[Call]) -> None:
+    assert set(count_outcomes(calls)) == {"ok"}, calls
 
 
 def test_a_dead_primary_does_not_affect_the_other_shards(harness: Harness) -> None:

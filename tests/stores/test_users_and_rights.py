@@ -13,7 +13,7 @@ import pytest
 from distwindow import Concurrency, ConfigurationError, Limiter, RateLimitExceeded
 from distwindow.stores.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS
 from tests.harness import Harness
-from tests.servers import Cluster, Standalone
+from tests.servers import Cluster, Migration, Standalone
 from tests.stores.store_check import THREE, works
 
 MINIMAL_ACL = f"~distwindow:* resetchannels -@all {RIGHTS}"
@@ -27,8 +27,8 @@ ACL_OF_NAME = "+client|setname"
 ACL_OF_DATABASE = "+select"
 """For a database other than 0."""
 
-ACL_OF_CLUSTER = "+cluster|slots +command"
-"""For redis-py to read the map of a cluster."""
+ACL_OF_CLUSTER = "+cluster|slots +command +asking"
+"""For redis-py to read the map of a cluster, and for calls of slots that migrate."""
 
 
 # -- passwords and users ----------------------------------------------------------------------
@@ -172,6 +172,12 @@ def test_the_least_rights_in_a_cluster(harness: Harness, cluster: Cluster, prefi
         keys = [f"{prefix}-{number}" for number in range(20)]
         if enough:
             assert all(limiter.each(keys))
+            slot, source = Cluster.slot_of(f"{prefix}-new"), cluster.node_of(f"{prefix}-new")
+            others = [node for node in cluster.nodes if node is not source]
+            with Migration(slot, source, others[0]) as migration:
+                migration.begin()
+                assert limiter.try_acquire(f"{prefix}-new")
+                migration.end()
         else:
             with pytest.raises(ConfigurationError, match=r"these rights"):
                 limiter.each(keys)

@@ -499,6 +499,17 @@ class LoopDispatcher:
         except Exception as exc:
             batch.fail(exc)
         else:
+            if request.pause_s:
+                batch.request = request
+                self._loop.call_later(request.pause_s, self._send_after_pause, batch, request)
+            else:
+                self._send_request(batch, request)
+
+    def _send_after_pause(self, batch: Batch, request: Request) -> None:
+        """Send a request, unless nobody waits for the reply any more."""
+        if all(future.done() for future in batch.futures):
+            batch.done = True
+        if not batch.done:
             self._send_request(batch, request)
 
     def _start_execution(self, batch: Batch) -> Generator[Request, RawReply, Any]:
@@ -605,7 +616,8 @@ class LoopDispatcher:
         connection, topology = batch.connection, self.topology
         assert connection is not None
         topology.request_refresh()
-        sent = not connection.opening
+        in_pause = batch.request is not None and not batch.request.stamp
+        sent = not connection.opening and not in_pause
         batch.fail(timed_out(connection.node.name, self._settings.timeout, sent=sent))
         if sent and self.connections.get(connection.node) is connection:
             self._retire(connection, "timeout")

@@ -599,6 +599,8 @@ class RedisStore:
                 return reply
             if isinstance(topology, ClusterTopology) and topology.claim_refresh():
                 start_thread(_refresh_topology, topology)
+            if request.pause_s:
+                self.clock.sleep(request.pause_s)
             raw = self._connections.connection_to(request.node).execute_request(request, deadline)
 
     def _exchange(self, commands: Sequence[Command[Any]], deadline: float | None) -> list[Any]:
@@ -658,7 +660,9 @@ class RedisStore:
             raws = self._connections.connection_to(node).pipeline(requests, deadline)
         except DistwindowError as exc:
             raws = [exc] * len(batch)
-        for number, command, request, raw in zip(numbers, batch, requests, raws, strict=True):
+        answers = list(zip(numbers, batch, requests, raws, strict=True))
+        # Those that may have to wait come last: the others tell the server's time, which is now.
+        for number, command, request, raw in sorted(answers, key=_is_error):
             if isinstance(raw, DistwindowError):
                 replies[number] = raw
                 continue
@@ -750,6 +754,10 @@ class RedisStore:
         if used is not topology:
             _close_topology_client(topology)
         return used
+
+
+def _is_error(answer: tuple[int, Command[Any], Request, RawReply | DistwindowError]) -> bool:
+    return isinstance(answer[3], Exception)
 
 
 def _close_topology_client(topology: Topology) -> None:

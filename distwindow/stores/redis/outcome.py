@@ -31,7 +31,8 @@ from .topology import CallSettings, Node, Topology
 #
 # The outcomes of a call. Retries, errors and statistics distinguish them:
 #
-#   surely not executed   an error reply, or no byte was sent        sent once more, if time is left
+#   surely not executed   an error reply, or no byte was sent        sent once more if time is left,
+#                                                                    or until its slot has migrated
 #   executed              a reply that begins with the right stamp
 #   unknown               bytes were sent, and no such reply came    never sent again
 #
@@ -39,8 +40,16 @@ from .topology import CallSettings, Node, Topology
 
 _NOT_EXECUTED = re.compile(
     r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
-    r"OOM|MISCONF|max number of clients)\b"
+    r"OOM|MISCONF|max number of clients|non local key)\b"
 )
+"""A "non local key" is none of the cluster, but one that a script did not find on a node from which
+its slot migrates. The server finds all keys of a call before the script begins, the time stands
+still while it runs, and no script touches a key that it has deleted. So that is a key that expired
+just before the script began; and as each script reads all its keys before it writes any, it has
+written nothing.
+"""
+_SLOT_MIGRATES = frozenset(("TRYAGAIN", "non local key"))
+"""Of these, those that end when the slot, or one more of the call's keys, has migrated."""
 _REFUSES_CALLS = frozenset(
     ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "READONLY", "NOREPLICAS", "OOM", "MISCONF")
 )
@@ -289,6 +298,14 @@ def _forget_locals(exc: BaseException) -> None:
 
 Reply = TypeVar("Reply")
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
+"""Seconds before a call is sent again whose slot migrates: at first, and after the doubling at each
+further time."""
+_MIN_LEFT_S = 0.002
+"""With less time left it is not sent again."""
+_MAX_REDIRECTS = 4
+"""How often a call follows MOVED and ASK, which nodes may answer in turns while they disagree."""
+
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
@@ -309,7 +326,16 @@ RawReply: TypeAlias = "list[Any] | int | bytes | str | Exception | NoReply | Non
 class Request:
     """A command on its way to a node. Its frame needs the server's clock, so it is made late."""
 
-    __slots__ = ("_command", "_deadline", "_send_script", "asking", "generation", "node", "stamp")
+    __slots__ = (
+        "_command",
+        "_deadline",
+        "_send_script",
+        "asking",
+        "generation",
+        "node",
+        "pause_s",
+        "stamp",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -321,13 +347,17 @@ class Request:
         asking: bool = False,
         stamp: bytes = b"",
         generation: int | None = None,
+        pause_s: float = 0.0,
     ) -> None:
         self.node = node
         self.generation = node.generation if generation is None else generation
         """That of the connection over which it is sent."""
         self.asking = asking
         """Send ASKING before it, which has a reply of its own: the slot is migrating to `node`."""
+        self.pause_s = pause_s
+        """Seconds to wait before it is sent."""
         self.stamp = stamp
+        """That of its frame; empty as long as nothing was sent."""
         self._command = command
         self._deadline = deadline
         self._send_script = send_script
@@ -349,17 +379,22 @@ def execute_once(
     """Get `command` executed at most once, by `deadline` (monotonic seconds).
 
     `sent` is the first request, if a store has sent it already. The command is sent again, at most
-    once besides a script that the server did not have, only if it was surely not executed. Raises
-    `StoreTimeout`, `StoreUnavailable` or `ConfigurationError`.
+    once besides redirects and a script that the server did not have, only if it was surely not
+    executed; while its slot migrates, as often as that. Raises `StoreTimeout`, `StoreUnavailable`
+    or `ConfigurationError`.
     """
     if settings.client_clock and command.now_ms is None:
         command = command.with_time(settings.clock.now_ms())
     node = topology.node_of(command) if sent is None else sent.node
     send_script = asking = retried = False
+    redirects = 0
+    pause_s, next_pause_s = 0.0, _FIRST_PAUSE_S
     error: ErrorReply | None
     while True:
-        request = sent or Request(node, command, deadline, send_script=send_script, asking=asking)
-        sent = None
+        request = sent or Request(
+            node, command, deadline, send_script=send_script, asking=asking, pause_s=pause_s
+        )
+        sent, pause_s = None, 0.0
         raw = yield request
         error = None
         if type(raw) is list and len(raw) >= 3 and raw[0] == request.stamp:
@@ -400,8 +435,25 @@ def execute_once(
             if error.code == "NOSCRIPT" and not send_script:
                 send_script = True
                 continue
+            if error.code in _SLOT_MIGRATES:
+                left_s = deadline - settings.clock.monotonic()
+                if left_s < _MIN_LEFT_S:
+                    raise StoreUnavailable(
+                        f"{node.name} cannot serve now: {text}; the slot of the key migrates to "
+                        "another node, and the call has waited until its deadline"
+                    )
+                pause_s = min(next_pause_s, left_s / 2)
+                next_pause_s = min(2 * next_pause_s, _LONGEST_PAUSE_S)
+                node, asking = topology.node_of(command), False
+                retried, redirects = False, 0
+                continue
             failure = StoreUnavailable(f"{node.name} cannot serve now: {text}")
             node, asking = _next_node(request, error, topology, command)
+            # A slot that has moved may be migrating again: then MOVED is followed by ASK.
+            if error.code in ("MOVED", "ASK") and redirects < _MAX_REDIRECTS:
+                redirects += 1
+                if settings.clock.monotonic() < deadline:
+                    continue
         if retried or settings.clock.monotonic() >= deadline:
             if error is not None and error.code in _REFUSES_CALLS:
                 request.node.on_refused_call(error.text)
