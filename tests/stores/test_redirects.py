@@ -25,7 +25,7 @@ from distwindow.stores.redis.slot_map import SlotMap
 from distwindow.stores.redis.topology import CallSettings, ClusterTopology
 from tests.clock_and_stores import ManualClock
 from tests.harness import Harness, LimiterAdapter
-from tests.servers import until_async
+from tests.servers import until, until_async
 from tests.stores.responder import Answer, Responder, admitting
 
 
@@ -121,9 +121,16 @@ def test_a_call_whose_slot_migrates_until_its_deadline_was_surely_not_executed(
 ) -> None:
     with Responder(refusing(error)) as server:
         url = f"redis+cluster://127.0.0.1:{server.port}?protocol=2"
-        with pytest.raises(StoreUnavailable, match="migrates to another node") as caught:
-            harness.limiter(url, timeout=0.2).try_acquire("k")
-        assert caught.value.charged is False
+        limiter = harness.limiter(url, timeout=0.2)
+
+        def failure() -> StoreUnavailable | None:
+            (call,) = limiter.burst(["k"], at_once=1)
+            # On a machine that is busy the last reply may come after the deadline.
+            return call.outcome if isinstance(call.outcome, StoreUnavailable) else None
+
+        caught: Any = until(failure)
+        assert "migrates to another node" in str(caught)
+        assert caught.charged is False
         assert len(server.calls) > 2
 
 
