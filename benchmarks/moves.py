@@ -7,6 +7,7 @@ docs/guarantees.md has them. Another server: DISTWINDOW_REDIS_SERVER=PROGRAM.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,7 +17,7 @@ import redis
 
 from benchmarks.measure import log
 from distwindow import StoreError
-from tests.harness import HARNESSES, Call, Harness
+from tests.harness import HARNESSES, PLENTY, Call, Harness
 from tests.servers import Cluster, RedisProcess, SentinelSet, find_binary, server_version
 
 PREFIX = "move"
@@ -33,6 +34,7 @@ class Scene(NamedTuple):
     move: Callable[[], object]
     new: Callable[[], RedisProcess | None] = lambda: None
     """The primary that sentinels name; None on a cluster, whose old one redirects calls."""
+    limits: Any = PLENTY
 
 
 @contextmanager
@@ -89,13 +91,16 @@ def new_addresses() -> Iterator[Scene]:
 
 
 @contextmanager
-def migrating() -> Iterator[Scene]:
-    """A slot moves to another node."""
+def migrating(*limits: str) -> Iterator[Scene]:
+    """A slot moves to another node, key by key."""
     with Cluster() as cluster:
         source, target, _ = cluster.nodes
         key = cluster.keys_by_port()[source.port][0]
         yield Scene(
-            cluster.url, [key], lambda: cluster.migrate(Cluster.slot_of(key), source, target)
+            cluster.url,
+            [key],
+            lambda: cluster.migrate(Cluster.slot_of(key), source, target),
+            limits=limits,
         )
 
 
@@ -110,7 +115,8 @@ WAYS: dict[str, Callable[[], Any]] = {
     ),
     "`CLUSTER FAILOVER`": cluster_failover,
     "a cluster whose nodes all get new addresses": new_addresses,
-    "a slot that migrates": migrating,
+    "a slot that migrates, one limit on its key": lambda: migrating(PLENTY),
+    "a slot that migrates, two limits": lambda: migrating(PLENTY, "1000000/day"),
 }
 
 
@@ -118,19 +124,20 @@ def run(harness: Harness, scene: Scene) -> list[str]:
     """Return the cells of a row: calls, failures, seconds from the first to the last of them,
     the longest call, and seconds for which the old primary was used after another was named.
     """
-    limiter = harness.limiter(scene.url, prefix=PREFIX, timeout=TIMEOUT_S)
+    limiter = harness.limiter(scene.url, scene.limits, prefix=PREFIX, timeout=TIMEOUT_S)
     calls: list[Call] = []
     named = left = None
     old = scene.new()
     while len(calls) < 20:
         calls = limiter.burst(list(scene.keys) * 20, at_once=2)
     calls.clear()
-    scene.move()
+    mover = threading.Thread(target=scene.move)
+    mover.start()
     began = calm_since = time.perf_counter()
     while (now := time.perf_counter()) < began + LONGEST_S:
         for call in limiter.burst(list(scene.keys) * 2, at_once=2):
             calls.append(call)
-            if isinstance(call.outcome, StoreError):
+            if isinstance(call.outcome, StoreError) or mover.is_alive():
                 calm_since = now
         new = scene.new()
         if old is not None and new is not None and new is not old:
@@ -139,6 +146,7 @@ def run(harness: Harness, scene: Scene) -> list[str]:
         if now > calm_since + CALM_S and (old is None or left is not None):
             break
         time.sleep(0.02)
+    mover.join()
     failed = [call.ended for call in calls if isinstance(call.outcome, StoreError)]
     others = [c.outcome for c in calls if not c.admitted and not isinstance(c.outcome, StoreError)]
     assert not others, others[0]
