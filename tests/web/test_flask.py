@@ -419,6 +419,122 @@ def test_a_second_limit_of_the_application_needs_a_name(rate_limits: RateLimits)
         rate_limits.limit_app("5/minute")
 
 
+# -- default limits and exempt routes -------------------------------------------------------------
+
+
+@pytest.fixture
+def defaults(clock: ManualClock) -> RateLimits:
+    return RateLimits(
+        MemoryStore(clock), on_store_error="raise", default_limits=["2/minute"], prefix="shop"
+    )
+
+
+def test_each_route_without_a_limit_has_the_default_one_by_itself(defaults: RateLimits) -> None:
+    defaults.limit_app("99/minute")
+    app = application(defaults)
+    app.add_url_rule("/one", view_func=lambda: "1", endpoint="one")
+    app.add_url_rule("/two/<n>", view_func=lambda n: n, endpoint="two", methods=["GET", "POST"])
+    own = defaults.limit("3/minute")(lambda: "own")
+    app.add_url_rule("/own", view_func=own, endpoint="own")
+    assert codes(app, "/one", 3) == [200, 200, 429]
+    assert codes(app, "/two/1") + codes(app, "/two/2") == [200, 200]
+    assert codes(app, "/two/1", method="POST") == [429]  # one window for the rule
+    assert codes(app, "/own", 4) == [200] * 3 + [429]
+    assert codes(app, "/missing", 3) == codes(app, "/static/none", 3) == [404] * 3
+    assert codes(app, "/one", 3, method="OPTIONS") == [200] * 3
+
+
+def test_limits_of_a_class_replace_the_default_one_for_their_methods(defaults: RateLimits) -> None:
+    class Whole(MethodView):
+        decorators = [defaults.limit("3/minute")]  # noqa: RUF012  # as View has it
+
+        def get(self) -> str:
+            return "read"
+
+    class Part(MethodView):
+        def get(self) -> str:
+            return "read"
+
+        @defaults.limit("3/minute")
+        def post(self) -> str:
+            return "written"
+
+    app = application(defaults)
+    app.add_url_rule("/whole", view_func=Whole.as_view("whole"))
+    app.add_url_rule("/part", view_func=Part.as_view("part"))
+    assert codes(app, "/whole", 4) == codes(app, "/part", 4, method="POST") == [200] * 3 + [429]
+    assert codes(app, "/part", 3) == [200, 200, 429]
+
+
+def test_a_limit_below_another_decorator_replaces_the_default_one(defaults: RateLimits) -> None:
+    def logged(view: Any) -> Any:
+        @wraps(view)
+        def wrapper() -> Any:
+            return view()
+
+        return wrapper
+
+    app = application(defaults)
+    view = logged(defaults.limit("3/minute")(defaults.limit("9/minute")(lambda: "home")))
+    app.add_url_rule("/", view_func=view, endpoint="home")
+    app.add_url_rule(
+        "/exempt", view_func=logged(defaults.exempt(logged(lambda: "free"))), endpoint="free"
+    )
+    assert codes(app, times=4) == [200] * 3 + [429]
+    assert codes(app, "/exempt", 4) == [200] * 4
+
+
+def test_default_limits_of_the_configuration_have_the_options_of_a_limit() -> None:
+    rate_limits = RateLimits("memory://", on_store_error="raise")
+    given = {"limits": "1/hour", "name": "each", "key": lambda: flask.request.headers["user"]}
+    apps = [application(rate_limits, DISTWINDOW_DEFAULT_LIMITS=each) for each in (given, "2/hour")]
+    for app in apps:
+        app.add_url_rule("/a", view_func=lambda: "a", endpoint="a")
+        app.add_url_rule("/b", view_func=lambda: "b", endpoint="b")
+    ada: dict[str, Any] = {"headers": {"user": "ada"}}
+    assert codes(apps[0], "/a", **ada) + codes(apps[0], "/b", **ada) == [200, 429]
+    assert codes(apps[0], "/b", headers={"user": "eve"}) == [200]
+    assert codes(apps[1], "/a", 3, **ada) == [200, 200, 429]
+    with pytest.raises(TypeError, match="limit"):
+        application(rate_limits, DISTWINDOW_DEFAULT_LIMITS={"limit": "1/hour"})
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_an_exempt_view(defaults: RateLimits, above: bool) -> None:
+    defaults.limit_app("1/minute", key=lambda: "all")
+    app = application(defaults)
+
+    def health() -> str:
+        return "up"
+
+    add = app.get("/health")
+    defaults.exempt(add(health)) if above else add(defaults.exempt(health))
+    app.add_url_rule("/own", view_func=defaults.exempt(defaults.limit("1/hour")(lambda: "")))
+    for path in ("/health", "/own"):
+        seen = answers(app, path, 5)
+        assert {answer.status_code for answer in seen} == {200}
+        assert not {*FIELDS} & {*seen[0].headers.keys()}
+
+
+def test_an_exempt_blueprint(defaults: RateLimits) -> None:
+    app = application(defaults)
+    outer, inner = (flask.Blueprint(name, __name__) for name in ("outer", "inner"))
+    defaults.limit_blueprint(outer, "1/minute")
+    outer.add_url_rule("/limited", view_func=lambda: "", endpoint="limited")
+    inner.add_url_rule("/exempt", view_func=lambda: "", endpoint="exempt")
+    defaults.exempt(inner)
+    outer.register_blueprint(inner)
+    app.register_blueprint(outer)
+    assert codes(app, "/limited", 2) == [200, 429]
+    assert codes(app, "/exempt", 5) == [200] * 5
+
+
+@pytest.mark.parametrize("wrong", ["health", None, MethodView])
+def test_exempt_takes_a_view(defaults: RateLimits, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="function of a route"):
+        defaults.exempt(wrong)
+
+
 # -- what the response decides --------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from .rate_limits import (
     NOT_GIVEN,
     AsyncRateLimits,
     BlockingRateLimits,
+    DefaultLimits,
     LimitedRequest,
     MakesLimits,
     RateLimited,
@@ -31,6 +32,7 @@ from .rate_limits import (
     UnwatchedRequest,
     result_of,
 )
+from .routes import ExemptsViews, replace_default
 from .together import decide_all
 
 __all__ = [
@@ -42,6 +44,8 @@ __all__ = [
     "AsyncRateLimits",
     "BlockingRateLimits",
     "ClientAddress",
+    "DefaultLimits",
+    "ExemptsViews",
     "Headers",
     "LimitedRequest",
     "MakesLimits",
@@ -49,5 +53,6 @@ __all__ = [
     "RequestLimit",
     "UnwatchedRequest",
     "decide_all",
+    "replace_default",
     "result_of",
 ]

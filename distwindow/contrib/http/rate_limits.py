@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 
 from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
 from ...async_use import only_async_with, running_loop
@@ -206,6 +206,7 @@ class RequestLimit:
         cost_after: Callable[..., Any] | None = None,
         priority: bool = False,
         unit: Unit = "requests",
+        override_defaults: bool = True,
     ) -> None:
         self.rate_limits = rate_limits
         self._methods = None if methods is None else _read_methods(methods)
@@ -230,8 +231,11 @@ class RequestLimit:
         """What distinguishes it from others without a name."""
         self.settles = count_when is not None or cost_after is not None
         """True if the response decides about the charge."""
-        if not isinstance(priority, bool):
-            raise ConfigurationError(f"priority={short_repr(priority)} is no bool")
+        for option, given in (("priority", priority), ("override_defaults", override_defaults)):
+            if not isinstance(given, bool):
+                raise ConfigurationError(f"{option}={short_repr(given)} is no bool")
+        self.methods_without_default = self._methods if override_defaults else frozenset[str]()
+        """The methods at which a route that has this limit has no default one; None for all."""
         self.priority = priority
         if priority and self.settles:
             raise ConfigurationError(
@@ -689,6 +693,8 @@ def two_limits_of_one_window(policies: Policies) -> ConfigurationError:
     )
 
 
+DefaultLimits: TypeAlias = "LimitSpec | Callable[..., Any] | Mapping[str, Any]"
+"""What `RateLimits` takes as `default_limits`."""
 _ANY_LIMIT = (Limit("1/second"),)
 """For what concerns the store, and no limit."""
 R = TypeVar("R")
@@ -714,6 +720,7 @@ class MakesLimits(Generic[R]):
         cost_after: Callable[..., Any] | None = None,
         priority: bool = False,
         unit: Unit = "requests",
+        override_defaults: bool = True,
     ) -> R:
         """Return one limit, for the place where the framework has such things.
 
@@ -729,12 +736,14 @@ class MakesLimits(Generic[R]):
         a response for which it returns false. `cost_after` is a function of the request and the
         response that returns the real cost: `cost`, or the limit if that is less, is reserved
         before. `priority` is that of `Limiter.try_acquire`. `unit` is what the limit counts:
-        "requests" or "content-bytes". Raises `ConfigurationError` for what can never work.
+        "requests" or "content-bytes". `override_defaults` says whether it takes the place of the
+        `default_limits` at its route, for its methods. Raises `ConfigurationError` for what can
+        never work.
         """
         return self.limit_type(
             self, limits, name=name, key=key, cost=cost, exempt=exempt, methods=methods,
             on_store_error=on_store_error, count_when=count_when, cost_after=cost_after,
-            priority=priority, unit=unit,
+            priority=priority, unit=unit, override_defaults=override_defaults,
         )  # fmt: skip
 
 
@@ -752,6 +761,8 @@ class BaseRateLimits(MakesLimits[R]):
     written. `store`, `prefix`, `timeout`, `clock`, `consistency`, `share`, `max_local_keys` and
     `name` are as for `Limiter`. Without a `prefix`, which is "distwindow" then, names such as
     "GET /search" are those of other applications on the store, too; that is logged once.
+    `default_limits` are the limits of each route that has none of its own, in FastAPI and Flask: as
+    for `limit`, or a dict of its arguments. Each route has windows of its own.
 
     After it was closed, the next request opens it again: a test starts an application many times.
     """
@@ -764,6 +775,8 @@ class BaseRateLimits(MakesLimits[R]):
     """True if `key`, `cost`, `exempt` and `limits` may be coroutine functions."""
     sleep: Callable[[float], Any]
     """Sleeps for some seconds by the clock of the store; to be awaited if `awaits`."""
+    knows_routes: ClassVar[bool] = False
+    """True if there may be `default_limits`."""
     _limiter_type: Callable[..., Any]
     _open_store: Callable[..., Any]
 
@@ -782,8 +795,14 @@ class BaseRateLimits(MakesLimits[R]):
         headers: Headers = "ietf",
         enabled: bool = True,
         name: str | None = None,
+        default_limits: DefaultLimits | None = None,
         time: Clock = SYSTEM,
     ) -> None:
+        if default_limits is not None and not self.knows_routes:
+            raise ConfigurationError(
+                "default_limits are for the routes of FastAPI and Flask; here, a limit of all "
+                'requests is RateLimitMiddleware(app, rate_limits, "100/minute")'
+            )
         if headers not in get_args(Headers):
             raise ConfigurationError(
                 f'headers={short_repr(headers)} is none of "ietf", "x-ratelimit", "both", "none"'
@@ -818,6 +837,13 @@ class BaseRateLimits(MakesLimits[R]):
         self.openings = 0
         """How many times it was closed, and so opened again."""
         self._open()
+        self.default_limit: R | None = None
+        """The limit of each route that has none of its own."""
+        if default_limits is not None:
+            if isinstance(default_limits, Mapping):
+                self.default_limit = self.limit(**default_limits)
+            else:
+                self.default_limit = self.limit(default_limits)
 
     def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return the function for `key`: that of this object for the default."""
