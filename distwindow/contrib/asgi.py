@@ -222,7 +222,7 @@ class RateLimitMiddleware:
         limited: WatchedRequest | None = scope.get(SCOPE_KEY)
         if limited is not None:  # inside another one, which writes the fields of both
             if limit is not None:
-                await limit.decide(request, limited)
+                await http.decided(limit.decide(request, limited), limited)
             await self.app(scope, receive, send)
             return
         limited = scope[SCOPE_KEY] = WatchedRequest()
@@ -248,7 +248,7 @@ class RateLimitMiddleware:
             if limit is not None:
                 known = limit.decide_at_once(request, limited)
                 if not isinstance(known, Decision):
-                    await known
+                    await http.decided(known, limited)
             await self.app(scope, receive, send_with_fields)
         except RateLimitExceeded as exceeded:
             if limited.is_answered:

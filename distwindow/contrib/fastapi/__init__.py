@@ -181,13 +181,15 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
     ) -> Decision | None:
         """Return the decision of a dependency, which may be known already."""
         try:
-            decision: Decision | None = known if isinstance(known, Decision) else await known
+            if not isinstance(known, Decision):
+                known = await http.decided(known, limited)
         except RateLimited:
             _answer_in_mounted(connection.scope)
             raise
         if not limited.is_watched and limited:
             self.log_missing_install()
             response.headers.update(limited.fields_to_set(200, lambda name: None))
+        decision: Decision | None = known
         return decision
 
     def install(self, app: fastapi.FastAPI, *, openapi: bool = True) -> None:

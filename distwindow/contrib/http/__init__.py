@@ -30,6 +30,7 @@ from .rate_limits import (
     RateLimited,
     RequestLimit,
     UnwatchedRequest,
+    decided,
     result_of,
 )
 from .routes import ExemptsViews, replace_default
@@ -53,6 +54,7 @@ __all__ = [
     "RequestLimit",
     "UnwatchedRequest",
     "decide_all",
+    "decided",
     "replace_default",
     "result_of",
 ]

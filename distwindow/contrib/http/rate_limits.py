@@ -8,9 +8,10 @@ frequent request of tasks.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -46,6 +47,17 @@ MAX_DYNAMIC_LIMITS = 1000
 async def result_of(answer: Any) -> Any:
     """Return what a limiter has answered, or what is awaited of an `AsyncLimiter`."""
     return (await answer) if hasattr(answer, "__await__") else answer
+
+
+async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
+    """Return what `RequestLimit.decide` does before a handler. If its task is cancelled meanwhile,
+    as the client has gone, nothing is served, and what earlier limits charged is given back, too.
+    """
+    try:
+        return await steps
+    except asyncio.CancelledError:
+        await earlier.serve_nothing()
+        raise
 
 
 class RateLimited(RateLimitExceeded):
@@ -114,6 +126,15 @@ class LimitedRequest(list["AskedLimit"]):
             except Exception:
                 _LOG.exception("the cost of a request could not be settled; it stays charged")
             each.arguments = ()
+
+    async def serve_nothing(self) -> None:
+        """Note that the request was cancelled while a limit was asked, so that all is given back:
+        with the end of the response, or now, if nobody sees one.
+        """
+        self.is_refused = True
+        self.needs_response = any(not each.settled for each in self)
+        if self.needs_response and not self.is_watched:
+            await asyncio.shield(self.settle(None, 0))
 
     def refusal(self) -> AskedLimit | None:
         """Return the last answer that is a refusal, if there is one."""
