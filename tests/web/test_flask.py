@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import inspect
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ import pytest
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
-from distwindow import ConfigurationError, StoreError
+from distwindow import ConfigurationError, Limiter, StoreError
 from distwindow.contrib import http
 from distwindow.contrib.flask import ClientAddress, RateLimited, RateLimits
 from distwindow.stores.memory import MemoryStore
@@ -595,6 +597,49 @@ def test_count_when_is_asked_once_at_the_end_of_a_stream(app: Any, rate_limits: 
     for _ in range(2):
         assert app.test_client().get("/", buffered=True).text == "ab"
     assert ended == ["streamed", "asked"] * 2
+
+
+def test_close_settles_open_streams_by_what_they_have_sent(redis_url: str, prefix: str) -> None:
+    rate_limits = RateLimits(redis_url, on_store_error="raise", prefix=prefix)
+    app = application(rate_limits)
+    costs = iter((3, 2, 1))
+
+    @app.get("/")
+    @rate_limits.limit("90/hour", name="n", cost=30, cost_after=lambda response: next(costs))
+    def stream() -> Iterator[str]:
+        yield from "abc"
+
+    with Limiter(redis_url, "90/hour", prefix=prefix) as limiter:
+        running = [app.test_client().get("/") for _ in range(3)]
+        assert limiter.peek("n:127.0.0.1").remaining == 0
+        running[0].close()
+        rate_limits.close()
+        assert limiter.peek("n:127.0.0.1").remaining == 90 - 3 - 2 - 1
+        for each in running:
+            each.close()
+        assert limiter.peek("n:127.0.0.1").remaining == 90 - 3 - 2 - 1
+
+
+OPEN_AT_EXIT = """
+import sys
+from flask import Flask
+from distwindow.contrib.flask import RateLimits
+
+rate_limits = RateLimits(sys.argv[1], on_store_error="raise", prefix=sys.argv[2], timeout=10.0)
+app = Flask("app")
+rate_limits.init_app(app)
+limit = rate_limits.limit("90/hour", name="n", cost=30, cost_after=lambda response: 3)
+app.add_url_rule("/", view_func=limit(lambda: iter("abc")), endpoint="stream")
+still_open = app.test_client().get("/")
+"""
+
+
+def test_a_stream_that_is_open_when_the_process_ends_is_settled(
+    redis_url: str, prefix: str
+) -> None:
+    subprocess.run([sys.executable, "-c", OPEN_AT_EXIT, redis_url, prefix], check=True)
+    with Limiter(redis_url, "90/hour", prefix=prefix) as limiter:
+        assert limiter.peek("n:127.0.0.1").remaining == 87
 
 
 def test_count_when_of_a_file_that_the_server_sends(app: Any, rate_limits: RateLimits) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from ... import ConfigurationError, Decision
+from ... import ConfigurationError
 from ...away.policy import OnStoreError
 from ...callables import check_decorated, function_name
 from ...errors import RateLimitExceeded
@@ -30,13 +30,8 @@ with needs("flask"):
     import flask
     from flask import Blueprint, Flask, Response, current_app
 
-    from .requests import (
-        ClientAddress,
-        RateLimited,
-        RateLimitUnavailable,
-        RequestLimit,
-        client_address,
-    )
+    from .app_limits import LIMITED_REQUEST, AppRateLimits
+    from .requests import ClientAddress, RateLimited, RateLimitUnavailable, client_address
     from .views import (
         add_limit,
         check_order,
@@ -49,31 +44,6 @@ with needs("flask"):
 
 EXPOSED_HEADERS = http.EXPOSED_HEADERS
 F = TypeVar("F", bound=Callable[..., Any])
-_LIMITED_REQUEST = "distwindow.limited_request"
-"""Where what was decided for a request is kept in its WSGI environment."""
-
-
-class _AppRateLimits(http.BlockingRateLimits[RequestLimit]):
-    """The limits of one application, with its configuration."""
-
-    limit_type = RequestLimit
-    address_type = ClientAddress
-    knows_routes = True
-
-    def __init__(self, store: Any, **options: Any) -> None:
-        super().__init__(store, **options)
-        self.by_declaration: dict[tuple[DeclaredLimit, str], RequestLimit] = {}
-        self.is_checked = False
-
-    def decide(self, limit: RequestLimit) -> None:
-        """Ask `limit` for the current request."""
-        earlier = flask.request.environ.setdefault(_LIMITED_REQUEST, http.LimitedRequest())
-        self.run(limit.decide(flask.request, earlier))
-
-    @staticmethod
-    def error_type(decision: Decision, answers: Sequence[Any], unit: str) -> Exception:
-        kind = RateLimited if answers[-1].is_shown else RateLimitUnavailable
-        return kind(decision, answers, unit)
 
 
 class DeclaredLimit:
@@ -84,7 +54,7 @@ class DeclaredLimit:
     def __init__(self, rate_limits: RateLimits, limits: Any, **options: Any) -> None:
         self.rate_limits, self._limits, self._options = rate_limits, limits, options
         # Mistakes are found here, where they are written, and not by the first application.
-        example = _AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
+        example = AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
         self.methods_without_default = example.methods_without_default
         if inspect.isfunction(limits):  # which is a view where the parentheses are forgotten
             mark_limited(limits, self)
@@ -167,7 +137,7 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
             "trusted_proxies": trusted_proxies, "enabled": enabled, "name": name,
             "max_local_keys": max_local_keys, "default_limits": default_limits,
         }  # fmt: skip
-        self._apps: WeakKeyDictionary[Flask, _AppRateLimits] = WeakKeyDictionary()
+        self._apps: WeakKeyDictionary[Flask, AppRateLimits] = WeakKeyDictionary()
         self._of_all: dict[str, DeclaredLimit] = {}
         """By name, the limits of `limit_app`."""
 
@@ -177,7 +147,7 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
         """
         if app in self._apps:
             raise ConfigurationError(f"init_app was called twice for the application {app.name!r}")
-        self._apps[app] = _AppRateLimits(**self._configured(app))
+        self._apps[app] = AppRateLimits(**self._configured(app))
         app.extensions.setdefault("distwindow", self)
         app.before_request(self._before)
         # They run from the end of the list: this is the last, and sees what others put in place.
@@ -216,7 +186,7 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
 
     # -- internal ------------------------------------------------------------------------------
 
-    def of_app(self) -> _AppRateLimits:
+    def of_app(self) -> AppRateLimits:
         """Return the limits of the current application."""
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # of the proxy
         found = self._apps.get(app)
@@ -261,7 +231,7 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
         return self.has_exemptions and any(map(self.is_exempt, places_of_request()))
 
     def _after(self, response: Response) -> Response:
-        limited = flask.request.environ.get(_LIMITED_REQUEST)
+        limited = flask.request.environ.get(LIMITED_REQUEST)
         if limited is None:
             return response
         headers = response.headers
@@ -271,11 +241,13 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
         for name, value in fields.items():
             headers[name] = value
         if limited.needs_response:
-            run, status_code = self.of_app().run, response.status_code
+            of_app, status_code = self.of_app(), response.status_code
+            run = of_app.run
             is_served = status_code < 400  # an exception is streamed, too, but its status is known
             # Werkzeug does not close what the server sends as a file.
             if is_served and response.is_streamed and not response.direct_passthrough:
-                response.call_on_close(lambda: run(limited.settle(response, status_code)))
+                settle = functools.partial(limited.settle, response, status_code)
+                of_app.streams.add(response, lambda: run(settle()))
             else:
                 run(limited.settle(response, status_code))
         return response
@@ -286,7 +258,7 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
 
     def _after_error(self, error: BaseException | None) -> None:
         """Settle where there was no response: the exception goes to the server, which sends 500."""
-        limited = flask.request.environ.get(_LIMITED_REQUEST)
+        limited = flask.request.environ.get(LIMITED_REQUEST)
         if error is not None and limited is not None and limited.needs_response:
             self.of_app().run(limited.settle(current_app.response_class(status=500), 500))
 
