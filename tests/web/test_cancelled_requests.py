@@ -118,7 +118,7 @@ async def test_what_is_not_served_is_not_charged(
             not_served += len(made.served) == before
             for _ in range(3):
                 await asyncio.sleep(0)
-                await made.rate_limits._store.drain()
+                await made.rate_limits.opened.store.drain()
         assert not_served
         await made.rate_limits.aclose()
         for _ in range(AMOUNT + 1):

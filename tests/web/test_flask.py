@@ -7,8 +7,10 @@ import inspect
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial, wraps
 from typing import Any
@@ -618,6 +620,34 @@ def test_close_settles_open_streams_by_what_they_have_sent(redis_url: str, prefi
         for each in running:
             each.close()
         assert limiter.peek("n:127.0.0.1").remaining == 90 - 3 - 2 - 1
+
+
+@pytest.mark.parametrize("consistency", ["direct", "leased"])
+def test_close_disturbs_no_request(redis_url: str, prefix: str, consistency: Any) -> None:
+    rate_limits = RateLimits(
+        redis_url, prefix=prefix, on_store_error="raise", timeout=10.0, consistency=consistency
+    )
+    app = application(rate_limits)
+    paths: dict[str, Any] = {"/": {}, "/reserved": {"count_when": lambda response: True}}
+    for path, options in paths.items():
+        limited = rate_limits.limit("100000/hour", **options)(lambda: "home")
+        app.add_url_rule(path, view_func=limited, endpoint=path)
+    ended = threading.Event()
+
+    def send() -> set[int]:
+        seen: set[int] = set()
+        while not ended.is_set():
+            seen |= {*codes(app), *codes(app, "/reserved")}
+        return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(send) for _ in range(4)]
+        for _ in range(20):
+            time.sleep(0.005)
+            rate_limits.close()
+        ended.set()
+        assert [each.result() for each in running] == [{200}] * 4
+    rate_limits.close()
 
 
 OPEN_AT_EXIT = """

@@ -272,8 +272,8 @@ class RequestLimit:
         self._cost = cost
         self._exempt = exempt
         self._limiter: Any = None
-        self._opening = 0
-        """The `openings` of `rate_limits` when `_limiter` was taken from it."""
+        self._opened: object = None
+        """What `rate_limits` had open when `_limiter` was taken from it."""
         self._limits: tuple[Limit, ...] | None = None
         """None where a function of the request returns them."""
         self._limits_of = limits
@@ -302,8 +302,7 @@ class RequestLimit:
                     f"{str(shaped)!r} is paced or warms up, and count_when and cost_after cannot "
                     "change what it has promised to later requests; write a plain limit"
                 )
-            self._limiter = rate_limits.limiter(self._limits, self.on_store_error)
-            self._opening = rate_limits.openings
+            self._open_limiter(self._limits)
             if name is not None:
                 advice = "give them names of their own"
                 rate_limits.shared_windows.add(name, self._limits, "a limit of requests", advice)
@@ -440,7 +439,7 @@ class RequestLimit:
         known_as = name if self._limits is not None else (name, limits)
         beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
         limiter = self._limiter
-        if self._limits is None or rate_limits.openings != self._opening:
+        if self._limits is None or rate_limits.opened is not self._opened:
             limiter = self._open_limiter(limits if is_kept else next(iter(self._dynamic.values())))
         full_key = self._full_key(beginning, key)
         return Question(self, full_key, limits, cost, policies, limiter, arguments, is_kept)
@@ -465,7 +464,7 @@ class RequestLimit:
         name = self.name or self.name_of(request)
         beginning, policies = self._named.get(name) or self._remember(name, name, limits)
         limiter = self._limiter
-        if rate_limits.openings != self._opening:
+        if rate_limits.opened is not self._opened:
             limiter = self._open_limiter(limits)
         full_key = beginning + key
         if earlier and any(each.decision.key == full_key for each in earlier):
@@ -513,9 +512,9 @@ class RequestLimit:
     def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
         # Another thread may close `rate_limits` meanwhile, or come here with other limits.
-        opening = self.rate_limits.openings
+        opened = self.rate_limits.opened
         limiter = self._limiter = self.rate_limits.limiter(limits, self.on_store_error)
-        self._opening = opening
+        self._opened = opened
         return limiter
 
     @property
@@ -721,6 +720,20 @@ _ANY_LIMIT = (Limit("1/second"),)
 R = TypeVar("R")
 
 
+class Opened(NamedTuple):
+    """What is open from one closing to the next."""
+
+    store: Any
+    is_owned: bool
+    """False for a store of the caller's."""
+    lent_store: Any
+    """What limiters are made with."""
+    limiters: dict[tuple[tuple[Limit, ...], Any], Any]
+    """By their limits and `on_store_error`."""
+    under_way: set[object]
+    """One object for each thread that may be calling these."""
+
+
 class MakesLimits(Generic[R]):
     """Has `limit`, which returns a `limit_type`: what it makes limits is its first argument."""
 
@@ -851,13 +864,10 @@ class BaseRateLimits(MakesLimits[R]):
         check_options(self._options)
         is_here = store_name(store).lower().startswith("memory")
         self._has_own_names = prefix is not None or is_here
-        self._limiters: dict[tuple[tuple[Limit, ...], Any], Any] = {}
         self.shared_windows = SharedWindows(_LOG)
         self.namespace: object = (store_name(store), self._options.prefix)
         """The store and the prefix: limits of one name are one limit in it."""
-        self.openings = 0
-        """How many times it was closed, and so opened again."""
-        self._open()
+        self.opened = self._open()
         self.default_limit: R | None = None
         """The limit of each route that has none of its own."""
         if default_limits is not None:
@@ -883,21 +893,20 @@ class BaseRateLimits(MakesLimits[R]):
 
     def limiter(self, limits: tuple[Limit, ...], on_store_error: Any) -> Any:
         """Return the limiter for these limits, which is made once."""
-        limiter = self._limiters.get((limits, on_store_error))
+        opened = self.opened  # another thread may close it meanwhile
+        limiter = opened.limiters.get((limits, on_store_error))
         if limiter is None:
-            if self._store is None:
-                self._open()
             options = self._options
             has_share = on_store_error == "local" or options.consistency == "eventual"
             limiter = self._limiter_type(
-                self._lent_store, limits, prefix=options.prefix, timeout=options.timeout,
+                opened.lent_store, limits, prefix=options.prefix, timeout=options.timeout,
                 clock=options.clock, consistency=options.consistency,
                 share=options.share if has_share else None, on_store_error=on_store_error,
                 max_local_keys=options.max_local_keys, time=options.time,
             )  # fmt: skip
-            act_as_owners([limiter], self._lent_store)
+            act_as_owners([limiter], opened.lent_store)
             # Of two threads that come here at once, one has its limiter kept.
-            limiter = self._limiters.setdefault((limits, on_store_error), limiter)
+            limiter = opened.limiters.setdefault((limits, on_store_error), limiter)
         return limiter
 
     def health(self) -> Health:
@@ -923,26 +932,15 @@ class BaseRateLimits(MakesLimits[R]):
         shown = store_name(self._given_store)
         return f"{type(self).__name__}({shown!r}, on_store_error={self.on_store_error!r})"
 
-    def _open(self) -> None:
-        """Open the store; nothing is connected to."""
-        self._store: Any = type(self)._open_store(self._given_store, self._options)
-        self._owns_store = self._store is not self._given_store
-        shown = store_name(self._given_store)
-        self._lent_store = share_store(self._store, shown, owned=self._owns_store)
-        outages = getattr(self._store, "outages", None)
-        if outages is not None and self._owns_store:
+    def _open(self) -> Opened:
+        """Return a store and no limiters; nothing is connected to."""
+        store: Any = type(self)._open_store(self._given_store, self._options)
+        shown, is_owned = store_name(self._given_store), store is not self._given_store
+        outages = getattr(store, "outages", None)
+        if outages is not None and is_owned:
             outages.name = f"rate limits {self._options.prefix!r} at {shown}"
             outages.effect = "requests are answered by on_store_error until it is back"
-
-    def _take_all(self) -> tuple[list[Any], Any]:
-        """Return the limiters and the store to close, and forget them; None for a store of the
-        caller's.
-        """
-        limiters, store = list(self._limiters.values()), self._store
-        self._limiters.clear()
-        self._store = None
-        self.openings += 1
-        return limiters, store if self._owns_store else None
+        return Opened(store, is_owned, share_store(store, shown, owned=is_owned), {}, set())
 
 
 @only_async_with
@@ -960,7 +958,7 @@ class AsyncRateLimits(BaseRateLimits[R]):
         return steps
 
     async def sleep(self, seconds: float) -> None:
-        await self._store.sleep(seconds)
+        await self.opened.store.sleep(seconds)
 
     async def check_store(self) -> None:
         """Ask the store once, whatever `on_store_error` says. Raises `StoreError` if it does not
@@ -972,15 +970,15 @@ class AsyncRateLimits(BaseRateLimits[R]):
         """Send what was counted, give back what is held, and close the connection. The next
         request opens it again.
         """
-        limiters, store = self._take_all()
-        for limiter in limiters:
+        closed, self.opened = self.opened, self._open()
+        for limiter in [*closed.limiters.values()]:
             await limiter.aclose()
-        if store is not None:
-            await store.aclose()
+        if closed.is_owned:
+            await closed.store.aclose()
 
     async def __aenter__(self) -> Self:
         running_loop()
-        for limiter in self._limiters.values():
+        for limiter in self.opened.limiters.values():
             limiter._policy.announce()
         if self.enabled:
             try:
@@ -1007,11 +1005,15 @@ class BlockingRateLimits(BaseRateLimits[R]):
 
     def run(self, steps: Coroutine[Any, Any, T]) -> T:
         """Run what a limit does with a request."""
+        under_way, this_call = self.opened.under_way, object()
+        under_way.add(this_call)
         try:
             steps.send(None)
         except StopIteration as end:
             value: T = end.value
             return value
+        finally:
+            under_way.discard(this_call)
         steps.close()
         raise ConfigurationError(
             "a function that is not asynchronous has returned what waits for an event loop, and "
@@ -1019,18 +1021,22 @@ class BlockingRateLimits(BaseRateLimits[R]):
         )
 
     def sleep(self, seconds: float) -> None:
-        self._store.clock.sleep(seconds)
+        self.opened.store.clock.sleep(seconds)
 
     def check_store(self) -> None:
         """See `AsyncRateLimits.check_store`."""
         self._any_limiter().stats("start")
 
     def close(self) -> None:
-        """Send what was counted, give back what is held, and close the connections. The next
-        request opens them again.
+        """Send what was counted, give back what is held, and close the connections, once the calls
+        of other threads have their answers. The next request opens them again.
         """
-        limiters, store = self._take_all()
-        for limiter in limiters:
+        closed, self.opened = self.opened, self._open()
+        clock = closed.store.clock
+        ends_at = clock.monotonic() + self._options.timeout
+        while closed.under_way and clock.monotonic() < ends_at:
+            clock.sleep(0.005)
+        for limiter in [*closed.limiters.values()]:
             limiter.close()
-        if store is not None:
-            store.close()
+        if closed.is_owned:
+            closed.store.close()
