@@ -375,6 +375,15 @@ def test_what_one_refuses_costs_nothing_by_the_other(meeting: Meeting, each_opti
 
 
 @pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
+def test_policies_have_the_same_names_in_each_response(meeting: Meeting, options: Any) -> None:
+    """Also in that to a request of which the inner limit is not asked."""
+    with Site(meeting, ("3/hour",), ("8/hour",), options) as site:
+        first, *rest = [[item.split(";")[0] for item in site.policies()] for _ in range(5)]
+        assert first == rest[0] == rest[1]
+        assert rest[2] == rest[3] == first[:1]
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
 def test_a_request_is_charged_once_in_a_window(meeting: Meeting, options: Any) -> None:
     """However many limits look at it: two are the same."""
     with Site(meeting, ("4/hour", False, NAME), ("4/hour", False, NAME), options) as site:

@@ -29,7 +29,16 @@ from ...ring.key import AnyKey, Key, normalize_key
 from ...ring.limit import LimitSpec, parse_limits
 from ..shared_windows import SharedWindows
 from .address import ClientAddress
-from .fields import Headers, LimitAnswer, Policies, Unit, distinct, fields_to_set, problem
+from .fields import (
+    Headers,
+    LimitAnswer,
+    Policies,
+    PolicyNames,
+    Unit,
+    distinct,
+    fields_to_set,
+    problem,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -306,6 +315,9 @@ class RequestLimit:
             if name is not None:
                 advice = "give them names of their own"
                 rate_limits.shared_windows.add(name, self._limits, "a limit of requests", advice)
+                rate_limits.policy_names.add(
+                    self, Policies(name, self._limits, unit, rate_limits.headers)
+                )
         if callable(cost):
             self._check_function("cost", cost, arguments)
         else:
@@ -591,10 +603,9 @@ class RequestLimit:
         window = name if self.name else f"{name} {self.text_in_keys}"
         # So that no key of one limit is one of another.
         beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
-        named = self._named[known_as] = (
-            beginning,
-            Policies(name, limits, self._unit, self.rate_limits.headers),
-        )
+        policies = Policies(name, limits, self._unit, self.rate_limits.headers)
+        self.rate_limits.policy_names.add(self, policies)
+        named = self._named[known_as] = beginning, policies
         return named
 
     def _full_key(self, beginning: str, key: Any) -> AnyKey:
@@ -865,6 +876,7 @@ class BaseRateLimits(MakesLimits[R]):
         is_here = store_name(store).lower().startswith("memory")
         self._has_own_names = prefix is not None or is_here
         self.shared_windows = SharedWindows(_LOG)
+        self.policy_names = PolicyNames()
         self.namespace: object = (store_name(store), self._options.prefix)
         """The store and the prefix: limits of one name are one limit in it."""
         self.opened = self._open()
