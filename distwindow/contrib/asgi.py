@@ -163,7 +163,7 @@ class RateLimitMiddleware:
     With `limits`, it asks these itself, before there is a route: one limit for the application.
     The options are those of `RateLimits.limit`, whose functions take the scope. `exempt_paths` are
     paths below the root path, or end in `/*`. Without `limits` it decides nothing. HEAD is exempt
-    where GET is.
+    where GET is. Fields call it "default", unless it has a `name`.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class RateLimitMiddleware:
         *,
         exempt_paths: Sequence[str] = (),
         exempt_methods: Sequence[str] = ("OPTIONS",),
-        name: str = "default",
+        name: str | None = None,
         key: Callable[..., Any] | None = None,
         cost: int | Callable[..., Any] = 1,
         exempt: Callable[..., Any] | None = None,
@@ -204,7 +204,8 @@ class RateLimitMiddleware:
         self._has_exempt_paths = bool(exempt_paths)
         self._limit: http.RequestLimit | None = None
         if limits is not None:
-            self._limit = rate_limits.limit(limits, name=name, **options)
+            self._limit = limit = rate_limits.limit(limits, name=name, **options)
+            limit.name_of = _name_of_all  # there is no route yet
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket") or not self.rate_limits.enabled:
@@ -282,6 +283,10 @@ class RateLimitMiddleware:
         if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
             path = path[len(root) :]  # some servers have it in the path, and some do not
         return path in self._exempt_paths or path.startswith(self._exempt_trees)
+
+
+def _name_of_all(request: object) -> str:
+    return "default"
 
 
 async def _send_nothing() -> None:

@@ -273,9 +273,10 @@ def throttle_of(placed: Placed) -> Any:
 
 KINDS = [f"{view} {server}" for view in ("plain", "coroutine") for server in ("WSGI", "ASGI")]
 INTEGRATIONS: dict[str, tuple[Any, str, str]] = {
-    "asgi": (on_asgi, "middleware check", "check"),
+    "asgi": (on_asgi, "middleware check", "middleware check"),
     "fastapi": (
-        on_fastapi, "middleware application default router route check", "application route check",
+        on_fastapi, "middleware application default router route check",
+        "middleware application route check",
     ),
     "flask": (on_flask, "application default blueprint decorator", "blueprint decorator"),
     **{
