@@ -146,8 +146,6 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
         for limit in limits:
             if limit.settles and not limited.is_watched:
                 limit.raise_without_middleware()
-        if len(limits) == 1:
-            return await limits[0].decide(connection, limited, cost, again=True)
         return await http.decide_all(limits, connection, limited, cost, again=True)
 
 

@@ -796,7 +796,7 @@ def test_a_second_part_of_a_request_is_charged_again(app: Application) -> None:
     limit = app.rate_limits().limit("5/minute")
     asked = http.LimitedRequest()
     for left in (4, 3, 2):
-        steps = limit.rate_limits.run(limit.decide({}, asked, again=True))
+        steps = limit.rate_limits.run(http.decide_all([limit], {}, asked, again=True))
         decision = app.done(steps)
         assert decision.remaining == left
 

@@ -94,7 +94,7 @@ class LimitedRequest(list["AskedLimit"]):
     keeps with the request from its first limit on.
     """
 
-    __slots__ = ("is_refused", "needs_response")
+    __slots__ = ("is_refused", "needs_response", "under_way")
     is_watched = True
     """True if who keeps it sees the response, and runs `settle`."""
 
@@ -103,6 +103,8 @@ class LimitedRequest(list["AskedLimit"]):
         """True if what the response is decides about a charge, so that `settle` has to be run."""
         self.is_refused = False
         """True once a refusal has been made the response, whatever its status is."""
+        self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
+        """What tasks are asking for it now; each event is set when its call has ended."""
 
     def fields_to_set(self, status_code: int, get: Callable[[str], str | None]) -> dict[str, str]:
         """Return the header fields to set in the response, by name; see `fields.fields_to_set`.
@@ -363,13 +365,10 @@ class RequestLimit:
         cost: int | None = None,
         key: Any = NOT_GIVEN,
         limits: Any = NOT_GIVEN,
-        *,
-        again: bool = False,
     ) -> Decision | None:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
         the decision; None if the request is not limited: it is exempt, or the limits are
-        switched off. `cost`, `key` and `limits` replace those of the limit. With `again`, a second
-        call charges it once more, for another part of the request.
+        switched off. `cost`, `key` and `limits` replace those of the limit.
 
         To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
         back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
@@ -378,7 +377,7 @@ class RequestLimit:
         question = await self.question(request, cost, key, limits)
         if question is None:
             return None
-        if earlier and (met := charged_before(earlier, question, again)) is not None:
+        if earlier and (met := charged_before(earlier, question)) is not None:
             return met
         return await self.ask(question, earlier)
 
@@ -691,9 +690,14 @@ def charged_before(
         if not each.decision.charged:
             continue
         for part in each.questions():
-            if not (again and part.limit is question.limit) and is_same_question(question, part):
+            if is_charged_once(question, part, again):
                 return each.decision
     return None
+
+
+def is_charged_once(question: Question, other: Question, again: bool) -> bool:
+    """Return whether one charge will do for both; see `charged_before`."""
+    return not (again and other.limit is question.limit) and is_same_question(question, other)
 
 
 def is_same_question(question: Question, other: Question) -> bool:
