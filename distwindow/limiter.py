@@ -220,14 +220,15 @@ class _Attempt(Unawaited[Decision]):
 
     def __await__(self) -> Generator[Any, Any, Decision]:
         limiter = self._limiter
+        if limiter._calls_without_wait >= _YIELD_EVERY:
+            # Let other tasks run: a loop of calls that are decided here would stop them all. Before
+            # the decision, which would be lost if this were cancelled.
+            limiter._calls_without_wait = 0
+            running_loop()  # only asyncio takes a bare `yield`
+            yield
         decision = limiter._decide_locally(self._key, self._cost)
         if decision is not None:
             limiter._calls_without_wait += 1
-            if limiter._calls_without_wait >= _YIELD_EVERY:
-                # Let other tasks run: a loop of calls that are decided here would stop them all.
-                limiter._calls_without_wait = 0
-                running_loop()  # only asyncio takes a bare `yield`
-                yield
             return decision
         limiter._calls_without_wait = 0
         sent_at = limiter._monotonic()
@@ -294,6 +295,10 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         return _Attempt(self, key, cost)
 
     async def _try_special(self, key: AnyKey, cost: int, priority: bool, enqueue: bool) -> Decision:
+        if self._calls_without_wait >= _YIELD_EVERY:
+            self._calls_without_wait = 0
+            running_loop()
+            await asyncio.sleep(0)
         try:
             decision = await self._run(self._special_attempt(key, cost, priority, enqueue))
         except StoreError as exc:
@@ -301,10 +306,6 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         self._policy.observed(decision)
         if decision.source != "store":
             self._calls_without_wait += 1
-            if self._calls_without_wait >= _YIELD_EVERY:
-                self._calls_without_wait = 0
-                running_loop()
-                await asyncio.sleep(0)
         return decision
 
     def try_acquire_all(

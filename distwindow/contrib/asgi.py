@@ -146,8 +146,6 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
         for limit in limits:
             if limit.settles and not limited.is_watched:
                 limit.raise_without_middleware()
-        if len(limits) == 1:
-            return await limits[0].decide(connection, limited, cost, again=True)
         return await http.decide_all(limits, connection, limited, cost, again=True)
 
 
@@ -163,7 +161,7 @@ class RateLimitMiddleware:
     With `limits`, it asks these itself, before there is a route: one limit for the application.
     The options are those of `RateLimits.limit`, whose functions take the scope. `exempt_paths` are
     paths below the root path, or end in `/*`. Without `limits` it decides nothing. HEAD is exempt
-    where GET is.
+    where GET is. Fields call it "default", unless it has a `name`.
     """
 
     def __init__(
@@ -174,7 +172,7 @@ class RateLimitMiddleware:
         *,
         exempt_paths: Sequence[str] = (),
         exempt_methods: Sequence[str] = ("OPTIONS",),
-        name: str = "default",
+        name: str | None = None,
         key: Callable[..., Any] | None = None,
         cost: int | Callable[..., Any] = 1,
         exempt: Callable[..., Any] | None = None,
@@ -204,7 +202,8 @@ class RateLimitMiddleware:
         self._has_exempt_paths = bool(exempt_paths)
         self._limit: http.RequestLimit | None = None
         if limits is not None:
-            self._limit = rate_limits.limit(limits, name=name, **options)
+            self._limit = limit = rate_limits.limit(limits, name=name, **options)
+            limit.name_of = _name_of_all  # there is no route yet
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket") or not self.rate_limits.enabled:
@@ -222,7 +221,7 @@ class RateLimitMiddleware:
         limited: WatchedRequest | None = scope.get(SCOPE_KEY)
         if limited is not None:  # inside another one, which writes the fields of both
             if limit is not None:
-                await limit.decide(request, limited)
+                await http.decided(limit.decide(request, limited), limited)
             await self.app(scope, receive, send)
             return
         limited = scope[SCOPE_KEY] = WatchedRequest()
@@ -248,7 +247,7 @@ class RateLimitMiddleware:
             if limit is not None:
                 known = limit.decide_at_once(request, limited)
                 if not isinstance(known, Decision):
-                    await known
+                    await http.decided(known, limited)
             await self.app(scope, receive, send_with_fields)
         except RateLimitExceeded as exceeded:
             if limited.is_answered:
@@ -282,6 +281,10 @@ class RateLimitMiddleware:
         if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
             path = path[len(root) :]  # some servers have it in the path, and some do not
         return path in self._exempt_paths or path.startswith(self._exempt_trees)
+
+
+def _name_of_all(request: object) -> str:
+    return "default"
 
 
 async def _send_nothing() -> None:

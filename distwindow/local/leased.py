@@ -177,8 +177,13 @@ class Leased(ExactStrategy[LeasedKeyState]):
                 decision: Decision = yield command
                 return decision
             lease = Lease(command.charges, extra=extra)
+            # Of a call that was cancelled the permits go on as leased ones, too; those of one that
+            # has failed may be in use.
             lease_reply: LeaseReply = yield Fetch(
-                lease, lambda late: self._on_late_reply(state, late, now)
+                lease,
+                lambda late: self._on_late_reply(
+                    state, late, now, 0 if failure else command.charges[0].cost
+                ),
             )
             reply = lease_reply.acquire_reply._replace(
                 left=lease_reply.acquire_reply.left + lease_reply.extra
@@ -201,11 +206,11 @@ class Leased(ExactStrategy[LeasedKeyState]):
             self._leases.fetches.discard(completion)
 
     def _on_late_reply(
-        self, state: LeasedKeyState, lease_reply: LeaseReply, sent_at: float
+        self, state: LeasedKeyState, lease_reply: LeaseReply, sent_at: float, unused: int
     ) -> None:
-        """Keep the leased permits of a call whose caller has given up."""
+        """Keep the leased permits of a call whose caller has given up, and `unused` of its own."""
         if lease_reply.acquire_reply.admitted:
-            self._leases.add_granted(state, lease_reply, lease_reply.extra, sent_at)
+            self._leases.add_granted(state, lease_reply, lease_reply.extra + unused, sent_at)
 
     def _acquire_without_lease(
         self, state: LeasedKeyState, command: Acquire

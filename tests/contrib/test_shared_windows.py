@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from distwindow.contrib import asgi, flask
+from distwindow.contrib import asgi
 from distwindow.contrib.celery.limits import LimitTable
+from distwindow.contrib.flask.app_limits import AppRateLimits
 from distwindow.contrib.tasks import AsyncTaskGate, TaskGate, TaskLimits
 
 
@@ -42,7 +43,7 @@ def of_web(kind: Any, limits: Sequence[str], key: str) -> None:
 
 
 def of_flask(limits: Sequence[str], key: str) -> None:
-    of_web(flask._AppRateLimits, limits, key)
+    of_web(AppRateLimits, limits, key)
 
 
 DECLARE: dict[str, Callable[[Sequence[str], str], None]] = {

@@ -166,7 +166,7 @@ def _() -> str:
     before, left = it.refunded(), it.state.permits_left
     step.on_late_reply(late)
     assert it.state.permits_left == left
-    return "refunded" if it.refunded() == before + late.extra else it.where()
+    return "refunded" if it.refunded() == before + late.extra + 1 else it.where()
 
 
 @ROW_CHECKS.row("fetching", "a grant, and the key was evicted")

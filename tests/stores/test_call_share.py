@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow import Limit
+from distwindow import Decision, Limit
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.decisions import decision_of
 from distwindow.ring.replies import AcquireReply
@@ -52,6 +52,8 @@ class RecordingHandler:
         self.replies.append(raw)
 
     def count_unknown(self, calls: int) -> None: ...
+
+    def give_back(self, decision: Decision) -> None: ...
 
 
 def new_batch(handler: RecordingHandler, stamp: bytes | None, loop: Any) -> Batch:

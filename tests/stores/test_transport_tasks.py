@@ -158,9 +158,10 @@ async def test_a_cancelled_call_does_not_disturb_the_replies_of_others(
                 assert isinstance(end, Decision)
                 assert end.key == f"k{i}"
                 assert end.remaining == 1_000_000 - 2
+        await limiter._store.drain()  # what is given back
         with admin(redis_url) as server:
             assert named(server, prefix) == 1
-            assert used(server, prefix) == 40
+            assert used(server, prefix) == 40 - 7
 
 
 async def test_if_the_first_caller_is_cancelled_while_connecting_the_others_still_connect(

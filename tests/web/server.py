@@ -47,9 +47,9 @@ class Served:
         """What it has printed so far."""
         return self._output.read_text()
 
-    def end(self) -> None:
+    def end(self, number: int = signal.SIGTERM) -> None:
         """Ask it to end, as each deployment does, and wait until it has."""
-        self._process.terminate()
+        self._process.send_signal(number)
         self._process.wait(60)
 
 

@@ -590,3 +590,5 @@ async def test_a_check_that_is_not_awaited_has_no_truth_value(rate_limits: RateL
             rate_limits.check(*wrong)
     with pytest.raises(ConfigurationError, match="no RateLimits"):
         RateLimitMiddleware(home, "redis://x", "1/s")  # type: ignore[arg-type]  # that is the test
+    with pytest.raises(ConfigurationError, match="RateLimitMiddleware"):
+        RateLimits("memory://", on_store_error="raise", default_limits="1/s")

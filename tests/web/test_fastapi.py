@@ -535,6 +535,125 @@ def test_the_limits_of_an_application(app: FastAPI, rate_limits: RateLimits) -> 
     ]
 
 
+# -- default limits and exempt routes --------------------------------------------------------------
+
+
+@pytest.fixture
+def defaults() -> RateLimits:
+    clock = ManualClock(1_000_020_000)
+    return RateLimits("memory://", on_store_error="raise", time=clock, default_limits=["2/minute"])
+
+
+@pytest.fixture
+def default_app(defaults: RateLimits) -> FastAPI:
+    made = FastAPI(dependencies=[Depends(defaults.limit("9/minute", name="all"))])
+    defaults.install(made)
+    made.get("/one")(one)
+    router = APIRouter(prefix="/r")
+    router.get("/two/{n}")(one)
+    router.get("/own", dependencies=[Depends(defaults.limit("3/minute"))])(one)
+    made.include_router(router)
+    return made
+
+
+def test_each_route_without_a_limit_has_the_default_one_by_itself(default_app: FastAPI) -> None:
+    assert asked(default_app, "/one", "/one", "/one") == [200, 200, 429]
+    assert asked(default_app, "/r/two/1", "/r/two/2", "/r/two/1") == [200, 200, 429]
+    assert asked(default_app, *["/r/own"] * 4) == [200] * 3 + [429]
+    assert asked(default_app, *["/missing", "/docs"] * 3) == [404, 200] * 3
+
+
+def test_a_websocket_has_the_default_limit(default_app: FastAPI, defaults: RateLimits) -> None:
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.close()
+
+    router = APIRouter(prefix="/in")
+    for place in (default_app, router):
+        place.websocket("/ws")(echo)
+    default_app.include_router(router)
+    client = TestClient(default_app)
+    for path in ("/ws", "/in/ws"):
+        for _ in range(2):
+            with client.websocket_connect(path):
+                pass
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect(path):
+            pass
+
+
+@pytest.mark.skipif(TREE_WITHOUT_WALK, reason="this FastAPI cannot list its routes")
+def test_the_schema_knows_what_default_limits_hold_for(
+    default_app: FastAPI, defaults: RateLimits
+) -> None:
+    default_app.get("/health")(defaults.exempt(lambda: None))
+    listed = {
+        (each.limits, route) for each in defaults.limits_of(default_app) for route in each.routes
+    }
+    paths = ["/one", "/r/two/{n}", "/r/own"]
+    assert listed == {
+        *(("9/minute", f"GET {path}") for path in paths),
+        *(("2/minute", f"GET {path}") for path in paths[:2]),
+        ("3/minute", "GET /r/own"),
+    }
+    schema = TestClient(default_app).get("/openapi.json").json()
+    assert set(limited_operations(schema)) == {f"GET {path}" for path in paths}
+
+
+def test_install_comes_before_the_routes_of_default_limits(defaults: RateLimits) -> None:
+    app = FastAPI()
+    defaults.install(app)
+    app.get("/one")(one)
+    defaults.install(app)  # again
+    late = FastAPI()
+    late.get("/one")(one)
+    with pytest.raises(ConfigurationError, match="/one was added before; call it first"):
+        defaults.install(late)
+
+
+def test_default_limits_may_have_the_options_of_a_limit() -> None:
+    defaults = RateLimits(
+        "memory://",
+        on_store_error="raise",
+        default_limits={"limits": "1/hour", "key": Depends(user), "name": "each"},
+    )
+    app = FastAPI()
+    defaults.install(app)
+    app.get("/a")(one)
+    app.get("/b")(one)
+    assert asked(app, "/a", "/b", headers={"x-user": "ada"}) == [200, 429]
+    assert asked(app, "/b", headers={"x-user": "eve"}) == [200]
+    with pytest.raises(TypeError, match="limit"):
+        RateLimits("memory://", on_store_error="raise", default_limits={"limit": "1/hour"})
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_an_exempt_route(default_app: FastAPI, defaults: RateLimits, above: bool) -> None:
+    async def health() -> int:
+        return 1
+
+    several = defaults.all_of(defaults.limit("1/minute"), defaults.limit("5/hour"))
+    add = default_app.get("/health", dependencies=[Depends(several)])
+    defaults.exempt(add(health)) if above else add(defaults.exempt(health))
+    client = TestClient(default_app)
+    responses = [client.get("/health") for _ in range(12)]
+    assert {response.status_code for response in responses} == {200}
+    assert not FIELDS & set(responses[0].headers)
+
+
+def test_limits_of_another_object_neither_replace_nor_exempt(
+    default_app: FastAPI, defaults: RateLimits, rate_limits: RateLimits
+) -> None:
+    other = rate_limits.limit("9/minute")
+    default_app.get("/other", dependencies=[Depends(other)])(rate_limits.exempt(lambda: 1))
+    assert asked(default_app, *["/other"] * 3) == [200, 200, 429]
+
+
+@pytest.mark.parametrize("wrong", ["/health", None, APIRouter(), TestClient])
+def test_exempt_takes_a_view(rate_limits: RateLimits, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="function of a route"):
+        rate_limits.exempt(wrong)
+
+
 # -- switched off ----------------------------------------------------------------------------------
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import inspect
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial, wraps
 from typing import Any
@@ -16,7 +20,7 @@ import pytest
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
-from distwindow import ConfigurationError, StoreError
+from distwindow import ConfigurationError, Limiter, StoreError
 from distwindow.contrib import http
 from distwindow.contrib.flask import ClientAddress, RateLimited, RateLimits
 from distwindow.stores.memory import MemoryStore
@@ -419,6 +423,122 @@ def test_a_second_limit_of_the_application_needs_a_name(rate_limits: RateLimits)
         rate_limits.limit_app("5/minute")
 
 
+# -- default limits and exempt routes -------------------------------------------------------------
+
+
+@pytest.fixture
+def defaults(clock: ManualClock) -> RateLimits:
+    return RateLimits(
+        MemoryStore(clock), on_store_error="raise", default_limits=["2/minute"], prefix="shop"
+    )
+
+
+def test_each_route_without_a_limit_has_the_default_one_by_itself(defaults: RateLimits) -> None:
+    defaults.limit_app("99/minute")
+    app = application(defaults)
+    app.add_url_rule("/one", view_func=lambda: "1", endpoint="one")
+    app.add_url_rule("/two/<n>", view_func=lambda n: n, endpoint="two", methods=["GET", "POST"])
+    own = defaults.limit("3/minute")(lambda: "own")
+    app.add_url_rule("/own", view_func=own, endpoint="own")
+    assert codes(app, "/one", 3) == [200, 200, 429]
+    assert codes(app, "/two/1") + codes(app, "/two/2") == [200, 200]
+    assert codes(app, "/two/1", method="POST") == [429]  # one window for the rule
+    assert codes(app, "/own", 4) == [200] * 3 + [429]
+    assert codes(app, "/missing", 3) == codes(app, "/static/none", 3) == [404] * 3
+    assert codes(app, "/one", 3, method="OPTIONS") == [200] * 3
+
+
+def test_limits_of_a_class_replace_the_default_one_for_their_methods(defaults: RateLimits) -> None:
+    class Whole(MethodView):
+        decorators = [defaults.limit("3/minute")]  # noqa: RUF012  # as View has it
+
+        def get(self) -> str:
+            return "read"
+
+    class Part(MethodView):
+        def get(self) -> str:
+            return "read"
+
+        @defaults.limit("3/minute")
+        def post(self) -> str:
+            return "written"
+
+    app = application(defaults)
+    app.add_url_rule("/whole", view_func=Whole.as_view("whole"))
+    app.add_url_rule("/part", view_func=Part.as_view("part"))
+    assert codes(app, "/whole", 4) == codes(app, "/part", 4, method="POST") == [200] * 3 + [429]
+    assert codes(app, "/part", 3) == [200, 200, 429]
+
+
+def test_a_limit_below_another_decorator_replaces_the_default_one(defaults: RateLimits) -> None:
+    def logged(view: Any) -> Any:
+        @wraps(view)
+        def wrapper() -> Any:
+            return view()
+
+        return wrapper
+
+    app = application(defaults)
+    view = logged(defaults.limit("3/minute")(defaults.limit("9/minute")(lambda: "home")))
+    app.add_url_rule("/", view_func=view, endpoint="home")
+    app.add_url_rule(
+        "/exempt", view_func=logged(defaults.exempt(logged(lambda: "free"))), endpoint="free"
+    )
+    assert codes(app, times=4) == [200] * 3 + [429]
+    assert codes(app, "/exempt", 4) == [200] * 4
+
+
+def test_default_limits_of_the_configuration_have_the_options_of_a_limit() -> None:
+    rate_limits = RateLimits("memory://", on_store_error="raise")
+    given = {"limits": "1/hour", "name": "each", "key": lambda: flask.request.headers["user"]}
+    apps = [application(rate_limits, DISTWINDOW_DEFAULT_LIMITS=each) for each in (given, "2/hour")]
+    for app in apps:
+        app.add_url_rule("/a", view_func=lambda: "a", endpoint="a")
+        app.add_url_rule("/b", view_func=lambda: "b", endpoint="b")
+    ada: dict[str, Any] = {"headers": {"user": "ada"}}
+    assert codes(apps[0], "/a", **ada) + codes(apps[0], "/b", **ada) == [200, 429]
+    assert codes(apps[0], "/b", headers={"user": "eve"}) == [200]
+    assert codes(apps[1], "/a", 3, **ada) == [200, 200, 429]
+    with pytest.raises(TypeError, match="limit"):
+        application(rate_limits, DISTWINDOW_DEFAULT_LIMITS={"limit": "1/hour"})
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_an_exempt_view(defaults: RateLimits, above: bool) -> None:
+    defaults.limit_app("1/minute", key=lambda: "all")
+    app = application(defaults)
+
+    def health() -> str:
+        return "up"
+
+    add = app.get("/health")
+    defaults.exempt(add(health)) if above else add(defaults.exempt(health))
+    app.add_url_rule("/own", view_func=defaults.exempt(defaults.limit("1/hour")(lambda: "")))
+    for path in ("/health", "/own"):
+        seen = answers(app, path, 5)
+        assert {answer.status_code for answer in seen} == {200}
+        assert not {*FIELDS} & {*seen[0].headers.keys()}
+
+
+def test_an_exempt_blueprint(defaults: RateLimits) -> None:
+    app = application(defaults)
+    outer, inner = (flask.Blueprint(name, __name__) for name in ("outer", "inner"))
+    defaults.limit_blueprint(outer, "1/minute")
+    outer.add_url_rule("/limited", view_func=lambda: "", endpoint="limited")
+    inner.add_url_rule("/exempt", view_func=lambda: "", endpoint="exempt")
+    defaults.exempt(inner)
+    outer.register_blueprint(inner)
+    app.register_blueprint(outer)
+    assert codes(app, "/limited", 2) == [200, 429]
+    assert codes(app, "/exempt", 5) == [200] * 5
+
+
+@pytest.mark.parametrize("wrong", ["health", None, MethodView])
+def test_exempt_takes_a_view(defaults: RateLimits, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="function of a route"):
+        defaults.exempt(wrong)
+
+
 # -- what the response decides --------------------------------------------------------------------
 
 
@@ -479,6 +599,77 @@ def test_count_when_is_asked_once_at_the_end_of_a_stream(app: Any, rate_limits: 
     for _ in range(2):
         assert app.test_client().get("/", buffered=True).text == "ab"
     assert ended == ["streamed", "asked"] * 2
+
+
+def test_close_settles_open_streams_by_what_they_have_sent(redis_url: str, prefix: str) -> None:
+    rate_limits = RateLimits(redis_url, on_store_error="raise", prefix=prefix)
+    app = application(rate_limits)
+    costs = iter((3, 2, 1))
+
+    @app.get("/")
+    @rate_limits.limit("90/hour", name="n", cost=30, cost_after=lambda response: next(costs))
+    def stream() -> Iterator[str]:
+        yield from "abc"
+
+    with Limiter(redis_url, "90/hour", prefix=prefix) as limiter:
+        running = [app.test_client().get("/") for _ in range(3)]
+        assert limiter.peek("n:127.0.0.1").remaining == 0
+        running[0].close()
+        rate_limits.close()
+        assert limiter.peek("n:127.0.0.1").remaining == 90 - 3 - 2 - 1
+        for each in running:
+            each.close()
+        assert limiter.peek("n:127.0.0.1").remaining == 90 - 3 - 2 - 1
+
+
+@pytest.mark.parametrize("consistency", ["direct", "leased"])
+def test_close_disturbs_no_request(redis_url: str, prefix: str, consistency: Any) -> None:
+    rate_limits = RateLimits(
+        redis_url, prefix=prefix, on_store_error="raise", timeout=10.0, consistency=consistency
+    )
+    app = application(rate_limits)
+    paths: dict[str, Any] = {"/": {}, "/reserved": {"count_when": lambda response: True}}
+    for path, options in paths.items():
+        limited = rate_limits.limit("100000/hour", **options)(lambda: "home")
+        app.add_url_rule(path, view_func=limited, endpoint=path)
+    ended = threading.Event()
+
+    def send() -> set[int]:
+        seen: set[int] = set()
+        while not ended.is_set():
+            seen |= {*codes(app), *codes(app, "/reserved")}
+        return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(send) for _ in range(4)]
+        for _ in range(20):
+            time.sleep(0.005)
+            rate_limits.close()
+        ended.set()
+        assert [each.result() for each in running] == [{200}] * 4
+    rate_limits.close()
+
+
+OPEN_AT_EXIT = """
+import sys
+from flask import Flask
+from distwindow.contrib.flask import RateLimits
+
+rate_limits = RateLimits(sys.argv[1], on_store_error="raise", prefix=sys.argv[2], timeout=10.0)
+app = Flask("app")
+rate_limits.init_app(app)
+limit = rate_limits.limit("90/hour", name="n", cost=30, cost_after=lambda response: 3)
+app.add_url_rule("/", view_func=limit(lambda: iter("abc")), endpoint="stream")
+still_open = app.test_client().get("/")
+"""
+
+
+def test_a_stream_that_is_open_when_the_process_ends_is_settled(
+    redis_url: str, prefix: str
+) -> None:
+    subprocess.run([sys.executable, "-c", OPEN_AT_EXIT, redis_url, prefix], check=True)
+    with Limiter(redis_url, "90/hour", prefix=prefix) as limiter:
+        assert limiter.peek("n:127.0.0.1").remaining == 87
 
 
 def test_count_when_of_a_file_that_the_server_sends(app: Any, rate_limits: RateLimits) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import signal
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 import pytest
@@ -81,6 +84,38 @@ def test_a_permit_of_the_blueprint_is_back_when_the_route_refuses(served: OnRedi
     assert statuses(burst(served.url + "/api/reports", 50)) == {200: 5, 429: 45}
     with Limiter(served.redis_url, "100/hour") as limiter:
         assert limiter.stats("api 100/hour:127.0.0.1").passed == 5
+
+
+ENDINGS = {
+    "it ends": (signal.SIGTERM, 1),
+    "it is killed": (signal.SIGTERM, 100),
+    "SIGINT": (signal.SIGINT, 100),
+    "SIGQUIT": (signal.SIGQUIT, 100),
+}
+"""By what happens to an open stream when gunicorn ends: the signal, and the stream's length, s."""
+WITH_STREAMS = (
+    "gunicorn {app} -c examples/web/gunicorn_flask.py --graceful-timeout 3 --no-control-socket "
+    "-b 127.0.0.1:{port}"
+)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("worker", ["sync", "gthread --threads 4", "gevent", "gevent_pywsgi"])
+def test_an_open_stream_is_settled_however_gunicorn_ends(
+    redis_url: str, worker: str, ending: str
+) -> None:
+    number, seconds = ENDINGS[ending]
+    with (
+        Limiter(redis_url, "1000/day", prefix="streams") as limiter,
+        serve(f"{WITH_STREAMS} -k {worker}", "tests.web.flask_stream", redis_url) as served,
+        closing(http.client.HTTPConnection("127.0.0.1", served.port, 30)) as link,
+    ):
+        limiter.reset("parts:all")
+        link.request("GET", f"/stream?seconds={seconds}")
+        link.getresponse().read(len("part\n") * 3)
+        assert limiter.peek("parts:all").remaining == 1000 - 500
+        served.end(number)
+        assert 1000 - 100 < limiter.peek("parts:all").remaining < 1000
 
 
 def test_redis_is_stopped_and_comes_back() -> None:

@@ -48,6 +48,7 @@ class Placed(NamedTuple):
     counts: int | None = None
     """The status of the responses that are counted; all are without it."""
     methods: Sequence[str] | None = None
+    override_defaults: bool = False
 
 
 class Meeting(NamedTuple):
@@ -100,7 +101,16 @@ def options_of(placed: Placed, **functions: Any) -> dict[str, Any]:
         options["count_when"] = lambda response: response.status_code == placed.counts
     if placed.methods is not None:
         options["methods"] = placed.methods
+    if placed.override_defaults:
+        options["override_defaults"] = True
     return options
+
+
+def default_of(placed: Sequence[Placed], **functions: Any) -> dict[str, Any]:
+    """Return the option of `RateLimits` for the default limit, if one is placed."""
+    placed = [each for each in placed if each.place == "default"]
+    options = [{"limits": each.limits, **options_of(each, **functions)} for each in placed]
+    return {"default_limits": options[0]} if options else {}
 
 
 # -- applications with two limits -----------------------------------------------------------------
@@ -140,16 +150,20 @@ def on_asgi(outer: Placed, inner: Placed, options: Any, served: int) -> Iterator
 
 def on_fastapi(outer: Placed, inner: Placed, options: Any, served: int) -> Iterator[Ask]:
     loop = Loop()
-    rate_limits = fastapi.RateLimits(**options)
+    functions: dict[str, Any] = {"each": client_of, "all": lambda request: "all"}
+    default = default_of((outer, inner), **functions)
+    rate_limits = fastapi.RateLimits(**options, **default)
     of: dict[str, list[Any]] = {"application": [], "router": [], "route": [], "check": []}
     middlewares = []
     for placed in (outer, inner):
-        given = options_of(placed, each=client_of, all=lambda request: "all")
+        given = options_of(placed, **functions)
         if placed.place == "middleware":
             middlewares.append((placed.limits, given))
-        else:
+        elif placed.place in of:
+            given.setdefault("override_defaults", False)
             of[placed.place].append(rate_limits.limit(placed.limits, **given))
     app = FastAPI(dependencies=[Depends(limit) for limit in of["application"]])
+    rate_limits.install(app)
     router = APIRouter(dependencies=[Depends(limit) for limit in of["router"]])
 
     @router.get("/", dependencies=[Depends(limit) for limit in of["route"]])
@@ -162,8 +176,9 @@ def on_fastapi(outer: Placed, inner: Placed, options: Any, served: int) -> Itera
                     raise
         return PlainTextResponse("home", served or 200)
 
+    if inner.place == "exempt":
+        rate_limits.exempt(home)
     app.include_router(router)
-    rate_limits.install(app)
     for limits, given in reversed(middlewares):
         app.add_middleware(
             fastapi.RateLimitMiddleware, rate_limits=rate_limits, limits=limits, **given
@@ -173,7 +188,8 @@ def on_fastapi(outer: Placed, inner: Placed, options: Any, served: int) -> Itera
 
 
 def on_flask(outer: Placed, inner: Placed, options: Any, served: int) -> Iterator[Ask]:
-    rate_limits = FlaskRateLimits(**options)
+    functions = {"each": lambda: flask.request.headers["client"], "all": lambda: "all"}
+    rate_limits = FlaskRateLimits(**options, **default_of((outer, inner), **functions))
     app = flask.Flask("app")
     blueprint = flask.Blueprint("shop", __name__)
 
@@ -182,11 +198,11 @@ def on_flask(outer: Placed, inner: Placed, options: Any, served: int) -> Iterato
 
     view: Callable[[], flask.Response] = home
     for placed in (inner, outer):
-        given = options_of(placed, each=lambda: flask.request.headers["client"], all=lambda: "all")
+        given = {"override_defaults": False, **options_of(placed, **functions)}
         if placed.place == "decorator":
             view = rate_limits.limit(placed.limits, **given)(view)
     for placed in (outer, inner):
-        given = options_of(placed, each=lambda: flask.request.headers["client"], all=lambda: "all")
+        given = {"override_defaults": False, **options_of(placed, **functions)}
         if placed.place == "application":
             rate_limits.limit_app(placed.limits, **given)
         elif placed.place == "blueprint":
@@ -198,6 +214,8 @@ def on_flask(outer: Placed, inner: Placed, options: Any, served: int) -> Iterato
         except FlaskRateLimited:
             return home()
 
+    if inner.place == "exempt":
+        view = rate_limits.exempt(view)
     blueprint.add_url_rule("/", view_func=serving if served else view, endpoint="home")
     app.testing = True  # mistakes are raised
     rate_limits.init_app(app)
@@ -255,9 +273,12 @@ def throttle_of(placed: Placed) -> Any:
 
 KINDS = [f"{view} {server}" for view in ("plain", "coroutine") for server in ("WSGI", "ASGI")]
 INTEGRATIONS: dict[str, tuple[Any, str, str]] = {
-    "asgi": (on_asgi, "middleware check", "check"),
-    "fastapi": (on_fastapi, "middleware application router route check", "application route check"),
-    "flask": (on_flask, "application blueprint decorator", "blueprint decorator"),
+    "asgi": (on_asgi, "middleware check", "middleware check"),
+    "fastapi": (
+        on_fastapi, "middleware application default router route check",
+        "middleware application route check",
+    ),
+    "flask": (on_flask, "application default blueprint decorator", "blueprint decorator"),
     **{
         f"django, {kind}": (
             lambda *given, kind=kind: on_django(kind, *given), "middleware decorator", "decorator",
@@ -355,6 +376,15 @@ def test_what_one_refuses_costs_nothing_by_the_other(meeting: Meeting, each_opti
 
 
 @pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
+def test_policies_have_the_same_names_in_each_response(meeting: Meeting, options: Any) -> None:
+    """Also in that to a request of which the inner limit is not asked."""
+    with Site(meeting, ("3/hour",), ("8/hour",), options) as site:
+        first, *rest = [[item.split(";")[0] for item in site.policies()] for _ in range(5)]
+        assert first == rest[0] == rest[1]
+        assert rest[2] == rest[3] == first[:1]
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
 def test_a_request_is_charged_once_in_a_window(meeting: Meeting, options: Any) -> None:
     """However many limits look at it: two are the same."""
     with Site(meeting, ("4/hour", False, NAME), ("4/hour", False, NAME), options) as site:
@@ -428,3 +458,38 @@ def test_limits_by_method(meeting: Meeting, options: Any) -> None:
 def test_count_when_sees_the_refusal_by_another(meeting: Meeting, options: Any) -> None:
     with Site(meeting, ("3/hour", False, None, 429), ("2/hour", True), options) as site:
         assert [site.admits(4, client) for client in "abcd"] == [2, 2, 0, 0]  # of three 429
+
+
+REPLACING = [
+    each
+    for each in MEETINGS
+    if each.outer == "default" and each.inner in ("router", "route", "blueprint", "decorator")
+]
+
+
+@pytest.mark.parametrize("meeting", REPLACING, ids=", ".join)
+def test_a_limit_of_a_route_replaces_the_default_one(meeting: Meeting, options: Any) -> None:
+    own = Placed("", "8/hour", override_defaults=True)
+    with Site(meeting, ("3/hour",), own[1:], options) as site:
+        assert len(site.policies()) == 1
+        assert site.admits(9) == 7
+    options = {**options, "prefix": f"{options['prefix']}1"}
+    with Site(meeting, ("3/hour",), own._replace(methods=["POST"])[1:], options) as site:
+        assert site.admits(9) == 3  # at another method than its own, the default one holds
+    options = {**options, "prefix": f"{options['prefix']}2"}
+    with Site(meeting, ("3/hour",), own._replace(methods=["HEAD"])[1:], options) as site:
+        assert site.admits(9) == 8
+
+
+EXEMPTING = [
+    Meeting(integration, place, "exempt")
+    for integration in ("fastapi", "flask")
+    for place in INTEGRATIONS[integration][1].split()
+]
+
+
+@pytest.mark.parametrize("meeting", EXEMPTING, ids=", ".join)
+def test_an_exempt_route_has_no_declared_limits(meeting: Meeting, options: Any) -> None:
+    """But those that its handler asks itself, and those of a middleware, which knows no routes."""
+    with Site(meeting, ("3/hour",), ("",), options) as site:
+        assert site.admits(9) == (3 if meeting.outer in ("check", "middleware") else 9)

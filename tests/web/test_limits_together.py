@@ -149,6 +149,38 @@ async def test_equal_ones_are_asked_once_and_others_of_one_window_never(site: Si
         await site.ask()
 
 
+async def test_equal_ones_that_tasks_ask_at_once_charge_once(site: Site) -> None:
+    """As where they are asked one after the other; one limit that is asked twice charges twice."""
+    limits = [site.rate_limits.limit("9/hour", name="n") for _ in range(3)]
+    other = site.rate_limits.limit("9/hour", name="other")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        of = [limits[0], limits[0], limits[1], limits[2], other]
+        await asyncio.gather(*(each.check(scope) for each in of))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"four"})
+
+    wrapped = asgi.RateLimitMiddleware(app, site.rate_limits)
+    await call(wrapped, http_scope())
+    left: list[Any] = [await limit.check(http_scope()) for limit in (limits[0], other)]
+    assert [each.remaining for each in left] == [9 - 2 - 1, 9 - 1 - 1]
+
+
+async def test_of_equal_ones_that_tasks_ask_at_once_each_is_refused(site: Site) -> None:
+    limits = [site.rate_limits.limit("1/hour", name="n") for _ in range(2)]
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked = [each.check(scope) for each in limits]
+        seen.append(await asyncio.gather(*asked, return_exceptions=True))
+
+    wrapped = asgi.RateLimitMiddleware(app, site.rate_limits)
+    for _ in range(2):
+        await call(wrapped, http_scope())
+    assert [each.allowed for each in seen[0]] == [True, True]
+    assert [type(each) for each in seen[1]] == [asgi.RateLimited] * 2
+
+
 async def test_those_that_cannot_be_asked_together_are_asked_in_turn(site: Site) -> None:
     site.limit("9/hour", on_store_error="allow")
     site.limit("3/hour", on_store_error="deny", key=by_client)

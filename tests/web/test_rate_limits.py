@@ -246,7 +246,7 @@ def test_more_distinct_limits_than_are_kept_hold_as_well(app: Application, settl
     for _ in range(3):
         app.ask(limit, refused, amount=1100)
     assert app.ask(limit, amount=1100)[0].decision.remaining == 1096  # two were given back
-    assert len(rate_limits._limiters) <= 1002
+    assert len(rate_limits.opened.limiters) <= 1002
 
 
 def test_a_function_may_say_that_there_is_no_limit(app: Application) -> None:
@@ -621,8 +621,8 @@ def test_one_connection_for_all_limits_and_it_opens_again(
     rate_limits = app.rate_limits(redis_url, prefix=prefix, name="test-web")
     limits = [rate_limits.limit(f"{amount}/minute", name=str(amount)) for amount in (1, 2, 3)]
     assert [app.admits(limit, 5) for limit in limits] == [1, 2, 3]
-    store = rate_limits._store
-    assert all(each._store._store is store for each in rate_limits._limiters.values())
+    store = rate_limits.opened.store
+    assert all(each._store._store is store for each in rate_limits.opened.limiters.values())
     app.close()
     assert [app.admits(limit, 5) for limit in limits] == [0, 0, 0]  # opened, and counted on
 
@@ -797,7 +797,7 @@ def test_a_second_part_of_a_request_is_charged_again(app: Application) -> None:
     limit = app.rate_limits().limit("5/minute")
     asked = http.LimitedRequest()
     for left in (4, 3, 2):
-        steps = limit.rate_limits.run(limit.decide({}, asked, again=True))
+        steps = limit.rate_limits.run(http.decide_all([limit], {}, asked, again=True))
         decision = app.done(steps)
         assert decision.remaining == left
 

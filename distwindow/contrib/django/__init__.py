@@ -7,6 +7,7 @@ DISTWINDOW = {"store": "redis://localhost:6379/0", "on_store_error": "allow"}
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections.abc import Callable, Iterable
@@ -65,7 +66,7 @@ async def _respond(
     try:
         try:
             if limit is not None:
-                await limit.decide(request, limited)
+                await http.decided(limit.decide(request, limited), limited)
         except http.RateLimited as refused:
             request.limited = True
             if block:
@@ -82,6 +83,10 @@ async def _respond(
             for name, value in fields.items():
                 response[name] = value
         return response
+    except asyncio.CancelledError:
+        if begins and limited.needs_response:
+            await asyncio.shield(_settle_rest(limited, HttpResponse(status=500), awaits))
+        raise
     finally:
         if begins:
             del request.distwindow  # a test may send the same request again

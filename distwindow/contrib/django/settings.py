@@ -20,7 +20,10 @@ from ... import ConfigurationError
 from ...errors import short_repr
 from .. import http
 
-_OF_THE_OBJECT = set(inspect.signature(http.BlockingRateLimits).parameters) - {"time"}
+_OF_THE_OBJECT = set(inspect.signature(http.BlockingRateLimits).parameters) - {
+    "default_limits",
+    "time",
+}
 _OF_ALL_REQUESTS = {"limits", "key", "exempt"}
 _KNOWN = {*_OF_THE_OBJECT, *_OF_ALL_REQUESTS, "refusal_view"}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from ...callables import function_name
@@ -27,7 +28,15 @@ with needs("fastapi"):
     from starlette.responses import JSONResponse, Response
 
     from .all_of import AllOf, limited_request
-    from .routes import LimitOfRoutes, document, limits_of, path_of
+    from .routes import (
+        LimitOfRoutes,
+        document,
+        first_with_dependencies,
+        limits_after,
+        limits_of,
+        path_of,
+        route_of,
+    )
 
 _LOG = logging.getLogger("distwindow")
 
@@ -70,6 +79,10 @@ class RequestLimit(asgi.RequestLimit):
         self, *, connection: HTTPConnection, response: Response, **given: Any
     ) -> Decision | None:
         """Ask this limit for a request; for FastAPI."""
+        of = self.rate_limits
+        is_default = self is of.default_limit
+        if (is_default or of.has_exemptions) and not of.holds(self, connection.scope):
+            return None
         limited = limited_request(connection, self)
         if given.keys() <= {"key"}:
             known = self.decide_at_once(connection, limited, **given)
@@ -77,7 +90,7 @@ class RequestLimit(asgi.RequestLimit):
             known = self.decide(connection, limited, **given)
         if limited.is_watched and isinstance(known, Decision):
             return known
-        return await self.rate_limits.decision_of(known, connection, response, limited)
+        return await of.decision_of(known, connection, response, limited)
 
     @property
     def dependency(self) -> Any:
@@ -90,8 +103,7 @@ class RequestLimit(asgi.RequestLimit):
     def name_of(self, request: Any) -> str:
         """Return the method and the whole path template of the route of `request`."""
         scope = asgi.scope_of(request)
-        context = (scope.get("fastapi") or {}).get("effective_route_context")
-        route = scope.get("route") if context is None else context
+        route = route_of(scope)
         return self.name_of_route(scope, getattr(route, "path", None) or path_of(route))
 
 
@@ -111,14 +123,37 @@ def _resolved_by_fastapi(option: str, dependency: Any) -> Callable[..., Any]:
     return resolved
 
 
-class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
+class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
     __doc__ = http.AsyncRateLimits.__doc__
     limit_type = RequestLimit
     address_type = ClientAddress
     error_type = RateLimited
     install_hint = "rate_limits.install(app)"
     request_type = HTTPConnection
+    knows_routes = True
     _has_logged = False
+
+    @cached_property
+    def _own_limits(self) -> dict[int, tuple[Any, list[RequestLimit]]]:
+        """By the id of a route: itself, and its limits that may replace the default one."""
+        return {}
+
+    def holds(self, limit: RequestLimit, scope: Any) -> bool:
+        """Return whether a limit is asked at the route of a request: not where that is exempt, and
+        not the default one where the route has one of its own.
+        """
+        if self.is_exempt(scope.get("endpoint")):
+            return False
+        if limit is not self.default_limit:
+            return True
+        route = route_of(scope)
+        if not path_of(route):  # files of a frontend
+            return False
+        known = self._own_limits.get(id(route))
+        if known is None:
+            own = [each for each in limits_after(limit, route) if each.rate_limits is self]
+            known = self._own_limits[id(route)] = route, own
+        return not http.replace_default(known[1], asgi.method_of(scope))
 
     async def _check(
         self, connection: Any, limits: tuple[RequestLimit, ...], cost: int | None
@@ -146,25 +181,37 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
     ) -> Decision | None:
         """Return the decision of a dependency, which may be known already."""
         try:
-            decision: Decision | None = known if isinstance(known, Decision) else await known
+            if not isinstance(known, Decision):
+                known = await http.decided(known, limited)
         except RateLimited:
             _answer_in_mounted(connection.scope)
             raise
         if not limited.is_watched and limited:
             self.log_missing_install()
             response.headers.update(limited.fields_to_set(200, lambda name: None))
+        decision: Decision | None = known
         return decision
 
     def install(self, app: fastapi.FastAPI, *, openapi: bool = True) -> None:
         """Add to `app`, once: the middleware that writes header fields, a handler that answers
         refusals with a problem body, unless it has one for `RateLimited`, and one for what limiters
         raise in handlers (`RateLimitExceeded`), and with `openapi` the
-        responses 429 and 503 of limited routes, unless a route documents them itself.
+        responses 429 and 503 of limited routes, unless a route documents them itself. With
+        `default_limits`, which hold for the routes that are added afterwards, it raises
+        `ConfigurationError` if there are some already.
         """
         for each in app.user_middleware:
             entry: tuple[Any, ...] = tuple(each)  # the class, and its options last
             if entry[0] is RateLimitMiddleware and entry[-1].get("rate_limits") is self:
                 return
+        if self.default_limit is not None:
+            early = first_with_dependencies(app.routes)
+            if early is not None:
+                raise ConfigurationError(
+                    "default_limits hold for the routes that are added after "
+                    f"rate_limits.install(app), and {early} was added before; call it first"
+                )
+            app.router.dependencies.append(Depends(self.default_limit))
         app.add_middleware(RateLimitMiddleware, rate_limits=self)
         app.exception_handlers.setdefault(RateLimited, _respond)
         app.exception_handlers.setdefault(RateLimitExceeded, self._respond_exceeded)

@@ -42,6 +42,8 @@ class AllOf:
         self, *, connection: HTTPConnection, response: Response, **values: Any
     ) -> Decision | None:
         """Ask these limits for a request; for FastAPI."""
+        if self._rate_limits.is_exempt(connection.scope.get("endpoint")):
+            return None
         limited = limited_request(connection, *self.limits)
         given: list[dict[str, Any]] = [{} for _ in self.limits]
         for name, value in values.items():

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
 
 from ...errors import ConfigurationError
 from .. import asgi, http
+from ..http.scopes import Scope
 from .all_of import AllOf
 
 
@@ -28,8 +29,8 @@ def limits_of(app: fastapi.FastAPI) -> list[LimitOfRoutes]:
     """Return the limits that are dependencies of routes of `app`, in their order."""
     found: dict[tuple[str, str], list[str]] = {}
     for path, route in _walk(app.routes):
-        for limit in _limits_of(route):
-            for method in sorted(getattr(route, "methods", None) or {"WEBSOCKET"}):
+        for method in sorted(getattr(route, "methods", None) or {"WEBSOCKET"}):
+            for limit in _limits_of(route, method):
                 name = limit.name or f"{asgi.method_of({'method': method})} {path}"
                 found.setdefault((name, limit.text), []).append(f"{method} {path}")
     return [LimitOfRoutes(*key, tuple(routes)) for key, routes in found.items()]
@@ -38,9 +39,9 @@ def limits_of(app: fastapi.FastAPI) -> list[LimitOfRoutes]:
 def document(app: fastapi.FastAPI, schema: dict[str, Any], headers: http.Headers) -> None:
     """Add the refusals of limited routes to an OpenAPI schema."""
     for _, route in _walk(app.routes, into_mounts=False):
-        limits = list(_limits_of(route))
         operations = schema.get("paths", {}).get(getattr(route, "path_format", None), {})
         for method in getattr(route, "methods", None) or ():
+            limits = list(_limits_of(route, method))
             responses = operations.get(method.lower(), {}).get("responses")
             if limits and responses is not None:
                 responses.setdefault("429", _response(headers, "Too Many Requests", fields=True))
@@ -93,16 +94,58 @@ def path_of(route: Any) -> str | None:
     return path if isinstance(path, str) else None
 
 
-def _limits_of(route: Any) -> Iterator[Any]:
-    """Yield the limits in the tree of dependencies of a route or of its context."""
-    dependants = [getattr(_effective(route), "dependant", None)]
-    for dependant in dependants:
-        for each in getattr(dependant, "dependencies", ()):
-            if isinstance(each.call, asgi.RequestLimit):
-                yield each.call
-            elif isinstance(each.call, AllOf):
-                yield from each.call.limits
-            dependants.append(each)
+def route_of(scope: Scope) -> Any:
+    """Return the route of a request, or its context in a router; None where there is none."""
+    context = (scope.get("fastapi") or {}).get("effective_route_context")
+    return scope.get("route") if context is None else context
+
+
+def first_with_dependencies(routes: Sequence[BaseRoute]) -> str | None:
+    """Return the path template of the first route that may have dependencies, if there is one."""
+    for path, route in _walk(routes, into_mounts=False):
+        if hasattr(_effective(route), "dependant"):
+            return path
+    return None
+
+
+def limits_after(limit: Any, route: Any) -> list[Any]:
+    """Return the limits at `route` that stand behind `limit`: where it is one of the application,
+    those of routers and of the route.
+    """
+    dependencies = _dependencies_of(route)
+    calls = [each.call for each in dependencies]
+    return list(_limits_in(dependencies[calls.index(limit) + 1 :] if limit in calls else ()))
+
+
+def _limits_of(route: Any, method: str) -> Iterator[Any]:
+    """Yield the limits that are asked at a route, or at its context, for a method."""
+    counted = asgi.method_of({"method": method})
+    for limit in _limits_in(_dependencies_of(route)):
+        of = limit.rate_limits
+        is_replaced = limit is of.default_limit and http.replace_default(
+            limits_after(limit, route), counted
+        )
+        if not is_replaced and not of.is_exempt(getattr(_effective(route), "endpoint", None)):
+            yield limit
+
+
+def _limits_in(dependencies: Sequence[Any]) -> Iterator[Any]:
+    """Yield the limits among dependencies, and those that these depend on."""
+    left = [*dependencies]
+    for each in left:
+        if isinstance(each.call, asgi.RequestLimit):
+            yield each.call
+        elif isinstance(each.call, AllOf):
+            yield from each.call.limits
+        left += each.dependencies
+
+
+def _dependencies_of(route: Any) -> Sequence[Any]:
+    """Return the dependencies of a route or of its context, of the application first."""
+    dependencies: Sequence[Any] = getattr(
+        getattr(_effective(route), "dependant", None), "dependencies", ()
+    )
+    return dependencies
 
 
 def _effective(route: Any) -> Any:

@@ -16,11 +16,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from ... import ConfigurationError, Decision
+from ... import ConfigurationError
 from ...away.policy import OnStoreError
 from ...callables import check_decorated, function_name
 from ...errors import RateLimitExceeded
@@ -31,37 +30,20 @@ with needs("flask"):
     import flask
     from flask import Blueprint, Flask, Response, current_app
 
-    from .requests import (
-        ClientAddress,
-        RateLimited,
-        RateLimitUnavailable,
-        RequestLimit,
-        client_address,
+    from .app_limits import LIMITED_REQUEST, AppRateLimits
+    from .requests import ClientAddress, RateLimited, RateLimitUnavailable, client_address
+    from .views import (
+        add_limit,
+        check_order,
+        is_answered_by_flask,
+        is_at_view,
+        limits_of_request,
+        mark_limited,
+        places_of_request,
     )
 
 EXPOSED_HEADERS = http.EXPOSED_HEADERS
 F = TypeVar("F", bound=Callable[..., Any])
-_LIMITED_REQUEST = "distwindow.limited_request"
-"""Where what was decided for a request is kept in its WSGI environment."""
-_LIMITED = "__distwindow_limited__"
-"""The attribute of a function that was decorated: itself, and what has the limit."""
-
-
-class _AppRateLimits(http.BlockingRateLimits[RequestLimit]):
-    """The limits of one application, with its configuration."""
-
-    limit_type = RequestLimit
-    address_type = ClientAddress
-
-    def __init__(self, store: Any, **options: Any) -> None:
-        super().__init__(store, **options)
-        self.by_declaration: dict[tuple[DeclaredLimit, str], RequestLimit] = {}
-        self.is_checked = False
-
-    @staticmethod
-    def error_type(decision: Decision, answers: Sequence[Any], unit: str) -> Exception:
-        kind = RateLimited if answers[-1].is_shown else RateLimitUnavailable
-        return kind(decision, answers, unit)
 
 
 class DeclaredLimit:
@@ -70,11 +52,12 @@ class DeclaredLimit:
     blueprint: Blueprint | None = None
 
     def __init__(self, rate_limits: RateLimits, limits: Any, **options: Any) -> None:
-        self._rate_limits, self._limits, self._options = rate_limits, limits, options
+        self.rate_limits, self._limits, self._options = rate_limits, limits, options
         # Mistakes are found here, where they are written, and not by the first application.
-        _AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
+        example = AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
+        self.methods_without_default = example.methods_without_default
         if inspect.isfunction(limits):  # which is a view where the parentheses are forgotten
-            setattr(limits, _LIMITED, (limits, self))
+            mark_limited(limits, self)
 
     @property
     def __name__(self) -> str:
@@ -95,13 +78,15 @@ class DeclaredLimit:
             self.decide(mark)
             return current_app.ensure_sync(view)(*args, **kwargs)
 
-        with suppress(AttributeError):  # of a bound method
-            setattr(view, _LIMITED, (view, limited))
+        add_limit(limited, self)
+        mark_limited(view, limited)
         return cast("F", limited)
 
     def decide(self, mark: str = "") -> None:
         """Decide about the current request. `mark` is what tells methods of a class apart."""
-        of_app = self._rate_limits.of_app()
+        of_app = self.rate_limits.of_app()
+        if self.rate_limits.is_exempt_request():
+            return
         limit = of_app.by_declaration.get((self, mark))
         if limit is None:
             limit = of_app.limit(self._limits, **self._options)
@@ -109,17 +94,15 @@ class DeclaredLimit:
             limit.marks += mark
             # One, if threads come at once.
             limit = of_app.by_declaration.setdefault((self, mark), limit)
-        earlier = flask.request.environ.setdefault(_LIMITED_REQUEST, http.LimitedRequest())
-        of_app.run(limit.decide(flask.request, earlier))
+        of_app.decide(limit)
 
     def decide_before(self) -> None:
         """Decide about the current request, unless Flask answers OPTIONS by itself."""
-        rule, method = flask.request.url_rule, flask.request.method
-        if not (method == "OPTIONS" and getattr(rule, "provide_automatic_options", False)):
+        if not is_answered_by_flask():
             self.decide()
 
 
-class RateLimits(http.MakesLimits[DeclaredLimit]):
+class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
     """The limits of Flask applications. Safe to share between threads; survives `fork`.
 
     What is left out is taken from the configuration of each application: `DISTWINDOW_URL` for
@@ -129,6 +112,7 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
     """
 
     limit_type = DeclaredLimit
+    groups_of_views = (Blueprint,)
 
     def __init__(
         self,
@@ -145,14 +129,15 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         headers: http.Headers | None = None,
         enabled: bool | None = None,
         name: str | None = None,
+        default_limits: http.DefaultLimits | None = None,
     ) -> None:
         self._options = {
             "url": store, "on_store_error": on_store_error, "prefix": prefix, "timeout": timeout,
             "clock": clock, "consistency": consistency, "share": share, "headers": headers,
             "trusted_proxies": trusted_proxies, "enabled": enabled, "name": name,
-            "max_local_keys": max_local_keys,
+            "max_local_keys": max_local_keys, "default_limits": default_limits,
         }  # fmt: skip
-        self._apps: WeakKeyDictionary[Flask, _AppRateLimits] = WeakKeyDictionary()
+        self._apps: WeakKeyDictionary[Flask, AppRateLimits] = WeakKeyDictionary()
         self._of_all: dict[str, DeclaredLimit] = {}
         """By name, the limits of `limit_app`."""
 
@@ -162,7 +147,7 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         """
         if app in self._apps:
             raise ConfigurationError(f"init_app was called twice for the application {app.name!r}")
-        self._apps[app] = _AppRateLimits(**self._configured(app))
+        self._apps[app] = AppRateLimits(**self._configured(app))
         app.extensions.setdefault("distwindow", self)
         app.before_request(self._before)
         # They run from the end of the list: this is the last, and sees what others put in place.
@@ -180,6 +165,7 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         """
         declared = self.limit(limits, **options)
         declared.blueprint = blueprint
+        add_limit(blueprint, declared)
         blueprint.before_request(declared.decide_before)
 
     def limit_app(self, limits: Any, *, name: str = "default", **options: Any) -> None:
@@ -200,7 +186,7 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
 
     # -- internal ------------------------------------------------------------------------------
 
-    def of_app(self) -> _AppRateLimits:
+    def of_app(self) -> AppRateLimits:
         """Return the limits of the current application."""
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # of the proxy
         found = self._apps.get(app)
@@ -230,13 +216,22 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
     def _before(self) -> None:
         of_app = self.of_app()
         if not of_app.is_checked:
-            _check_order(current_app)
+            check_order(current_app)
             of_app.is_checked = True
         for declared in self._of_all.values():
             declared.decide_before()
+        default = of_app.default_limit
+        if default is not None and is_at_view() and not self.is_exempt_request():
+            own = [each for each in limits_of_request() if each.rate_limits is self]
+            if not http.replace_default(own, default.method_of(flask.request)):
+                of_app.decide(default)
+
+    def is_exempt_request(self) -> bool:
+        """Return whether the route of the current request is exempt."""
+        return self.has_exemptions and any(map(self.is_exempt, places_of_request()))
 
     def _after(self, response: Response) -> Response:
-        limited = flask.request.environ.get(_LIMITED_REQUEST)
+        limited = flask.request.environ.get(LIMITED_REQUEST)
         if limited is None:
             return response
         headers = response.headers
@@ -246,11 +241,13 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         for name, value in fields.items():
             headers[name] = value
         if limited.needs_response:
-            run, status_code = self.of_app().run, response.status_code
+            of_app, status_code = self.of_app(), response.status_code
+            run = of_app.run
             is_served = status_code < 400  # an exception is streamed, too, but its status is known
             # Werkzeug does not close what the server sends as a file.
             if is_served and response.is_streamed and not response.direct_passthrough:
-                response.call_on_close(lambda: run(limited.settle(response, status_code)))
+                settle = functools.partial(limited.settle, response, status_code)
+                of_app.streams.add(response, lambda: run(settle()))
             else:
                 run(limited.settle(response, status_code))
         return response
@@ -261,27 +258,9 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
 
     def _after_error(self, error: BaseException | None) -> None:
         """Settle where there was no response: the exception goes to the server, which sends 500."""
-        limited = flask.request.environ.get(_LIMITED_REQUEST)
+        limited = flask.request.environ.get(LIMITED_REQUEST)
         if error is not None and limited is not None and limited.needs_response:
             self.of_app().run(limited.settle(current_app.response_class(status=500), 500))
-
-
-def _check_order(app: Flask) -> None:
-    """Raise `ConfigurationError` for a limit above the decorator of a route, which registers the
-    function without it.
-    """
-    reached: set[Any] = set()
-    for view in app.view_functions.values():
-        inspect.unwrap(view, stop=reached.add)  # which adds each, and stops at none
-    for endpoint, view in app.view_functions.items():
-        itself, limited = getattr(view, _LIMITED, (None, None))
-        if itself is view and limited not in reached:
-            rule = next(app.url_map.iter_rules(endpoint), None)
-            raise ConfigurationError(
-                f"a limit of {function_name(view)} stands above its route, which has registered "
-                "the function without the limit; write these two lines in this order:\n"
-                f'    @app.route("{rule}")\n    @rate_limits.limit(...)'
-            )
 
 
 __all__ = [

@@ -24,13 +24,16 @@ from .rate_limits import (
     NOT_GIVEN,
     AsyncRateLimits,
     BlockingRateLimits,
+    DefaultLimits,
     LimitedRequest,
     MakesLimits,
     RateLimited,
     RequestLimit,
     UnwatchedRequest,
+    decided,
     result_of,
 )
+from .routes import ExemptsViews, replace_default
 from .together import decide_all
 
 __all__ = [
@@ -42,6 +45,8 @@ __all__ = [
     "AsyncRateLimits",
     "BlockingRateLimits",
     "ClientAddress",
+    "DefaultLimits",
+    "ExemptsViews",
     "Headers",
     "LimitedRequest",
     "MakesLimits",
@@ -49,5 +54,7 @@ __all__ = [
     "RequestLimit",
     "UnwatchedRequest",
     "decide_all",
+    "decided",
+    "replace_default",
     "result_of",
 ]

@@ -50,7 +50,7 @@ class Policies:
     """The limits of one name, as the fields name them."""
 
     __slots__ = (
-        "_all", "_given", "_only_string", "_strings", "has_ietf", "has_x", "names", "raw_policy",
+        "_all", "_only_string", "_strings", "given", "has_ietf", "has_x", "names", "raw_policy",
         "text",
     )  # fmt: skip
 
@@ -64,11 +64,15 @@ class Policies:
         in_full: bool = False,
     ) -> None:
         """With `in_full`, the names have the limits in them."""
-        self._given = name, limits, unit, headers
+        self.given = name, limits, unit, headers
         self._all: Sequence[Policies] = (self,)
         """Those that were asked together."""
         self.has_ietf = headers in ("ietf", "both")
         self.has_x = headers in ("x-ratelimit", "both")
+        self._write(in_full)
+
+    def _write(self, in_full: bool) -> None:
+        name, limits, unit, headers = self.given
         several = len(limits) > 1
         self.names = {
             limit: f"{name} {limit}"
@@ -89,18 +93,22 @@ class Policies:
         self._strings = {limit: _string(shown).encode() for limit, shown in self.names.items()}
         self._only_string = b"" if several else self._strings[limits[0]]
 
+    def show_in_full(self) -> None:
+        """Change the names to those with the limits in them."""
+        self._write(in_full=True)
+
     def in_full(self) -> Policies:
         """Return the same with names that other limits of the name do not have."""
         if len(self._all) > 1:
             return self.with_all([each.in_full() for each in self._all])
-        return Policies(*self._given, in_full=True)
+        return Policies(*self.given, in_full=True)
 
     def with_all(self, asked: Sequence[Policies]) -> Policies:
         """Return these for a decision on all that were `asked`: `RateLimit` names these, which
         bind, and `RateLimit-Policy` all.
         """
         shown = distinct_policies(asked)
-        own = copy.copy(next(each for each in shown if each._given == self._given))
+        own = copy.copy(next(each for each in shown if each.given == self.given))
         own._all, own.text = shown, ", ".join(each.text for each in shown)
         if own.raw_policy is not None:
             own.raw_policy = (own.raw_policy[0], own.text.encode())
@@ -120,6 +128,34 @@ class Policies:
         name = self._only_string or self._strings[decision.limit]
         after_s = decision[6] if decision[0] else decision.retry_after
         return b"%b;r=%d;t=%d" % (name, decision[4], math.ceil(after_s))
+
+
+class PolicyNames:
+    """The policies of one application by their names. Where two that differ have one name, each
+    response has them with their limits, also one to a request of which only one was asked.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, dict[tuple[int, tuple[Limit, ...]], Policies]] = {}
+        """By name, and by the owner and the limits: those of one owner never meet."""
+
+    def add(self, owner: object, policies: Policies) -> None:
+        """Add those of one limit."""
+        name, limits, *_ = policies.given
+        if len(self._by_name) >= _MAX_NAMES and name not in self._by_name:
+            self._by_name.clear()
+        of_name = self._by_name.setdefault(name, {})
+        if len(of_name) >= _MAX_NAMES:
+            of_name.clear()
+        of_name[id(owner), limits] = policies
+        known = list(of_name.items())
+        if any(other != id(owner) and others != limits for (other, others), _ in known):
+            for _, each in known:
+                each.show_in_full()
+
+
+_MAX_NAMES = 1000
+"""How many names are known, and how many policies of one: a function may return any number."""
 
 
 class LimitAnswer:

@@ -8,11 +8,12 @@ frequent request of tasks.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 
 from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
 from ...async_use import only_async_with, running_loop
@@ -28,7 +29,16 @@ from ...ring.key import AnyKey, Key, normalize_key
 from ...ring.limit import LimitSpec, parse_limits
 from ..shared_windows import SharedWindows
 from .address import ClientAddress
-from .fields import Headers, LimitAnswer, Policies, Unit, distinct, fields_to_set, problem
+from .fields import (
+    Headers,
+    LimitAnswer,
+    Policies,
+    PolicyNames,
+    Unit,
+    distinct,
+    fields_to_set,
+    problem,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,6 +56,17 @@ MAX_DYNAMIC_LIMITS = 1000
 async def result_of(answer: Any) -> Any:
     """Return what a limiter has answered, or what is awaited of an `AsyncLimiter`."""
     return (await answer) if hasattr(answer, "__await__") else answer
+
+
+async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
+    """Return what `RequestLimit.decide` does before a handler. If its task is cancelled meanwhile,
+    as the client has gone, nothing is served, and what earlier limits charged is given back, too.
+    """
+    try:
+        return await steps
+    except asyncio.CancelledError:
+        await earlier.serve_nothing()
+        raise
 
 
 class RateLimited(RateLimitExceeded):
@@ -73,7 +94,7 @@ class LimitedRequest(list["AskedLimit"]):
     keeps with the request from its first limit on.
     """
 
-    __slots__ = ("is_refused", "needs_response")
+    __slots__ = ("is_refused", "needs_response", "under_way")
     is_watched = True
     """True if who keeps it sees the response, and runs `settle`."""
 
@@ -82,6 +103,8 @@ class LimitedRequest(list["AskedLimit"]):
         """True if what the response is decides about a charge, so that `settle` has to be run."""
         self.is_refused = False
         """True once a refusal has been made the response, whatever its status is."""
+        self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
+        """What tasks are asking for it now; each event is set when its call has ended."""
 
     def fields_to_set(self, status_code: int, get: Callable[[str], str | None]) -> dict[str, str]:
         """Return the header fields to set in the response, by name; see `fields.fields_to_set`.
@@ -114,6 +137,15 @@ class LimitedRequest(list["AskedLimit"]):
             except Exception:
                 _LOG.exception("the cost of a request could not be settled; it stays charged")
             each.arguments = ()
+
+    async def serve_nothing(self) -> None:
+        """Note that the request was cancelled while a limit was asked, so that all is given back:
+        with the end of the response, or now, if nobody sees one.
+        """
+        self.is_refused = True
+        self.needs_response = any(not each.settled for each in self)
+        if self.needs_response and not self.is_watched:
+            await asyncio.shield(self.settle(None, 0))
 
     def refusal(self) -> AskedLimit | None:
         """Return the last answer that is a refusal, if there is one."""
@@ -206,6 +238,7 @@ class RequestLimit:
         cost_after: Callable[..., Any] | None = None,
         priority: bool = False,
         unit: Unit = "requests",
+        override_defaults: bool = True,
     ) -> None:
         self.rate_limits = rate_limits
         self._methods = None if methods is None else _read_methods(methods)
@@ -230,8 +263,11 @@ class RequestLimit:
         """What distinguishes it from others without a name."""
         self.settles = count_when is not None or cost_after is not None
         """True if the response decides about the charge."""
-        if not isinstance(priority, bool):
-            raise ConfigurationError(f"priority={short_repr(priority)} is no bool")
+        for option, given in (("priority", priority), ("override_defaults", override_defaults)):
+            if not isinstance(given, bool):
+                raise ConfigurationError(f"{option}={short_repr(given)} is no bool")
+        self.methods_without_default = self._methods if override_defaults else frozenset[str]()
+        """The methods at which a route that has this limit has no default one; None for all."""
         self.priority = priority
         if priority and self.settles:
             raise ConfigurationError(
@@ -247,8 +283,8 @@ class RequestLimit:
         self._cost = cost
         self._exempt = exempt
         self._limiter: Any = None
-        self._opening = 0
-        """The `openings` of `rate_limits` when `_limiter` was taken from it."""
+        self._opened: object = None
+        """What `rate_limits` had open when `_limiter` was taken from it."""
         self._limits: tuple[Limit, ...] | None = None
         """None where a function of the request returns them."""
         self._limits_of = limits
@@ -277,11 +313,13 @@ class RequestLimit:
                     f"{str(shaped)!r} is paced or warms up, and count_when and cost_after cannot "
                     "change what it has promised to later requests; write a plain limit"
                 )
-            self._limiter = rate_limits.limiter(self._limits, self.on_store_error)
-            self._opening = rate_limits.openings
+            self._open_limiter(self._limits)
             if name is not None:
                 advice = "give them names of their own"
                 rate_limits.shared_windows.add(name, self._limits, "a limit of requests", advice)
+                rate_limits.policy_names.add(
+                    self, Policies(name, self._limits, unit, rate_limits.headers)
+                )
         if callable(cost):
             self._check_function("cost", cost, arguments)
         else:
@@ -327,13 +365,10 @@ class RequestLimit:
         cost: int | None = None,
         key: Any = NOT_GIVEN,
         limits: Any = NOT_GIVEN,
-        *,
-        again: bool = False,
     ) -> Decision | None:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
         the decision; None if the request is not limited: it is exempt, or the limits are
-        switched off. `cost`, `key` and `limits` replace those of the limit. With `again`, a second
-        call charges it once more, for another part of the request.
+        switched off. `cost`, `key` and `limits` replace those of the limit.
 
         To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
         back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
@@ -342,7 +377,7 @@ class RequestLimit:
         question = await self.question(request, cost, key, limits)
         if question is None:
             return None
-        if earlier and (met := charged_before(earlier, question, again)) is not None:
+        if earlier and (met := charged_before(earlier, question)) is not None:
             return met
         return await self.ask(question, earlier)
 
@@ -415,7 +450,7 @@ class RequestLimit:
         known_as = name if self._limits is not None else (name, limits)
         beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
         limiter = self._limiter
-        if self._limits is None or rate_limits.openings != self._opening:
+        if self._limits is None or rate_limits.opened is not self._opened:
             limiter = self._open_limiter(limits if is_kept else next(iter(self._dynamic.values())))
         full_key = self._full_key(beginning, key)
         return Question(self, full_key, limits, cost, policies, limiter, arguments, is_kept)
@@ -440,7 +475,7 @@ class RequestLimit:
         name = self.name or self.name_of(request)
         beginning, policies = self._named.get(name) or self._remember(name, name, limits)
         limiter = self._limiter
-        if rate_limits.openings != self._opening:
+        if rate_limits.opened is not self._opened:
             limiter = self._open_limiter(limits)
         full_key = beginning + key
         if earlier and any(each.decision.key == full_key for each in earlier):
@@ -488,9 +523,9 @@ class RequestLimit:
     def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
         # Another thread may close `rate_limits` meanwhile, or come here with other limits.
-        opening = self.rate_limits.openings
+        opened = self.rate_limits.opened
         limiter = self._limiter = self.rate_limits.limiter(limits, self.on_store_error)
-        self._opening = opening
+        self._opened = opened
         return limiter
 
     @property
@@ -567,10 +602,9 @@ class RequestLimit:
         window = name if self.name else f"{name} {self.text_in_keys}"
         # So that no key of one limit is one of another.
         beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
-        named = self._named[known_as] = (
-            beginning,
-            Policies(name, limits, self._unit, self.rate_limits.headers),
-        )
+        policies = Policies(name, limits, self._unit, self.rate_limits.headers)
+        self.rate_limits.policy_names.add(self, policies)
+        named = self._named[known_as] = beginning, policies
         return named
 
     def _full_key(self, beginning: str, key: Any) -> AnyKey:
@@ -656,9 +690,14 @@ def charged_before(
         if not each.decision.charged:
             continue
         for part in each.questions():
-            if not (again and part.limit is question.limit) and is_same_question(question, part):
+            if is_charged_once(question, part, again):
                 return each.decision
     return None
+
+
+def is_charged_once(question: Question, other: Question, again: bool) -> bool:
+    """Return whether one charge will do for both; see `charged_before`."""
+    return not (again and other.limit is question.limit) and is_same_question(question, other)
 
 
 def is_same_question(question: Question, other: Question) -> bool:
@@ -689,9 +728,25 @@ def two_limits_of_one_window(policies: Policies) -> ConfigurationError:
     )
 
 
+DefaultLimits: TypeAlias = "LimitSpec | Callable[..., Any] | Mapping[str, Any]"
+"""What `RateLimits` takes as `default_limits`."""
 _ANY_LIMIT = (Limit("1/second"),)
 """For what concerns the store, and no limit."""
 R = TypeVar("R")
+
+
+class Opened(NamedTuple):
+    """What is open from one closing to the next."""
+
+    store: Any
+    is_owned: bool
+    """False for a store of the caller's."""
+    lent_store: Any
+    """What limiters are made with."""
+    limiters: dict[tuple[tuple[Limit, ...], Any], Any]
+    """By their limits and `on_store_error`."""
+    under_way: set[object]
+    """One object for each thread that may be calling these."""
 
 
 class MakesLimits(Generic[R]):
@@ -714,6 +769,7 @@ class MakesLimits(Generic[R]):
         cost_after: Callable[..., Any] | None = None,
         priority: bool = False,
         unit: Unit = "requests",
+        override_defaults: bool = True,
     ) -> R:
         """Return one limit, for the place where the framework has such things.
 
@@ -729,12 +785,14 @@ class MakesLimits(Generic[R]):
         a response for which it returns false. `cost_after` is a function of the request and the
         response that returns the real cost: `cost`, or the limit if that is less, is reserved
         before. `priority` is that of `Limiter.try_acquire`. `unit` is what the limit counts:
-        "requests" or "content-bytes". Raises `ConfigurationError` for what can never work.
+        "requests" or "content-bytes". `override_defaults` says whether it takes the place of the
+        `default_limits` at its route, for its methods. Raises `ConfigurationError` for what can
+        never work.
         """
         return self.limit_type(
             self, limits, name=name, key=key, cost=cost, exempt=exempt, methods=methods,
             on_store_error=on_store_error, count_when=count_when, cost_after=cost_after,
-            priority=priority, unit=unit,
+            priority=priority, unit=unit, override_defaults=override_defaults,
         )  # fmt: skip
 
 
@@ -752,6 +810,8 @@ class BaseRateLimits(MakesLimits[R]):
     written. `store`, `prefix`, `timeout`, `clock`, `consistency`, `share`, `max_local_keys` and
     `name` are as for `Limiter`. Without a `prefix`, which is "distwindow" then, names such as
     "GET /search" are those of other applications on the store, too; that is logged once.
+    `default_limits` are the limits of each route that has none of its own, in FastAPI and Flask: as
+    for `limit`, or a dict of its arguments. Each route has windows of its own.
 
     After it was closed, the next request opens it again: a test starts an application many times.
     """
@@ -764,6 +824,8 @@ class BaseRateLimits(MakesLimits[R]):
     """True if `key`, `cost`, `exempt` and `limits` may be coroutine functions."""
     sleep: Callable[[float], Any]
     """Sleeps for some seconds by the clock of the store; to be awaited if `awaits`."""
+    knows_routes: ClassVar[bool] = False
+    """True if there may be `default_limits`."""
     _limiter_type: Callable[..., Any]
     _open_store: Callable[..., Any]
 
@@ -782,8 +844,14 @@ class BaseRateLimits(MakesLimits[R]):
         headers: Headers = "ietf",
         enabled: bool = True,
         name: str | None = None,
+        default_limits: DefaultLimits | None = None,
         time: Clock = SYSTEM,
     ) -> None:
+        if default_limits is not None and not self.knows_routes:
+            raise ConfigurationError(
+                "default_limits are for the routes of FastAPI and Flask; here, a limit of all "
+                'requests is RateLimitMiddleware(app, rate_limits, "100/minute")'
+            )
         if headers not in get_args(Headers):
             raise ConfigurationError(
                 f'headers={short_repr(headers)} is none of "ietf", "x-ratelimit", "both", "none"'
@@ -811,13 +879,18 @@ class BaseRateLimits(MakesLimits[R]):
         check_options(self._options)
         is_here = store_name(store).lower().startswith("memory")
         self._has_own_names = prefix is not None or is_here
-        self._limiters: dict[tuple[tuple[Limit, ...], Any], Any] = {}
         self.shared_windows = SharedWindows(_LOG)
+        self.policy_names = PolicyNames()
         self.namespace: object = (store_name(store), self._options.prefix)
         """The store and the prefix: limits of one name are one limit in it."""
-        self.openings = 0
-        """How many times it was closed, and so opened again."""
-        self._open()
+        self.opened = self._open()
+        self.default_limit: R | None = None
+        """The limit of each route that has none of its own."""
+        if default_limits is not None:
+            if isinstance(default_limits, Mapping):
+                self.default_limit = self.limit(**default_limits)
+            else:
+                self.default_limit = self.limit(default_limits)
 
     def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return the function for `key`: that of this object for the default."""
@@ -836,21 +909,20 @@ class BaseRateLimits(MakesLimits[R]):
 
     def limiter(self, limits: tuple[Limit, ...], on_store_error: Any) -> Any:
         """Return the limiter for these limits, which is made once."""
-        limiter = self._limiters.get((limits, on_store_error))
+        opened = self.opened  # another thread may close it meanwhile
+        limiter = opened.limiters.get((limits, on_store_error))
         if limiter is None:
-            if self._store is None:
-                self._open()
             options = self._options
             has_share = on_store_error == "local" or options.consistency == "eventual"
             limiter = self._limiter_type(
-                self._lent_store, limits, prefix=options.prefix, timeout=options.timeout,
+                opened.lent_store, limits, prefix=options.prefix, timeout=options.timeout,
                 clock=options.clock, consistency=options.consistency,
                 share=options.share if has_share else None, on_store_error=on_store_error,
                 max_local_keys=options.max_local_keys, time=options.time,
             )  # fmt: skip
-            act_as_owners([limiter], self._lent_store)
+            act_as_owners([limiter], opened.lent_store)
             # Of two threads that come here at once, one has its limiter kept.
-            limiter = self._limiters.setdefault((limits, on_store_error), limiter)
+            limiter = opened.limiters.setdefault((limits, on_store_error), limiter)
         return limiter
 
     def health(self) -> Health:
@@ -876,26 +948,15 @@ class BaseRateLimits(MakesLimits[R]):
         shown = store_name(self._given_store)
         return f"{type(self).__name__}({shown!r}, on_store_error={self.on_store_error!r})"
 
-    def _open(self) -> None:
-        """Open the store; nothing is connected to."""
-        self._store: Any = type(self)._open_store(self._given_store, self._options)
-        self._owns_store = self._store is not self._given_store
-        shown = store_name(self._given_store)
-        self._lent_store = share_store(self._store, shown, owned=self._owns_store)
-        outages = getattr(self._store, "outages", None)
-        if outages is not None and self._owns_store:
+    def _open(self) -> Opened:
+        """Return a store and no limiters; nothing is connected to."""
+        store: Any = type(self)._open_store(self._given_store, self._options)
+        shown, is_owned = store_name(self._given_store), store is not self._given_store
+        outages = getattr(store, "outages", None)
+        if outages is not None and is_owned:
             outages.name = f"rate limits {self._options.prefix!r} at {shown}"
             outages.effect = "requests are answered by on_store_error until it is back"
-
-    def _take_all(self) -> tuple[list[Any], Any]:
-        """Return the limiters and the store to close, and forget them; None for a store of the
-        caller's.
-        """
-        limiters, store = list(self._limiters.values()), self._store
-        self._limiters.clear()
-        self._store = None
-        self.openings += 1
-        return limiters, store if self._owns_store else None
+        return Opened(store, is_owned, share_store(store, shown, owned=is_owned), {}, set())
 
 
 @only_async_with
@@ -913,7 +974,7 @@ class AsyncRateLimits(BaseRateLimits[R]):
         return steps
 
     async def sleep(self, seconds: float) -> None:
-        await self._store.sleep(seconds)
+        await self.opened.store.sleep(seconds)
 
     async def check_store(self) -> None:
         """Ask the store once, whatever `on_store_error` says. Raises `StoreError` if it does not
@@ -925,15 +986,15 @@ class AsyncRateLimits(BaseRateLimits[R]):
         """Send what was counted, give back what is held, and close the connection. The next
         request opens it again.
         """
-        limiters, store = self._take_all()
-        for limiter in limiters:
+        closed, self.opened = self.opened, self._open()
+        for limiter in [*closed.limiters.values()]:
             await limiter.aclose()
-        if store is not None:
-            await store.aclose()
+        if closed.is_owned:
+            await closed.store.aclose()
 
     async def __aenter__(self) -> Self:
         running_loop()
-        for limiter in self._limiters.values():
+        for limiter in self.opened.limiters.values():
             limiter._policy.announce()
         if self.enabled:
             try:
@@ -960,11 +1021,15 @@ class BlockingRateLimits(BaseRateLimits[R]):
 
     def run(self, steps: Coroutine[Any, Any, T]) -> T:
         """Run what a limit does with a request."""
+        under_way, this_call = self.opened.under_way, object()
+        under_way.add(this_call)
         try:
             steps.send(None)
         except StopIteration as end:
             value: T = end.value
             return value
+        finally:
+            under_way.discard(this_call)
         steps.close()
         raise ConfigurationError(
             "a function that is not asynchronous has returned what waits for an event loop, and "
@@ -972,18 +1037,22 @@ class BlockingRateLimits(BaseRateLimits[R]):
         )
 
     def sleep(self, seconds: float) -> None:
-        self._store.clock.sleep(seconds)
+        self.opened.store.clock.sleep(seconds)
 
     def check_store(self) -> None:
         """See `AsyncRateLimits.check_store`."""
         self._any_limiter().stats("start")
 
     def close(self) -> None:
-        """Send what was counted, give back what is held, and close the connections. The next
-        request opens them again.
+        """Send what was counted, give back what is held, and close the connections, once the calls
+        of other threads have their answers. The next request opens them again.
         """
-        limiters, store = self._take_all()
-        for limiter in limiters:
+        closed, self.opened = self.opened, self._open()
+        clock = closed.store.clock
+        ends_at = clock.monotonic() + self._options.timeout
+        while closed.under_way and clock.monotonic() < ends_at:
+            clock.sleep(0.005)
+        for limiter in [*closed.limiters.values()]:
             limiter.close()
-        if store is not None:
-            store.close()
+        if closed.is_owned:
+            closed.store.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from .rate_limits import (
     RequestLimit,
     charged_before,
     conclude,
+    is_charged_once,
     is_same_question,
     result_of,
 )
@@ -31,29 +34,59 @@ async def decide_all(
 ) -> Decision | None:
     """Do `RequestLimit.decide` for several limits: together where that can be, and otherwise one
     after the other. Return the decision on all; None if none limits the request. `given` is what
-    replaces the key, cost and limits of each.
+    replaces the key, cost and limits of each. With `again`, one of these limits that was asked
+    before charges the request once more, for another part of it.
 
     They cannot be asked together on different nodes of a cluster, of different `RateLimits`, with
     different `on_store_error`, with `priority`, or where one has a cost afterwards and another one
     is paced or warms up.
     """
-    decision: Decision | None = None
-    questions: list[Question] = []
+    asked: list[Question] = []
     for limit, own in zip(limits, given or ({},) * len(limits), strict=True):
         question = await limit.question(request, **{"cost": cost, **own})
-        if question is None:
-            continue
+        if question is not None:
+            asked.append(question)
+    # Another task may be asking the same for this request: what it is charged will do for both.
+    while (ended := _same_under_way(asked, earlier, again)) is not None:
+        await ended.wait()
+    decision: Decision | None = None
+    questions: list[Question] = []
+    for question in asked:
         met = charged_before(earlier, question, again)
         if met is not None:
             decision = met
-        elif not any(is_same_question(question, other) for other in questions):
+        elif not any(is_same_question(question, each) for each in questions):
             questions.append(question)
+    if not questions:
+        return decision
+    ended = asyncio.Event()
+    earlier.under_way[ended] = questions
+    try:
+        return await _ask_all(questions, earlier)
+    finally:
+        del earlier.under_way[ended]
+        ended.set()
+
+
+def _same_under_way(
+    asked: Sequence[Question], earlier: LimitedRequest, again: bool
+) -> asyncio.Event | None:
+    """Return what is set when a call that asks one of these has ended; None if there is none."""
+    for ended, questions in earlier.under_way.items():
+        for question, other in itertools.product(asked, questions):
+            if is_charged_once(question, other, again):
+                return ended
+    return None
+
+
+async def _ask_all(questions: list[Question], earlier: LimitedRequest) -> Decision | None:
     questions.sort(key=Question.is_above_limit, reverse=True)  # which is refused without asking
     if len(questions) > 1 and _can_be_asked_together(questions):
         try:
             return await _ask(questions, earlier)
         except KeysOnSeveralNodes:
             pass
+    decision = None
     for question in questions:
         decision = await question.limit.ask(question, earlier)
     return decision

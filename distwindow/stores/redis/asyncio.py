@@ -22,7 +22,7 @@ from ...away.outages import Reachability, probe_pause_s
 from ...errors import ConfigurationError, DistwindowError, StoreError, closed_failure
 from ...ring.clock import Clock
 from ...ring.command import Command
-from ...ring.commands import Acquire
+from ...ring.commands import Acquire, Refund
 from ...ring.decision import Decision, Source
 from ...ring.decisions import admitted_decision
 from ...ring.replies import PAST_DEADLINE
@@ -56,6 +56,9 @@ class ReplyHandler(Protocol):
 
     def count_unknown(self, calls: int) -> None:
         """Count calls of which nobody will know whether they were charged."""
+
+    def give_back(self, decision: Decision) -> None:
+        """Give back what was charged for a caller that was cancelled before it had this."""
 
 
 class LoopTick:
@@ -174,8 +177,8 @@ class Batch:
         for future, decision in zip(futures, decisions, strict=True):
             if not future.done():
                 future.set_result(decision)
-            else:
-                self.tick.handler.count_unknown(1)
+            else:  # it was cancelled
+                self.tick.handler.give_back(decision)
 
     def _pass_late_reply(self, raw: RawReply) -> None:
         """Pass on a reply after the caller's call has ended with an unknown outcome."""
@@ -403,6 +406,16 @@ class LoopDispatcher:
         future: asyncio.Future[Reply] = self._loop.create_future()
         batch.futures.append(future)
         return future
+
+    def give_back(self, decision: Decision) -> None:
+        """Give back what was charged for a caller that was cancelled, and has not seen this."""
+        if not decision.charged:
+            return
+        if self._closed:
+            self.count_unknown(1)
+            return
+        refund = Refund(decision.charged, charged_ms=decision.now_ms)
+        self.execute(refund).add_done_callback(retrieve_exception)
 
     async def _end_with_loop(self) -> AsyncGenerator[None, None]:
         """Close the connections before the loop is closed, if nobody calls `aclose`.
@@ -747,11 +760,17 @@ class AsyncRedisStore:
             dispatcher.leave_to_parent()
         self._dispatchers = {}
 
-    def decide(self, command: Acquire, deadline: float | None = None) -> Awaitable[Decision]:
+    async def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         dispatcher = self._dispatchers.get(running_loop())
         if dispatcher is None or not dispatcher.connections:
-            return self._connect_and_attempt(command, deadline)
-        return dispatcher.decide(command, deadline)
+            dispatcher, deadline = await self._ready_dispatcher(deadline)
+        future = dispatcher.decide(command, deadline)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if _has_result(future):
+                dispatcher.give_back(future.result())
+            raise
 
     async def execute(
         self,
@@ -761,7 +780,13 @@ class AsyncRedisStore:
     ) -> Reply:
         """`on_late_reply`: see `AsyncStore`; it is called if the connection lasts until then."""
         dispatcher, deadline = await self._ready_dispatcher(deadline)
-        return await dispatcher.execute(command, deadline, on_late_reply)
+        future = dispatcher.execute(command, deadline, on_late_reply)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if on_late_reply is not None and _has_result(future):
+                on_late_reply(future.result())
+            raise
 
     async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
@@ -814,10 +839,6 @@ class AsyncRedisStore:
             dispatcher.close()
             await dispatcher.close_client()
 
-    async def _connect_and_attempt(self, command: Acquire, deadline: float | None) -> Decision:
-        dispatcher, deadline = await self._ready_dispatcher(deadline)
-        return await dispatcher.decide(command, deadline)
-
     async def _ready_dispatcher(
         self, deadline: float | None
     ) -> tuple[LoopDispatcher, float | None]:
@@ -853,6 +874,13 @@ class AsyncRedisStore:
     def _count_unknown(self, calls: int) -> None:
         with self._lock:
             self.unknown_total += calls
+
+
+def _has_result(future: asyncio.Future[Any]) -> bool:
+    """Return whether a reply came in the same pass of the loop in which its caller was cancelled.
+    The batch sees only that of a caller who was cancelled before.
+    """
+    return not future.cancelled() and future.exception() is None
 
 
 def _cancel_again() -> None:
