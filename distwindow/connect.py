@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,13 +11,14 @@ import redis
 import redis.asyncio
 
 from ._fork import register_after_fork
-from .errors import ConfigurationError
+from .errors import ConfigurationError, StoreError
 from .local.base import InProcess, LocalStrategy
 from .local.direct import Direct
 from .local.eventual import Eventual
 from .local.leased import Leased
 from .minute.operations import EntryViews
 from .options import Options
+from .ring.clock import SYSTEM
 from .ring.command import load_scripts
 from .ring.commands import Acquire
 from .ring.decision import Decision
@@ -26,8 +28,9 @@ from .stores.memory import AsyncMemoryStore, MemoryStore
 from .stores.redis import urls
 from .stores.redis.asyncio import AsyncRedisStore
 from .stores.redis.blocking import RedisStore
-from .stores.redis.handshake import connect_failure
+from .stores.redis.handshake import connect_failure, may_be_wrong_server
 from .stores.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
+from .stores.redis.wrong_server import WrongServerCheck
 
 StrategyWithViews = LocalStrategy[Any] | InProcess
 """The strategies that send what entries count for minute views, too: all there are."""
@@ -82,6 +85,7 @@ def open_store(store: Any, options: Options) -> Store:
         if _is_memory_url(store):
             return register_after_fork(MemoryStore(options.time))
         store = urls.parse_url_text(store)
+        settings = _with_addresses(settings, store)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError(
             "this is an asyncio client, and here calls block: give a redis.Redis or the URL, or "
@@ -102,7 +106,9 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
     if isinstance(store, str):
         if _is_memory_url(store):
             return AsyncMemoryStore(register_after_fork(MemoryStore(options.time)))
-        client = partial(_client, urls.parse_url_text(store), options.timeout, is_async=True)
+        url = urls.parse_url_text(store)
+        settings = _with_addresses(settings, url)
+        client = partial(_client, url, options.timeout, is_async=True)
         load_scripts()
         return register_after_fork(AsyncRedisStore(client, settings, urls.aclose_client))
     if isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
@@ -196,7 +202,20 @@ def admin_client(url: str, timeout: float = 5.0) -> Any:
     """Return a redis-py client for commands of administration (SCAN, INFO) at `url`."""
     if _is_memory_url(url):
         raise ConfigurationError("memory:// lives inside one process; name the URL of a Redis")
-    return _client(urls.parse_url_text(url), timeout)
+    try:
+        return _client(urls.parse_url_text(url), timeout)
+    except (StoreError, ConfigurationError) as exc:  # of a cluster: its map was asked for
+        if may_be_wrong_server(exc, exc) and (error := wrong_server_at(url, timeout)):
+            raise error from exc
+        raise
+
+
+def wrong_server_at(url: str, timeout: float = 5.0) -> ConfigurationError | None:
+    """Return the mistake, if other servers answer at the addresses of `url`, or with TLS where it
+    has none, or without.
+    """
+    addresses = [] if _is_memory_url(url) else urls.addresses_in(urls.parse_url_text(url))
+    return WrongServerCheck(SYSTEM).find(addresses, timeout)
 
 
 def _make_topology(store: Any, settings: CallSettings) -> Topology:
@@ -231,6 +250,13 @@ def _is_memory_url(url: str) -> bool:
         shown = urls.masked_url(url)
         raise ConfigurationError(f'store URL {shown!r}: write "memory://" and nothing behind it')
     return False
+
+
+def _with_addresses(settings: CallSettings, url: urls.StoreUrl) -> CallSettings:
+    """Name what is asked for the map of a cluster. (Other connections know where they go.)"""
+    if url.kind != "cluster":
+        return settings
+    return replace(settings, addresses=tuple(urls.addresses_in(url)))
 
 
 def _call_settings(store: Any, options: Options) -> CallSettings:

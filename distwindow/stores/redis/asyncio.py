@@ -28,9 +28,14 @@ from ...ring.commands import Acquire
 from ...ring.decision import Decision, Source
 from ...ring.decisions import admitted_decision
 from ...ring.replies import PAST_DEADLINE
-from .asyncio_connection import PipelinedConnection, retrieve_exception
+from .asyncio_connection import (
+    PipelinedConnection,
+    connect_or_explain,
+    find_wrong_server,
+    retrieve_exception,
+)
 from .blocking import CallShare, decisions_of_reply
-from .handshake import connect_failure
+from .handshake import connect_failure, may_be_wrong_server
 from .outcome import (
     NoReply,
     RawReply,
@@ -40,7 +45,7 @@ from .outcome import (
     is_unknown,
     timed_out,
 )
-from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
+from .topology import CallSettings, ClusterMap, ClusterTopology, Node, SingleServer, Topology
 
 
 class ReplyHandler(Protocol):
@@ -339,7 +344,7 @@ class LoopDispatcher:
         self._max_deadline_spread = settings.timeout * _MAX_DEADLINE_SPREAD
         self._first_reading: asyncio.Future[None] | None = None
         """The task that reads the map of a cluster before the first call."""
-        self._map = Reachability("the cluster", settings.clock, settings.outages)
+        self._map = ClusterMap(settings)
         """Whether the map can be read."""
         self._probes: set[asyncio.Future[None]] = set()
         self._refreshing: asyncio.Future[None] | None = None
@@ -656,16 +661,24 @@ class LoopDispatcher:
                 connection.end("it was a probe")
 
     async def _read_map(self) -> None:
-        began_at = self._monotonic()
+        began_at, timeout = self._monotonic(), self._settings.timeout
+        check, addresses = self._map.wrong_server, self._map.addresses
+        connecting = connect_or_explain(
+            self._initialize_client, check, lambda: addresses, timeout, beside=True
+        )
         try:
             with FORK_WAIT.connecting():
-                await asyncio.wait_for(self._initialize_client(), self._settings.timeout)
+                await asyncio.wait_for(connecting, timeout)
         except asyncio.TimeoutError:
             self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
             raise timed_out("the cluster", self._settings.timeout, sent=False) from None
         except Exception as exc:  # a cluster's errors are not redis.RedisError
             failure = connect_failure(exc, "the cluster", self._settings.secrets)
-            if isinstance(failure, StoreError):
+            if check.is_due and may_be_wrong_server(exc, failure):
+                failure = await find_wrong_server(check, addresses, timeout) or failure
+            if isinstance(failure, ConfigurationError):
+                self._map.on_refused_map(failure)
+            else:
                 self._map.on_connect_failed(exc, began_at)
             raise failure from exc
         self._map.on_connected()
