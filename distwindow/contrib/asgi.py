@@ -9,6 +9,7 @@ The middleware changes the header fields of the response, and forwards all else 
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import cached_property
@@ -18,7 +19,7 @@ from ..async_use import Unawaited, UnawaitedCoroutine
 from ..errors import ConfigurationError, RateLimitExceeded, short_repr
 from ..ring.decision import Decision
 from . import http
-from .http import EXPOSED_HEADERS, RateLimited
+from .http import EXPOSED_HEADERS, RateLimited, messages
 from .http.messages import STARTS, Message, Response, Settlements, WatchedRequest
 from .http.scopes import Scope, method_of, root_template, scope_of
 
@@ -207,6 +208,8 @@ class RateLimitMiddleware:
             self._limit = rate_limits.limit(limits, name=name, **options)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" and self.rate_limits.is_required:
+            receive = functools.partial(messages.receive_start, self.rate_limits, receive, send)
         if scope["type"] not in ("http", "websocket") or not self.rate_limits.enabled:
             await self.app(scope, receive, send)
             return

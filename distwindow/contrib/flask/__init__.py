@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from ... import ConfigurationError, Decision
+from ...away.outages import Health
 from ...away.policy import OnStoreError
 from ...callables import check_decorated, function_name
 from ...errors import RateLimitExceeded
@@ -31,6 +32,7 @@ with needs("flask"):
     import flask
     from flask import Blueprint, Flask, Response, current_app
 
+    from .order import LIMITED, check_order
     from .requests import (
         ClientAddress,
         RateLimited,
@@ -43,8 +45,6 @@ EXPOSED_HEADERS = http.EXPOSED_HEADERS
 F = TypeVar("F", bound=Callable[..., Any])
 _LIMITED_REQUEST = "distwindow.limited_request"
 """Where what was decided for a request is kept in its WSGI environment."""
-_LIMITED = "__distwindow_limited__"
-"""The attribute of a function that was decorated: itself, and what has the limit."""
 
 
 class _AppRateLimits(http.BlockingRateLimits[RequestLimit]):
@@ -74,7 +74,7 @@ class DeclaredLimit:
         # Mistakes are found here, where they are written, and not by the first application.
         _AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
         if inspect.isfunction(limits):  # which is a view where the parentheses are forgotten
-            setattr(limits, _LIMITED, (limits, self))
+            setattr(limits, LIMITED, (limits, self))
 
     @property
     def __name__(self) -> str:
@@ -96,7 +96,7 @@ class DeclaredLimit:
             return current_app.ensure_sync(view)(*args, **kwargs)
 
         with suppress(AttributeError):  # of a bound method
-            setattr(view, _LIMITED, (view, limited))
+            setattr(view, LIMITED, (view, limited))
         return cast("F", limited)
 
     def decide(self, mark: str = "") -> None:
@@ -144,13 +144,14 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         trusted_proxies: Sequence[str] | None = None,
         headers: http.Headers | None = None,
         enabled: bool | None = None,
+        require: bool | None = None,
         name: str | None = None,
     ) -> None:
         self._options = {
             "url": store, "on_store_error": on_store_error, "prefix": prefix, "timeout": timeout,
             "clock": clock, "consistency": consistency, "share": share, "headers": headers,
             "trusted_proxies": trusted_proxies, "enabled": enabled, "name": name,
-            "max_local_keys": max_local_keys,
+            "max_local_keys": max_local_keys, "require": require,
         }  # fmt: skip
         self._apps: WeakKeyDictionary[Flask, _AppRateLimits] = WeakKeyDictionary()
         self._of_all: dict[str, DeclaredLimit] = {}
@@ -158,11 +159,14 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
 
     def init_app(self, app: Flask) -> None:
         """Read the configuration of `app`, and have it write header fields and ask the limits.
-        Nothing is connected to. Raises `ConfigurationError` for what can never work.
+        Nothing is connected to, but with `require`, which raises `StoreError` where the store does
+        not answer. Raises `ConfigurationError` for what can never work.
         """
         if app in self._apps:
             raise ConfigurationError(f"init_app was called twice for the application {app.name!r}")
-        self._apps[app] = _AppRateLimits(**self._configured(app))
+        of_app = _AppRateLimits(**self._configured(app))
+        of_app.start()
+        self._apps[app] = of_app
         app.extensions.setdefault("distwindow", self)
         app.before_request(self._before)
         # They run from the end of the list: this is the last, and sees what others put in place.
@@ -173,6 +177,16 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
     def client_address(self) -> str:
         """Return the address of the client of the current request, by `trusted_proxies`."""
         return self.of_app().client_address(flask.request)
+
+    def health(self) -> Health:
+        """Return what is known of the store of the current application, without asking it."""
+        return self.of_app().health()
+
+    def check_store(self) -> None:
+        """Ask the store of the current application once, whatever `on_store_error` says. Raises
+        `StoreError` if it does not answer, and `ConfigurationError` for what will never work.
+        """
+        self.of_app().check_store()
 
     def limit_blueprint(self, blueprint: Blueprint, limits: Any, **options: Any) -> None:
         """Limit all routes of `blueprint` together, before it is registered. The options are those
@@ -230,7 +244,7 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
     def _before(self) -> None:
         of_app = self.of_app()
         if not of_app.is_checked:
-            _check_order(current_app)
+            check_order(current_app)
             of_app.is_checked = True
         for declared in self._of_all.values():
             declared.decide_before()
@@ -264,24 +278,6 @@ class RateLimits(http.MakesLimits[DeclaredLimit]):
         limited = flask.request.environ.get(_LIMITED_REQUEST)
         if error is not None and limited is not None and limited.needs_response:
             self.of_app().run(limited.settle(current_app.response_class(status=500), 500))
-
-
-def _check_order(app: Flask) -> None:
-    """Raise `ConfigurationError` for a limit above the decorator of a route, which registers the
-    function without it.
-    """
-    reached: set[Any] = set()
-    for view in app.view_functions.values():
-        inspect.unwrap(view, stop=reached.add)  # which adds each, and stops at none
-    for endpoint, view in app.view_functions.items():
-        itself, limited = getattr(view, _LIMITED, (None, None))
-        if itself is view and limited not in reached:
-            rule = next(app.url_map.iter_rules(endpoint), None)
-            raise ConfigurationError(
-                f"a limit of {function_name(view)} stands above its route, which has registered "
-                "the function without the limit; write these two lines in this order:\n"
-                f'    @app.route("{rule}")\n    @rate_limits.limit(...)'
-            )
 
 
 __all__ = [
