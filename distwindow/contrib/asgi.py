@@ -136,7 +136,9 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
             raise ConfigurationError(
                 f"check asks for a request or a websocket, not for {short_repr(connection)}"
             )
-        return UnawaitedCoroutine(self._check(connection, limits, cost))
+        asked: Any = self._check(connection, limits, cost)
+        asked.__qualname__ = "RateLimits.check"  # Python warns by it if nobody awaits it
+        return UnawaitedCoroutine(asked)
 
     async def _check(
         self, connection: Any, limits: tuple[L, ...], cost: int | None

@@ -27,6 +27,7 @@ with needs("fastapi"):
     from starlette.responses import JSONResponse, Response
 
     from .all_of import AllOf, limited_request
+    from .misplaced import WRITE, Dependency, DependencyMethod, no_dependency
     from .routes import LimitOfRoutes, document, limits_of, path_of
 
 _LOG = logging.getLogger("distwindow")
@@ -43,7 +44,7 @@ class RateLimited(fastapi.HTTPException, http.RateLimited):  # type: ignore[misc
         fastapi.HTTPException.__init__(self, self.status_code, detail, headers)
 
 
-class RequestLimit(asgi.RequestLimit):
+class RequestLimit(Dependency, asgi.RequestLimit):
     """One limit: a dependency of routes and websockets, which is the decision in their functions.
 
     It is None where the request is not limited: it is exempt, or the limits are switched off.
@@ -64,9 +65,14 @@ class RequestLimit(asgi.RequestLimit):
                 options[name] = _resolved_by_fastapi(name, option.dependency)
         # FastAPI asks for the values of these, which it finds by their types.
         self.__signature__ = inspect.Signature(parameters)
-        super().__init__(rate_limits, **options)
+        try:
+            super().__init__(rate_limits, **options)
+        except ConfigurationError as exc:
+            if not inspect.isfunction(limits):
+                raise
+            raise ConfigurationError(f"{exc}; if it is the function of a route, {WRITE}") from None
 
-    async def __call__(
+    async def _ask(
         self, *, connection: HTTPConnection, response: Response, **given: Any
     ) -> Decision | None:
         """Ask this limit for a request; for FastAPI."""
@@ -79,13 +85,7 @@ class RequestLimit(asgi.RequestLimit):
             return known
         return await self.rate_limits.decision_of(known, connection, response, limited)
 
-    @property
-    def dependency(self) -> Any:
-        """Found by FastAPI where a limit stands in a list of dependencies by itself."""
-        raise ConfigurationError(
-            "dependencies=[...] has a limit by itself; write "
-            'dependencies=[Depends(rate_limits.limit("5/minute"))]'
-        )
+    __call__ = DependencyMethod(_ask)
 
     def name_of(self, request: Any) -> str:
         """Return the method and the whole path template of the route of `request`."""
@@ -119,6 +119,7 @@ class RateLimits(asgi.AsgiRateLimits[RequestLimit]):
     install_hint = "rate_limits.install(app)"
     request_type = HTTPConnection
     _has_logged = False
+    limit = no_dependency(asgi.AsgiRateLimits[RequestLimit].limit)
 
     async def _check(
         self, connection: Any, limits: tuple[RequestLimit, ...], cost: int | None

@@ -43,6 +43,7 @@ with needs("flask"):
 
 EXPOSED_HEADERS = http.EXPOSED_HEADERS
 F = TypeVar("F", bound=Callable[..., Any])
+_WRITE = 'write @rate_limits.limit("5/minute")'
 _LIMITED_REQUEST = "distwindow.limited_request"
 """Where what was decided for a request is kept in its WSGI environment."""
 
@@ -72,7 +73,12 @@ class DeclaredLimit:
     def __init__(self, rate_limits: RateLimits, limits: Any, **options: Any) -> None:
         self._rate_limits, self._limits, self._options = rate_limits, limits, options
         # Mistakes are found here, where they are written, and not by the first application.
-        _AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
+        try:
+            _AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
+        except ConfigurationError as exc:
+            if not inspect.isfunction(limits):
+                raise
+            raise ConfigurationError(f"{exc}; if it is a view, {_WRITE}") from None
         if inspect.isfunction(limits):  # which is a view where the parentheses are forgotten
             setattr(limits, LIMITED, (limits, self))
 
@@ -80,8 +86,8 @@ class DeclaredLimit:
     def __name__(self) -> str:
         """Asked for by Flask where the parentheses were forgotten, and this is the view."""
         raise ConfigurationError(
-            f"{function_name(self._limits)} is decorated by a limit that is given no limits; write "
-            '@rate_limits.limit("5/minute")'
+            f"{function_name(self._limits)} is decorated by a limit that is given no limits; "
+            f"{_WRITE}"
         )
 
     def __call__(self, view: F) -> F:
