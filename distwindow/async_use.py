@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .errors import ConfigurationError
 
@@ -44,6 +44,14 @@ class Unawaited(Coroutine[Any, Any, R]):
             "this call has not been awaited, so it has no answer yet, and as a condition it would "
             "admit everything: write `await` before it"
         )
+
+    if not TYPE_CHECKING:  # type checkers find the mistake by the class
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"this call has not been awaited, so it has no answer yet, and no {name!r}: write "
+                "`await` before it"
+            )
 
     def send(self, value: Any) -> Any:
         """Go on, as a coroutine does; for tasks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,13 +11,14 @@ import redis
 import redis.asyncio
 
 from ._fork import register_after_fork
-from .errors import ConfigurationError
+from .errors import ConfigurationError, StoreError
 from .local.base import InProcess, LocalStrategy
 from .local.direct import Direct
 from .local.eventual import Eventual
 from .local.leased import Leased
 from .minute.operations import EntryViews
 from .options import Options
+from .ring.clock import SYSTEM
 from .ring.command import load_scripts
 from .ring.commands import Acquire
 from .ring.decision import Decision
@@ -26,9 +28,10 @@ from .stores.memory import AsyncMemoryStore, MemoryStore
 from .stores.redis import urls
 from .stores.redis.asyncio import AsyncRedisStore
 from .stores.redis.blocking import RedisStore
-from .stores.redis.handshake import connect_failure
+from .stores.redis.handshake import connect_failure, may_be_wrong_server
 from .stores.redis.slot_map import map_of_client, map_of_url
 from .stores.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
+from .stores.redis.wrong_server import WrongServerCheck
 
 T = TypeVar("T")
 
@@ -85,6 +88,7 @@ def open_store(store: Any, options: Options) -> Store:
         if _is_memory_url(store):
             return register_after_fork(MemoryStore(options.time))
         store = urls.parse_url_text(store)
+        settings = _with_addresses(settings, store)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError(
             "this is an asyncio client, and here calls block: give a redis.Redis or the URL, or "
@@ -106,6 +110,7 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
         if _is_memory_url(store):
             return AsyncMemoryStore(register_after_fork(MemoryStore(options.time)))
         store = urls.parse_url_text(store)
+        settings = _with_addresses(settings, store)
     if isinstance(store, (urls.StoreUrl, redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         load_scripts()
         make = _topology_maker(store, settings, is_async=True)
@@ -200,7 +205,20 @@ def admin_client(url: str, timeout: float = 5.0) -> Any:
         raise ConfigurationError("memory:// lives inside one process; name the URL of a Redis")
     address = urls.parse_url_text(url)
     make = urls.make_cluster_client if address.kind == "cluster" else urls.make_client
-    return _made(address, partial(make, address, timeout))
+    try:
+        return _made(address, partial(make, address, timeout))
+    except (StoreError, ConfigurationError) as exc:  # of a cluster: its map was asked for
+        if may_be_wrong_server(exc, exc) and (error := wrong_server_at(url, timeout)):
+            raise error from exc
+        raise
+
+
+def wrong_server_at(url: str, timeout: float = 5.0) -> ConfigurationError | None:
+    """Return the mistake, if other servers answer at the addresses of `url`, or with TLS where it
+    has none, or without.
+    """
+    addresses = [] if _is_memory_url(url) else urls.addresses_in(urls.parse_url_text(url))
+    return WrongServerCheck(SYSTEM).find(addresses, timeout)
 
 
 def _topology_maker(
@@ -245,6 +263,13 @@ def _is_memory_url(url: str) -> bool:
         shown = urls.masked_url(url)
         raise ConfigurationError(f'store URL {shown!r}: write "memory://" and nothing behind it')
     return False
+
+
+def _with_addresses(settings: CallSettings, url: urls.StoreUrl) -> CallSettings:
+    """Name what is asked for the map of a cluster. (Other connections know where they go.)"""
+    if url.kind != "cluster":
+        return settings
+    return replace(settings, addresses=tuple(urls.addresses_in(url)))
 
 
 def _call_settings(store: Any, options: Options) -> CallSettings:

@@ -192,6 +192,11 @@ class Reachability:
         """
         return -math.inf
 
+    @property
+    def has_connected(self) -> bool:
+        """True if connecting has ever worked."""
+        return self._connected_at > -math.inf
+
     def unavailable_reason(self) -> object | None:
         """Return why connecting is not to be tried now; None if it is."""
         if self._state == "away" or self._clock.monotonic() < self._not_before:

@@ -13,11 +13,11 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import redis
 import typer
 
-from .. import DistwindowError, StoreError
-from ..connect import admin_client
+from .. import ConfigurationError, DistwindowError, StoreError
+from ..connect import admin_client, wrong_server_at
 from ..ring.replies import hash_fields
 from ..stores.redis import urls
-from ..stores.redis.handshake import configuration_failure
+from ..stores.redis.handshake import configuration_failure, may_be_wrong_server
 from .render import OutputError, printable, redirect_to_devnull
 
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -135,9 +135,11 @@ def describe_error(exc: Exception, url: str) -> str:
     if isinstance(exc, (DistwindowError, ValueError)):
         return str(exc)
     store = urls.masked_url(url) or "the store"
+    if isinstance(exc, redis.RedisError):
+        urls.hide_secrets(exc, urls.secrets_of(url))
     reason = urls.safe_text(str(exc), urls.secrets_of(url)).rstrip(".")
     if isinstance(exc, redis.RedisError):
-        if (error := configuration_failure(exc, store)) is not None:
+        if (error := _mistake_of(exc, url)) is not None:
             return str(error)
         if isinstance(exc, (redis.ConnectionError, redis.TimeoutError)):
             return f"{store} is not reachable: {reason}{_URL_HINT}"
@@ -147,11 +149,19 @@ def describe_error(exc: Exception, url: str) -> str:
     return f"this is a bug ({type(exc).__name__}: {exc}); DISTWINDOW_DEBUG=1 prints a traceback"
 
 
+def _mistake_of(exc: redis.RedisError, url: str) -> ConfigurationError | None:
+    """Return the mistake that an error of redis-py is, if it is one."""
+    error = configuration_failure(exc, urls.masked_url(url) or "the store")
+    if url and may_be_wrong_server(exc, error):
+        error = wrong_server_at(url) or error
+    return error
+
+
 def describe_outage(exc: Exception, url: str) -> str | None:
     """Return why the store does not answer; None where another attempt cannot succeed either."""
     if isinstance(exc, redis.RedisError):
         temporary = isinstance(exc, _TEMPORARY_ERRORS) or str(exc).startswith("BUSY ")
-        if not temporary or configuration_failure(exc, "") is not None:
+        if not temporary or _mistake_of(exc, url) is not None:
             return None
     elif not isinstance(exc, StoreError):
         return None

@@ -9,6 +9,7 @@ The middleware changes the header fields of the response, and forwards all else 
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import cached_property
@@ -18,7 +19,7 @@ from ..async_use import Unawaited, UnawaitedCoroutine
 from ..errors import ConfigurationError, RateLimitExceeded, short_repr
 from ..ring.decision import Decision
 from . import http
-from .http import EXPOSED_HEADERS, RateLimited
+from .http import EXPOSED_HEADERS, RateLimited, messages
 from .http.messages import STARTS, Message, Response, Settlements, WatchedRequest
 from .http.scopes import Scope, method_of, root_template, scope_of
 
@@ -135,7 +136,9 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
             raise ConfigurationError(
                 f"check asks for a request or a websocket, not for {short_repr(connection)}"
             )
-        return UnawaitedCoroutine(self._check(connection, limits, cost))
+        asked: Any = self._check(connection, limits, cost)
+        asked.__qualname__ = "RateLimits.check"  # Python warns by it if nobody awaits it
+        return UnawaitedCoroutine(asked)
 
     async def _check(
         self, connection: Any, limits: tuple[L, ...], cost: int | None
@@ -206,6 +209,8 @@ class RateLimitMiddleware:
             limit.name_of = _name_of_all  # there is no route yet
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" and self.rate_limits.is_required:
+            receive = functools.partial(messages.receive_start, self.rate_limits, receive, send)
         if scope["type"] not in ("http", "websocket") or not self.rate_limits.enabled:
             await self.app(scope, receive, send)
             return

@@ -11,7 +11,8 @@ from typing import Any
 import flask
 import pytest
 import redis
-from fastapi import FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.testclient import TestClient
 
 import distwindow
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
@@ -20,6 +21,7 @@ from distwindow.contrib.flask import RateLimits as FlaskRateLimits
 from distwindow.contrib.flask import client_address
 
 URL = "redis://localhost:6379/0"
+DEPENDS = r"write @app.get\(.*dependencies=\[Depends\(rate_limits.limit\("
 
 
 def rate_limits() -> fastapi.RateLimits:
@@ -40,6 +42,67 @@ def limit_by_itself() -> None:
     FastAPI().get("/", dependencies=[limit])(lambda: None)
 
 
+def flask_view_of_an_argument() -> None:
+    of: Any = FlaskRateLimits("memory://", on_store_error="raise")
+    of.limit(lambda name: name)
+
+
+def limit_of_a_router() -> None:
+    limit: Any = rate_limits().limit("5/minute")
+    app, router = FastAPI(), APIRouter(dependencies=[limit])
+    router.get("/")(lambda: None)
+    app.include_router(router)
+
+
+def all_of_by_itself() -> None:
+    of = rate_limits()
+    both: Any = of.all_of(of.limit("5/minute"))
+    FastAPI().get("/", dependencies=[both])(lambda: None)
+
+
+def decorated_below_its_route() -> None:
+    limit: Any = rate_limits().limit("5/minute")
+    FastAPI().get("/")(limit(lambda: None))
+
+
+def decorated_above_its_route() -> None:
+    limit: Any = rate_limits().limit("5/minute")
+    limit(FastAPI().get("/")(lambda: None))
+
+
+def decorated_by_all_of() -> None:
+    of = rate_limits()
+    both: Any = of.all_of(of.limit("5/minute"))
+    FastAPI().get("/")(both(lambda: None))
+
+
+def decorated_without_parentheses() -> None:
+    of: Any = rate_limits()
+    FastAPI().get("/")(of.limit(lambda: None))
+
+
+def depends_on_the_method() -> None:
+    FastAPI().get("/", dependencies=[Depends(rate_limits().limit)])(lambda: None)
+
+
+def argument_that_depends_on_the_method() -> None:
+    depends = Depends(rate_limits().limit)
+
+    def home(decision: Any = depends) -> None: ...
+
+    FastAPI().get("/")(home)
+
+
+def limit_as_a_default() -> None:
+    limit = rate_limits().limit("5/minute")
+
+    def home(decision: Any = limit) -> None: ...
+
+    app = FastAPI()
+    app.get("/")(home)
+    TestClient(app).get("/")
+
+
 def with_key_of_limit() -> None:
     with Limiter("memory://", "9/minute") as limiter:
         limiter.limit("5/minute")
@@ -51,7 +114,17 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: fastapi.RateLimits(URL, on_store_error="allow", timeout=250), "in seconds"),
     (lambda: Limiter("10/minute"), "the URL of the store comes first"),  # type: ignore[call-arg]
     (lambda: AsyncLimiter("10/minute"), "AsyncLimiter.*10/minute"),  # type: ignore[call-arg]
-    (limit_by_itself, r"Depends\(rate_limits.limit"),
+    (limit_by_itself, f"a limit by itself; {DEPENDS}"),
+    (limit_of_a_router, f"a limit by itself; {DEPENDS}"),
+    (all_of_by_itself, f"a limit by itself; {DEPENDS}"),
+    (decorated_below_its_route, f"is no decorator; {DEPENDS}"),
+    (decorated_above_its_route, f"is no decorator; {DEPENDS}"),
+    (decorated_by_all_of, f"is no decorator; {DEPENDS}"),
+    (decorated_without_parentheses, f"the function of a route, {DEPENDS}"),
+    (depends_on_the_method, f"rate_limits.limit is not called.*; {DEPENDS}"),
+    (argument_that_depends_on_the_method, f"rate_limits.limit is not called.*; {DEPENDS}"),
+    (limit_as_a_default, f"a limit as its default; {DEPENDS}"),
+    (flask_view_of_an_argument, r'if it is a view, write @rate_limits.limit\("5/minute"\)'),
     (flask_without_parentheses, r'@rate_limits.limit\("5/minute"\)'),
     (lambda: fastapi.RateLimits(redis.Redis(), on_store_error="allow"), "redis.asyncio.Redis"),
     (lambda: Limiter(redis.asyncio.Redis(), "5/minute"), "redis.Redis or the URL"),

@@ -249,4 +249,18 @@ ROWS = (
             + "::test_missing_rights_are_a_configuration_error_that_names_the_remedy"
         },
     ),
+    Row(
+        "another server on the port; TLS that one side speaks; a connection that is closed blank",
+        "the first two are named under every policy, and the last is an outage",
+        (
+            STORES + "wrong_server.py::test_another_server_is_named_by_each_call_and_by_health",
+            STORES + "wrong_server.py::test_tls_and_plain_are_told_apart_under_every_policy",
+            STORES + "wrong_server.py::test_a_server_that_says_nothing_is_away",
+            STORES + "wrong_server.py::test_calls_are_admitted_as_soon_as_redis_is_there",
+        ),
+        {
+            "silence-is-a-mistake": STORES
+            + "wrong_server.py::test_a_server_that_says_nothing_is_away"
+        },
+    ),
 )

@@ -18,6 +18,7 @@ from distwindow.options import Consistency
 from distwindow.stores.redis.outcome import RIGHTS
 from tests.limiter.first_call import SECRET, all_texts_of, each_limiter, error_of
 from tests.servers import Standalone, until
+from tests.servers.other import HTTP, OtherServer
 from tests.servers.process import RedisProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
@@ -46,6 +47,7 @@ def servers() -> Iterator[Any]:
         RedisProcess(
             {"sentinel monitor": f"service {renaming.host} {renaming.port} 1"}, sentinel=True
         ) as sentinel,
+        OtherServer(HTTP) as http,
     ):
         with guarded.client() as client:
             Limiter(guarded.url, "5/minute", timeout=5.0).try_acquire("odd")
@@ -53,7 +55,9 @@ def servers() -> Iterator[Any]:
             client.set(ring, "no hash")
         with sentinel.client() as client:
             client.execute_command("ACL", "SETUSER", "default", "resetpass", f">{SECRET}")
-        yield SimpleNamespace(guarded=guarded, renaming=renaming, tls=tls, sentinel=sentinel)
+        yield SimpleNamespace(
+            guarded=guarded, renaming=renaming, tls=tls, sentinel=sentinel, http=http
+        )
 
 
 def _at(server: RedisProcess, login: str = "", path: str = "/0", scheme: str = "redis") -> str:
@@ -65,6 +69,19 @@ def _user(servers: Any, name: str, path: str = "/0") -> str:
 
 
 CASES: dict[tuple[str, str], tuple[Any, dict[str, Any], str]] = {
+    ("connecting", "another server: HTTP, mail, SSH, MySQL, memcached"): (
+        lambda s: f"redis://{s.http.address}/0", {}, "the port of the URL is wrong",
+    ),
+    ("connecting", "a server that wants TLS, without it"): (
+        lambda s: f"redis://{s.tls.host}:{s.tls.tls_port}/0", {}, "write rediss://",
+    ),
+    ("TLS", "a server that answers in plain"): (
+        lambda s: _at(s.guarded, f":{SECRET}@", "/0", "rediss"),
+        {"timeout": 1.0}, "write redis://",
+    ),
+    ("asking the sentinels", "a server that is no sentinel"): (
+        lambda s: _at(s.renaming, "", "/service/0", "redis+sentinel"), {}, "it is no sentinel",
+    ),
     ("asking the sentinels", "a wrong password of the sentinels"): (
         lambda s: _at(s.sentinel, "", f"/service/0?sentinel_password={WRONG}", "redis+sentinel"),
         {}, "sentinel_password",

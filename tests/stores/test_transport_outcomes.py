@@ -168,7 +168,8 @@ def test_a_connect_that_fails_twice_is_an_error_and_nothing_was_charged(
         (call,) = limiter.burst(["k"])
     assert count_outcomes([call]) == {"StoreUnavailable": 1}
     assert call.charged is False
-    assert proxy.affected == 2
+    # Two attempts, and between them a look at what answers there: in plain, and with TLS.
+    assert proxy.affected == 4
     call_until_admitted(limiter)
     with admin(redis_url) as server:
         assert used(server, prefix) == 1

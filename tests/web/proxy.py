@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 
 class AppendingProxy:
-    """Listens on a free port of all addresses of this machine's loopback."""
+    """Listens on a free port of all addresses of this machine's loopback. Its own address, for its
+    upstream, is `source`.
+    """
 
-    def __init__(self, upstream: int) -> None:
+    def __init__(self, upstream: int, source: str = "") -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                link = http.client.HTTPConnection("127.0.0.1", upstream, 60)
+                link = http.client.HTTPConnection(
+                    "127.0.0.1", upstream, 60, source_address=(source, 0) if source else None
+                )
                 before = self.headers.get_all("X-Forwarded-For") or []
                 chain = ", ".join([*before, self.client_address[0]])
                 link.request("GET", self.path, headers={"X-Forwarded-For": chain})
@@ -59,18 +63,36 @@ class AppendingProxy:
         self._thread.join()
 
 
+APPENDING = """
+server {
+    listen 80;
+    location / {
+        proxy_pass http://127.0.0.1:8000;
+        proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+    }
+}
+"""
+
+
 def nginx_binary() -> str | None:
     """Return the path of nginx, if it is installed."""
     return shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 
 
 class Nginx:
-    """nginx in the place of `AppendingProxy`."""
+    """nginx in the place of `AppendingProxy`. `config` is what stands in the block `http`, with a
+    server on port 80 in front of one on port 8000: both are replaced.
+    """
 
-    def __init__(self, upstream: int) -> None:
-        self._upstream = upstream
-        self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+    def __init__(self, upstream: int, config: str = "") -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = config or APPENDING
+        assert "listen 80;" in config
+        assert "127.0.0.1:8000" in config
+        self._config = config.replace("127.0.0.1:8000", f"127.0.0.1:{upstream}").replace(
+            "listen 80;", f"listen 127.0.0.1:{self.port};"
+        )
 
     def __enter__(self) -> Self:
         program = nginx_binary()
@@ -83,13 +105,7 @@ class Nginx:
             f"""daemon off; pid {folder}/pid; error_log {folder}/log; events {{}}
             http {{
                 access_log off; {temporary}
-                server {{
-                    listen 127.0.0.1:{self._port};
-                    location / {{
-                        proxy_pass http://127.0.0.1:{self._upstream};
-                        proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
-                    }}
-                }}
+                {self._config}
             }}"""
         )
         config = str(folder / "nginx.conf")
@@ -100,7 +116,7 @@ class Nginx:
         return self
 
     def _listens(self) -> bool:
-        with socket.create_connection(("127.0.0.1", self._port), 10):
+        with socket.create_connection(("127.0.0.1", self.port), 10):
             return True
 
     def __exit__(self, *exc: object) -> None:
@@ -109,14 +125,13 @@ class Nginx:
         self._folder.cleanup()
 
 
+NEEDS_NGINX = pytest.mark.skipif(not nginx_binary(), reason="nginx is not installed")
 ProxyType = type[AppendingProxy] | type[Nginx]
 PROXIES = pytest.mark.parametrize(
     "proxy_type",
     [
         AppendingProxy,
-        pytest.param(
-            Nginx, marks=pytest.mark.skipif(not nginx_binary(), reason="nginx is not installed")
-        ),
+        pytest.param(Nginx, marks=NEEDS_NGINX),
     ],
 )
 """Marks a test that runs behind each."""

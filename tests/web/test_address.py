@@ -96,11 +96,34 @@ def test_a_proxy_that_was_forgotten_is_logged_once(
         assert len(warned) == logged
 
 
+@pytest.mark.parametrize("peer", ["10.0.0.7", "2001:db8:7::1"])
+def test_a_proxy_in_front_of_one_that_the_server_knows_is_logged_once(
+    peer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn, told of nginx alone, takes the network in front of nginx for the client."""
+    address = Address()
+    for number in range(5):
+        address(forwarded(peer, f"1.2.3.{number}, {peer}"))
+    (line,) = caplog.messages
+    assert "have different addresses before its own in x-forwarded-for" in line
+    assert f"trusted_proxies=[{address((peer, {}))!r}]" in line
+
+
+def test_a_client_that_writes_the_field_itself_is_no_proxy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address = Address()
+    for number in range(50):
+        address(forwarded(f"8.8.8.{number}", f"1.2.3.4, 8.8.8.{number}"))
+    assert not caplog.messages
+
+
 def test_no_proxy_is_logged_where_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
     address = Address()
     for _ in range(200):
         address(forwarded("1.2.3.4"))
         address(forwarded("1.2.3.4", "1.2.3.4"))  # a server has read the field already
+        address(forwarded("2001:db8::5", "2001:db8::5"))
     address(forwarded("10.0.0.7", "1.2.3.4"))  # only the first requests are looked at
     assert not caplog.messages
 

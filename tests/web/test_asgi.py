@@ -581,9 +581,14 @@ async def test_mistakes(rate_limits: RateLimits, options: dict[str, Any]) -> Non
 async def test_a_check_that_is_not_awaited_has_no_truth_value(rate_limits: RateLimits) -> None:
     limit = rate_limits.limit("1/minute", name="n")
     unawaited = limit.check(http_scope())
-    with pytest.raises(TypeError, match="await"):
+    with pytest.raises(TypeError, match="write `await` before it"):
         bool(unawaited)
+    answer: Any = unawaited
+    with pytest.raises(AttributeError, match="no 'allowed': write `await` before it"):
+        answer.allowed  # noqa: B018  # as it is written where `await` is forgotten
     unawaited.close()
+    with pytest.warns(RuntimeWarning, match=r"'RateLimits\.check' was never awaited"):
+        limit.check(http_scope())  # its coroutine is destroyed at once
     wrong: list[Any]
     for wrong in ([http_scope(), "5/minute"], ["x", limit]):
         with pytest.raises(ConfigurationError, match="check asks"):

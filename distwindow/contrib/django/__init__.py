@@ -139,6 +139,7 @@ class RateLimitMiddleware:
         awaits = iscoroutinefunction(get_response)
         if awaits:
             markcoroutinefunction(self)
+        rate_limits().start()
         self._awaits, self._run = awaits, rate_limits(awaits=awaits).run
         self._limit = limit_of_all_requests(awaits)
 

@@ -28,6 +28,7 @@ with needs("fastapi"):
     from starlette.responses import JSONResponse, Response
 
     from .all_of import AllOf, limited_request
+    from .misplaced import WRITE, Dependency, DependencyMethod, no_dependency
     from .routes import (
         LimitOfRoutes,
         document,
@@ -52,7 +53,7 @@ class RateLimited(fastapi.HTTPException, http.RateLimited):  # type: ignore[misc
         fastapi.HTTPException.__init__(self, self.status_code, detail, headers)
 
 
-class RequestLimit(asgi.RequestLimit):
+class RequestLimit(Dependency, asgi.RequestLimit):
     """One limit: a dependency of routes and websockets, which is the decision in their functions.
 
     It is None where the request is not limited: it is exempt, or the limits are switched off.
@@ -73,9 +74,14 @@ class RequestLimit(asgi.RequestLimit):
                 options[name] = _resolved_by_fastapi(name, option.dependency)
         # FastAPI asks for the values of these, which it finds by their types.
         self.__signature__ = inspect.Signature(parameters)
-        super().__init__(rate_limits, **options)
+        try:
+            super().__init__(rate_limits, **options)
+        except ConfigurationError as exc:
+            if not inspect.isfunction(limits):
+                raise
+            raise ConfigurationError(f"{exc}; if it is the function of a route, {WRITE}") from None
 
-    async def __call__(
+    async def _ask(
         self, *, connection: HTTPConnection, response: Response, **given: Any
     ) -> Decision | None:
         """Ask this limit for a request; for FastAPI."""
@@ -92,13 +98,7 @@ class RequestLimit(asgi.RequestLimit):
             return known
         return await of.decision_of(known, connection, response, limited)
 
-    @property
-    def dependency(self) -> Any:
-        """Found by FastAPI where a limit stands in a list of dependencies by itself."""
-        raise ConfigurationError(
-            "dependencies=[...] has a limit by itself; write "
-            'dependencies=[Depends(rate_limits.limit("5/minute"))]'
-        )
+    __call__ = DependencyMethod(_ask)
 
     def name_of(self, request: Any) -> str:
         """Return the method and the whole path template of the route of `request`."""
@@ -132,6 +132,7 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
     request_type = HTTPConnection
     knows_routes = True
     _has_logged = False
+    limit = no_dependency(asgi.AsgiRateLimits[RequestLimit].limit)
 
     @cached_property
     def _own_limits(self) -> dict[int, tuple[Any, list[RequestLimit]]]:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ...ring.decision import Decision
 from .. import asgi, http
+from .misplaced import Dependency, DependencyMethod
 
 
 def limited_request(connection: HTTPConnection, *limits: Any) -> http.LimitedRequest:
@@ -24,7 +25,7 @@ def limited_request(connection: HTTPConnection, *limits: Any) -> http.LimitedReq
     return limited
 
 
-class AllOf:
+class AllOf(Dependency):
     """Several limits as one dependency, asked together; see `RateLimits.all_of`."""
 
     def __init__(self, rate_limits: Any, limits: Sequence[Any]) -> None:
@@ -38,7 +39,7 @@ class AllOf:
         ]
         self.__signature__ = inspect.Signature([*given[0][:2], *dependencies])
 
-    async def __call__(
+    async def _ask(
         self, *, connection: HTTPConnection, response: Response, **values: Any
     ) -> Decision | None:
         """Ask these limits for a request; for FastAPI."""
@@ -54,3 +55,5 @@ class AllOf:
             steps, connection, response, limited
         )
         return decision
+
+    __call__ = DependencyMethod(_ask)

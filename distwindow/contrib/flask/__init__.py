@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from ... import ConfigurationError
+from ...away.outages import Health
 from ...away.policy import OnStoreError
 from ...callables import check_decorated, function_name
 from ...errors import RateLimitExceeded
@@ -44,6 +45,7 @@ with needs("flask"):
 
 EXPOSED_HEADERS = http.EXPOSED_HEADERS
 F = TypeVar("F", bound=Callable[..., Any])
+_WRITE = 'write @rate_limits.limit("5/minute")'
 
 
 class DeclaredLimit:
@@ -54,7 +56,12 @@ class DeclaredLimit:
     def __init__(self, rate_limits: RateLimits, limits: Any, **options: Any) -> None:
         self.rate_limits, self._limits, self._options = rate_limits, limits, options
         # Mistakes are found here, where they are written, and not by the first application.
-        example = AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
+        try:
+            example = AppRateLimits("memory://", on_store_error="allow").limit(limits, **options)
+        except ConfigurationError as exc:
+            if not inspect.isfunction(limits):
+                raise
+            raise ConfigurationError(f"{exc}; if it is a view, {_WRITE}") from None
         self.methods_without_default = example.methods_without_default
         if inspect.isfunction(limits):  # which is a view where the parentheses are forgotten
             mark_limited(limits, self)
@@ -63,8 +70,8 @@ class DeclaredLimit:
     def __name__(self) -> str:
         """Asked for by Flask where the parentheses were forgotten, and this is the view."""
         raise ConfigurationError(
-            f"{function_name(self._limits)} is decorated by a limit that is given no limits; write "
-            '@rate_limits.limit("5/minute")'
+            f"{function_name(self._limits)} is decorated by a limit that is given no limits; "
+            f"{_WRITE}"
         )
 
     def __call__(self, view: F) -> F:
@@ -128,6 +135,7 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
         trusted_proxies: Sequence[str] | None = None,
         headers: http.Headers | None = None,
         enabled: bool | None = None,
+        require: bool | None = None,
         name: str | None = None,
         default_limits: http.DefaultLimits | None = None,
     ) -> None:
@@ -135,7 +143,7 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
             "url": store, "on_store_error": on_store_error, "prefix": prefix, "timeout": timeout,
             "clock": clock, "consistency": consistency, "share": share, "headers": headers,
             "trusted_proxies": trusted_proxies, "enabled": enabled, "name": name,
-            "max_local_keys": max_local_keys, "default_limits": default_limits,
+            "max_local_keys": max_local_keys, "require": require, "default_limits": default_limits,
         }  # fmt: skip
         self._apps: WeakKeyDictionary[Flask, AppRateLimits] = WeakKeyDictionary()
         self._of_all: dict[str, DeclaredLimit] = {}
@@ -143,11 +151,14 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
 
     def init_app(self, app: Flask) -> None:
         """Read the configuration of `app`, and have it write header fields and ask the limits.
-        Nothing is connected to. Raises `ConfigurationError` for what can never work.
+        Nothing is connected to, but with `require`, which raises `StoreError` where the store does
+        not answer. Raises `ConfigurationError` for what can never work.
         """
         if app in self._apps:
             raise ConfigurationError(f"init_app was called twice for the application {app.name!r}")
-        self._apps[app] = AppRateLimits(**self._configured(app))
+        of_app = AppRateLimits(**self._configured(app))
+        of_app.start()
+        self._apps[app] = of_app
         app.extensions.setdefault("distwindow", self)
         app.before_request(self._before)
         # They run from the end of the list: this is the last, and sees what others put in place.
@@ -158,6 +169,16 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
     def client_address(self) -> str:
         """Return the address of the client of the current request, by `trusted_proxies`."""
         return self.of_app().client_address(flask.request)
+
+    def health(self) -> Health:
+        """Return what is known of the store of the current application, without asking it."""
+        return self.of_app().health()
+
+    def check_store(self) -> None:
+        """Ask the store of the current application once, whatever `on_store_error` says. Raises
+        `StoreError` if it does not answer, and `ConfigurationError` for what will never work.
+        """
+        self.of_app().check_store()
 
     def limit_blueprint(self, blueprint: Blueprint, limits: Any, **options: Any) -> None:
         """Limit all routes of `blueprint` together, before it is registered. The options are those

@@ -74,6 +74,8 @@ class ClientAddress:
             )
         self._ipv6_prefix = ipv6_prefix
         self._looks_left = _LOOKS
+        self._before: dict[str, list[str]] = {}
+        """By peer that a server has read out of a field, what stood before it there."""
         self._read = functools.lru_cache(_MAX_KNOWN)(self._read_uncached)
         # Kept for peers once more, with what is not an address, so that a request is one look-up.
         self._read_peer = functools.lru_cache(_MAX_KNOWN)(self._read_peer_uncached)
@@ -101,20 +103,30 @@ class ClientAddress:
 
     def _look_for_proxies(self, peer: str, request: Any) -> None:
         """Log once that `peer` seems to be a proxy that nobody has named: its clients have its
-        address. Where a server or a middleware has read the field already, `peer` is in it.
+        address. Where a server or a middleware has read the field already, `peer` is in it, and
+        what stands before it tells a proxy from a client.
         """
         self._looks_left -= 1
         for name in {"x-forwarded-for", "forwarded", self._header}:
-            values = "".join(self.header_values(request, name))
-            if values and peer not in values:
-                self._looks_left = 0
-                _LOG.warning(
-                    "a request from %s has the field %s, which is not believed: if that is a proxy "
-                    "of yours, all clients behind it have one limit together; write "
-                    "trusted_proxies=[%r]",
-                    peer, name, peer,
-                )  # fmt: skip
-                return
+            entries = _entries(name, self.header_values(request, name))
+            addresses = [self.key_of(entry) for entry in entries]
+            if not addresses:
+                continue
+            if peer not in addresses:
+                found = "a request from %s has the field %s, which is not believed"
+            else:
+                before = addresses[addresses.index(peer) + 1 :]
+                if not before or before == self._before.setdefault(peer, before):
+                    continue
+                found = "requests from %s have different addresses before its own in %s"
+            self._looks_left = 0
+            self._before.clear()
+            _LOG.warning(
+                found + ": if that is a proxy of yours, all clients behind it have one limit "
+                "together; write trusted_proxies=[%r]",
+                peer, name, peer,
+            )  # fmt: skip
+            return
 
     def key_of(self, text: str) -> str:
         """Return the address in `text` as a key has it; `text` itself if there is none."""
@@ -137,20 +149,14 @@ class ClientAddress:
         """Return the client's address, which the trusted `peer` names in the values of the header
         field.
         """
-        is_forwarded = self._header == "forwarded"
         found = peer
-        entries: Iterable[str] = (
-            entry
-            for value in reversed(values)
-            for entry in (_elements(value) if is_forwarded else reversed(value.split(",")))
-            if entry.strip()
-        )
-        if not is_forwarded and self._header != "x-forwarded-for":
+        entries: Iterable[str] = _entries(self._header, values)
+        if self._header not in ("forwarded", "x-forwarded-for"):
             entries = list(entries)
             if len(entries) != 1:
                 return peer
         for entry in entries:
-            read = self._read(_forwarded_for(entry) if is_forwarded else entry)
+            read = self._read(entry)
             if read is None:
                 return found
             found, is_trusted = read
@@ -195,6 +201,17 @@ def _carried(address: _Address) -> _Address:
         return ipaddress.IPv4Address(int(address) & _LOW_32_BITS)
     _, client = address.teredo or (None, None)
     return client or address.sixtofour or address
+
+
+def _entries(name: str, values: Sequence[str]) -> Iterator[str]:
+    """Yield the entries in the values of a header field from the right, where proxies have
+    appended.
+    """
+    for value in reversed(values):
+        if name == "forwarded":
+            yield from (_forwarded_for(each) for each in _elements(value) if each.strip())
+        else:
+            yield from (each for each in reversed(value.split(",")) if each.strip())
 
 
 def _elements(value: str) -> Iterator[str]:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Awaitable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-from ...errors import RateLimitExceeded
+from ...errors import DistwindowError, RateLimitExceeded
 from .fields import EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE
-from .rate_limits import LimitedRequest, RateLimited
+from .rate_limits import AsyncRateLimits, LimitedRequest, RateLimited
 
 Message = MutableMapping[str, Any]
 _RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -28,6 +28,21 @@ _FAILED = (500, 1011, 4500)
 _OURS = {name.lower().encode(): name for name in EXPOSED_HEADERS}
 _RAW = {name: raw for raw, name in _OURS.items()}
 _BODIES = ("http.response.body", "http.response.zerocopysend", "websocket.http.response.body")
+
+
+async def receive_start(rate_limits: AsyncRateLimits[Any], receive: Any, send: Any) -> Message:
+    """Return the next message of the lifespan. Its start fails without the store of `rate_limits`,
+    if that is required.
+    """
+    message: Message = await receive()
+    if message["type"] == "lifespan.startup":
+        try:
+            await rate_limits.start()
+        except DistwindowError as exc:
+            # Without it a server takes it that the application has no lifespan, and serves.
+            await send({"type": "lifespan.startup.failed", "message": str(exc)})
+            raise
+    return message
 
 
 class Response(NamedTuple):

@@ -730,6 +730,10 @@ def two_limits_of_one_window(policies: Policies) -> ConfigurationError:
 
 DefaultLimits: TypeAlias = "LimitSpec | Callable[..., Any] | Mapping[str, Any]"
 """What `RateLimits` takes as `default_limits`."""
+_START_S = 3.0
+"""Seconds for which a start that needs the store asks until it answers: to connect for the first
+time may take longer than a call may wait."""
+_START_PAUSE_S = 0.1
 _ANY_LIMIT = (Limit("1/second"),)
 """For what concerns the store, and no limit."""
 R = TypeVar("R")
@@ -808,10 +812,11 @@ class BaseRateLimits(MakesLimits[R]):
     (`ClientAddress`). `headers` says which header fields responses get: `"ietf"`,
     `"x-ratelimit"`, `"both"`, `"none"`. Without `enabled` nothing is asked, and no field is
     written. `store`, `prefix`, `timeout`, `clock`, `consistency`, `share`, `max_local_keys` and
-    `name` are as for `Limiter`. Without a `prefix`, which is "distwindow" then, names such as
-    "GET /search" are those of other applications on the store, too; that is logged once.
-    `default_limits` are the limits of each route that has none of its own, in FastAPI and Flask: as
-    for `limit`, or a dict of its arguments. Each route has windows of its own.
+    `name` are as for `Limiter`. With `require` the application does not start while the store
+    cannot be asked, whatever `on_store_error` says. Without a `prefix`, which is "distwindow"
+    then, names such as "GET /search" are those of other applications on the store, too; that is
+    logged once. `default_limits` are the limits of each route that has none of its own, in FastAPI
+    and Flask: as for `limit`, or a dict of its arguments. Each route has windows of its own.
 
     After it was closed, the next request opens it again: a test starts an application many times.
     """
@@ -843,6 +848,7 @@ class BaseRateLimits(MakesLimits[R]):
         trusted_proxies: Sequence[str] = (),
         headers: Headers = "ietf",
         enabled: bool = True,
+        require: bool = False,
         name: str | None = None,
         default_limits: DefaultLimits | None = None,
         time: Clock = SYSTEM,
@@ -858,6 +864,8 @@ class BaseRateLimits(MakesLimits[R]):
             )
         if not isinstance(enabled, bool):  # "false" of an environment would be true
             raise ConfigurationError(f"enabled={short_repr(enabled)} is neither True nor False")
+        if not isinstance(require, bool):
+            raise ConfigurationError(f"require={short_repr(require)} is neither True nor False")
         if on_store_error is NOT_GIVEN:
             raise ConfigurationError(
                 "on_store_error says what requests get while the store does not answer, and has no "
@@ -867,6 +875,7 @@ class BaseRateLimits(MakesLimits[R]):
         self.on_store_error: Any = on_store_error
         self.headers: Headers = headers
         self.enabled = enabled
+        self._require = require
         self.client_address = self.address_type(trusted_proxies)
         """The address of the client of a request, by `trusted_proxies`: for key functions."""
         self._given_store = store
@@ -891,6 +900,11 @@ class BaseRateLimits(MakesLimits[R]):
                 self.default_limit = self.limit(**default_limits)
             else:
                 self.default_limit = self.limit(default_limits)
+
+    @property
+    def is_required(self) -> bool:
+        """True if the application does not start without its store."""
+        return self._require and self.enabled
 
     def key_function(self, key: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return the function for `key`: that of this object for the default."""
@@ -929,6 +943,19 @@ class BaseRateLimits(MakesLimits[R]):
         """Return what is known of the store, without asking it: `Limiter.health`."""
         health: Health = self._any_limiter().health()
         return health
+
+    def _pause_of_start(self, exc: DistwindowError, began_at: float) -> float | None:
+        """Return the seconds until a start asks the store again, which failed it with `exc`. None:
+        it goes on without, and that is logged. Raises the error of a start that needs the store.
+        """
+        if not self.is_required:
+            _LOG.error("limits of requests are not enforced now: %s", exc)
+            return None
+        is_late = self._options.time.monotonic() - began_at >= _START_S
+        if is_late or not isinstance(exc, StoreError):
+            kind = type(exc) if isinstance(exc, StoreError) else ConfigurationError
+            raise kind(f"limits of requests cannot be enforced, and require=True: {exc}") from exc
+        return _START_PAUSE_S
 
     def _any_limiter(self) -> Any:
         return self.limiter(_ANY_LIMIT, self.on_store_error)
@@ -982,6 +1009,20 @@ class AsyncRateLimits(BaseRateLimits[R]):
         """
         await self._any_limiter().stats("start")
 
+    async def start(self) -> None:
+        """Ask the store at the start of an application. With `require` this raises what
+        `check_store` raises, or after 3 s without an answer; otherwise it is logged.
+        """
+        began_at = self._options.time.monotonic()
+        while True:
+            try:
+                return await self.check_store()
+            except DistwindowError as exc:
+                pause = self._pause_of_start(exc, began_at)
+            if pause is None:
+                return None
+            await self.sleep(pause)
+
     async def aclose(self) -> None:
         """Send what was counted, give back what is held, and close the connection. The next
         request opens it again.
@@ -998,9 +1039,10 @@ class AsyncRateLimits(BaseRateLimits[R]):
             limiter._policy.announce()
         if self.enabled:
             try:
-                await self.check_store()
-            except DistwindowError as exc:
-                _LOG.error("limits of requests are not enforced now: %s", exc)
+                await self.start()
+            except BaseException:  # nobody else would close it
+                await self.aclose()
+                raise
         return self
 
     async def __aexit__(
@@ -1042,6 +1084,24 @@ class BlockingRateLimits(BaseRateLimits[R]):
     def check_store(self) -> None:
         """See `AsyncRateLimits.check_store`."""
         self._any_limiter().stats("start")
+
+    def start(self) -> None:
+        """Ask the store at the start of an application with `require`, and raise as
+        `AsyncRateLimits.start`.
+        """
+        if not self.is_required:
+            return None
+        began_at = self._options.time.monotonic()
+        try:
+            while True:
+                try:
+                    return self.check_store()
+                except DistwindowError as exc:
+                    pause = self._pause_of_start(exc, began_at)
+                self.sleep(pause or 0.0)
+        except BaseException:  # nobody else would close it
+            self.close()
+            raise
 
     def close(self) -> None:
         """Send what was counted, give back what is held, and close the connections, once the calls

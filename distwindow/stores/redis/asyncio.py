@@ -12,7 +12,7 @@ import copy
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -26,9 +26,15 @@ from ...ring.commands import Acquire, Refund
 from ...ring.decision import Decision, Source
 from ...ring.decisions import admitted_decision
 from ...ring.replies import PAST_DEADLINE
-from .asyncio_connection import PipelinedConnection, ask_once, retrieve_exception
+from .asyncio_connection import (
+    PipelinedConnection,
+    ask_once,
+    connect_or_explain,
+    find_wrong_server,
+    retrieve_exception,
+)
 from .blocking import CallShare, decisions_of_reply
-from .handshake import connect_failure
+from .handshake import connect_failure, may_be_wrong_server
 from .outcome import (
     NoReply,
     RawReply,
@@ -42,6 +48,7 @@ from .slot_map import Questions
 from .topology import (
     ASK_SENTINELS_EVERY_S,
     CallSettings,
+    ClusterMap,
     ClusterTopology,
     Node,
     SingleServer,
@@ -343,7 +350,7 @@ class LoopDispatcher:
         self._max_deadline_spread = settings.timeout * _MAX_DEADLINE_SPREAD
         self._first_reading: asyncio.Future[None] | None = None
         """The task that reads the map of a cluster before the first call."""
-        self._map = Reachability("the cluster", settings.clock, settings.outages)
+        self._map = ClusterMap(settings)
         """Whether the map can be read."""
         self._probes: set[asyncio.Future[None]] = set()
         self._refreshing: asyncio.Future[None] | None = None
@@ -684,18 +691,26 @@ class LoopDispatcher:
                 connection.end("it was a probe")
 
     async def _read_map(self) -> None:
-        began_at = self._monotonic()
+        began_at, timeout = self._monotonic(), self._settings.timeout
+        check, addresses = self._map.wrong_server, self._map.addresses
+        connecting = connect_or_explain(
+            self._ask_for_first_map, check, lambda: addresses, timeout, beside=True
+        )
         try:
-            await asyncio.wait_for(self._ask_for_first_map(), self._settings.timeout)
+            await asyncio.wait_for(connecting, timeout)
         except asyncio.TimeoutError:
             self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
             raise timed_out("the cluster", self._settings.timeout, sent=False) from None
-        except ConfigurationError:
-            raise
         except Exception as exc:  # a cluster's errors are not redis.RedisError
             failure = connect_failure(exc, "the cluster", self._settings.secrets)
-            if isinstance(failure, StoreError):
+            if check.is_due and may_be_wrong_server(exc, failure):
+                failure = await find_wrong_server(check, addresses, timeout) or failure
+            if isinstance(failure, ConfigurationError):
+                self._map.on_refused_map(failure)
+            else:
                 self._map.on_connect_failed(exc, began_at)
+            if failure is exc:
+                raise
             raise failure from exc
         self._map.on_connected()
         self.is_ready = True

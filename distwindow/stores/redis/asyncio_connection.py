@@ -29,7 +29,7 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -39,11 +39,25 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..._fork import FORK_WAIT
+from ..._locks import start_thread
 from ...errors import ConfigurationError
-from .handshake import HandshakeResult, configuration_failure, handshake, was_reset
+from .handshake import (
+    HandshakeResult,
+    configuration_failure,
+    handshake,
+    may_be_wrong_server,
+    was_reset,
+)
 from .outcome import NoReply, RawReply, Request, restore_code
 from .topology import CallSettings, Node
 from .urls import hide_secrets
+from .wrong_server import (
+    Address,
+    WrongServerCheck,
+    addresses_of,
+    check_seconds,
+    wait_seconds,
+)
 
 T = TypeVar("T")
 
@@ -69,6 +83,56 @@ def retrieve_exception(task: asyncio.Future[Any]) -> None:
     """Mark the exception of `task` as retrieved: asyncio logs an error for one that is not."""
     if not task.cancelled():
         task.exception()
+
+
+async def find_wrong_server(
+    check: WrongServerCheck, addresses: Sequence[Address] | None, timeout: float
+) -> ConfigurationError | None:
+    """Do as `check.find`, or `check.again` without addresses, in a thread."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[ConfigurationError | None] = loop.create_future()
+
+    def end(error: ConfigurationError | None) -> None:
+        if not found.done():  # it is, if who waits was cancelled
+            found.set_result(error)
+
+    def run() -> None:
+        error = check.again(timeout) if addresses is None else check.find(addresses, timeout)
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(end, error)
+
+    return await found if start_thread(run) else None
+
+
+async def connect_or_explain(
+    connect: Callable[[], Coroutine[Any, Any, T]],
+    check: WrongServerCheck,
+    addresses: Callable[[], Sequence[Address]],
+    timeout: float,
+    *,
+    beside: bool,
+) -> T:
+    """Return the result of `connect`. Raises `ConfigurationError` at once where another server was
+    found to answer, and still does; with `beside`, where one is found while `connect` takes long.
+    """
+    if check.has_found and (error := await find_wrong_server(check, None, timeout)):
+        raise error
+    connecting = asyncio.ensure_future(connect())
+    connecting.add_done_callback(retrieve_exception)
+    tasks: list[asyncio.Future[Any]] = [connecting]
+    try:
+        if beside and check.is_due:
+            await asyncio.wait(tasks, timeout=wait_seconds(timeout))
+            if not connecting.done():
+                checking = asyncio.ensure_future(find_wrong_server(check, addresses(), timeout))
+                tasks.append(checking)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if not connecting.done() and (error := checking.result()):
+                    raise error
+        return await connecting
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 _MAX_WRITE_FRAMES = 64
@@ -266,7 +330,14 @@ class PipelinedConnection(asyncio.Protocol):
         try:
             # Each step has a timeout, and callers have their deadlines. If all steps together had
             # to be done within one timeout, a link of many round trips could never be opened.
-            result = await result_within(self._connect(timeout), _CONNECT_TIMEOUTS * timeout)
+            connecting = connect_or_explain(
+                lambda: self._connect(timeout),
+                node.wrong_server,
+                lambda: addresses_of(self._connection),
+                timeout,
+                beside=not node.has_connected,
+            )
+            result = await result_within(connecting, _CONNECT_TIMEOUTS * timeout)
         except asyncio.CancelledError:
             self._close_writer()
             # `asyncio.run` cancels every task when the main one has ended. The next call has to
@@ -285,6 +356,9 @@ class PipelinedConnection(asyncio.Protocol):
             exc = await tls_alert(self._connection, failure, self._timeout) or failure
             hide_secrets(exc, node.secrets)
             error = configuration_failure(exc, node.name)
+            if node.wrong_server.is_due and may_be_wrong_server(exc, error):
+                addresses = addresses_of(self._connection)
+                error = await find_wrong_server(node.wrong_server, addresses, timeout) or error
             if error is None:
                 slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
                 node.on_connect_failed(exc, began_at, slow=slow)
@@ -409,7 +483,7 @@ async def tls_alert(connection: Any, failure: Exception, timeout: float) -> Exce
     with suppress(OSError, asyncio.TimeoutError):
         try:
             await internals._connect()
-            await result_within(internals._reader.read(1), timeout)
+            await result_within(internals._reader.read(1), check_seconds(timeout))
         except ssl.SSLError as alert:
             return alert
         finally:

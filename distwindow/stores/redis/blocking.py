@@ -47,6 +47,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from ..._fork import FORK_WAIT
@@ -73,7 +74,7 @@ from .connections import (
     ask_once,
     try_to_connect,
 )
-from .handshake import connect_failure
+from .handshake import connect_failure, may_be_wrong_server
 from .outcome import (
     JobTimeout,
     NoReply,
@@ -87,7 +88,7 @@ from .outcome import (
     timed_out,
 )
 from .slot_map import Questions
-from .topology import CallSettings, ClusterTopology, Node, SingleServer, Topology
+from .topology import CallSettings, ClusterMap, ClusterTopology, Node, SingleServer, Topology
 
 # --------------------------------------------------------------------------------------------------
 #
@@ -450,7 +451,7 @@ class RedisStore:
         self._topology: Topology | None = None
         self._only_node: Any = None  # so that it is looked up in a dictionary of nodes
         """The only server's node, once known; None on a cluster, or with the client's time."""
-        self._map = Reachability("the cluster", self.clock, self.outages)
+        self._map = ClusterMap(self._settings)
         """Whether the map of a cluster can be read. (Other topologies need no connection.)"""
         self._call_sharing = CallSharing(self._timeout, self._monotonic)
 
@@ -712,7 +713,7 @@ class RedisStore:
                 if isinstance(server, Node):
                     try_to_connect(server, self.clock, self._timeout)
                 else:
-                    self._keep_topology(self._find_topology())
+                    self._keep_topology(self._read_topology())
             except ConfigurationError as exc:
                 server.on_refused_client(exc)  # the next call raises it
             except Exception:  # whatever redis-py raises: if it was reached, `poll` knows
@@ -733,15 +734,38 @@ class RedisStore:
     def _connect_topology(self, deadline: float) -> Topology:
         began_at = self._monotonic()
         check_not_away(self._map)
+        seconds = deadline - began_at
+        find = partial(self._map.wrong_server.find, self._map.addresses, seconds)
         try:
-            topology = run_within(deadline - began_at, self._find_topology, _close_topology_client)
+            topology = run_within(
+                seconds, self._read_topology, _close_topology_client,
+                find_mistake=find if self._map.wrong_server.is_due else None,
+            )  # fmt: skip
         except JobTimeout:
             self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
             raise timed_out("the store", self._timeout, sent=False) from None
         except StoreError as exc:
             self._map.on_connect_failed(exc, began_at)
             raise
+        except ConfigurationError as exc:
+            self._map.on_refused_map(exc)
+            raise
         return self._keep_topology(topology)
+
+    def _read_topology(self) -> Topology:
+        """Find the topology, or say that another server answers in the cluster's place."""
+        check = self._map.wrong_server
+        if (error := check.again(self._timeout)) is not None:
+            raise error
+        try:
+            return self._find_topology()
+        except (StoreError, ConfigurationError) as exc:
+            error = None
+            if check.is_due and may_be_wrong_server(exc, exc):
+                error = check.find(self._map.addresses, self._timeout)
+            if error is None:
+                raise
+            raise error from exc
 
     def _keep_topology(self, topology: Topology) -> Topology:
         self._map.on_connected()

@@ -26,12 +26,19 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..._fork import FORK_WAIT
 from ..._locks import PATCH_STATE, is_interruption, start_thread
-from ...errors import closed_failure
+from ...errors import ConfigurationError, closed_failure
 from ...ring.clock import Clock
-from .handshake import HandshakeResult, configuration_failure, handshake, was_reset
+from .handshake import (
+    HandshakeResult,
+    configuration_failure,
+    handshake,
+    may_be_wrong_server,
+    was_reset,
+)
 from .outcome import BackgroundJob, JobAbandoned, NoReply, RawReply, Request, restore_code
 from .topology import ASK_SENTINELS_EVERY_S, Node
 from .urls import hide_secrets
+from .wrong_server import addresses_of, check_seconds, wait_seconds
 
 # --------------------------------------------------------------------------------------------------
 #
@@ -470,6 +477,13 @@ class BlockingConnection:
                 partial(_connect, node, self._clock), _close_opened
             )
         opening.start()
+        seconds = deadline - self._clock.monotonic()
+        if (
+            not node.has_connected
+            and node.wrong_server.is_due
+            and not opening.wait(wait_seconds(seconds))
+        ):
+            opening.explain(partial(_find_wrong_server, node, seconds))
         if not opening.wait(deadline - self._clock.monotonic()):
             return NoReply("connecting", sent=False, late=True)
         exc = opening.failure
@@ -477,6 +491,8 @@ class BlockingConnection:
             self._opening = None
             if isinstance(exc, JobAbandoned):
                 return NoReply(exc, sent=False)
+            if isinstance(exc, ConfigurationError):
+                raise exc
             if (error := configuration_failure(exc, node.name)) is not None:
                 raise error from exc
             return NoReply(exc, sent=False)
@@ -520,6 +536,14 @@ def _may_try_again(opening: BackgroundJob[_Opened], node: Node) -> bool:
     return exc is not None and configuration_failure(exc, node.name) is None
 
 
+def _find_wrong_server(node: Node, timeout: float) -> ConfigurationError | None:
+    """Return the mistake, if another server answers in the place of `node`."""
+    error = node.wrong_server.find(addresses_of(node.new_connection()), timeout)
+    if error is not None:
+        node.on_refused_client(error)
+    return error
+
+
 def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
     """Open a new connection to `node`. `timeout`: seconds for each step; None: as for all."""
     generation = node.generation
@@ -527,17 +551,26 @@ def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
     connection = node.new_connection()
     if timeout is not None:
         connection.socket_timeout = connection.socket_connect_timeout = timeout
+    seconds = connection.socket_timeout
     try:
+        if (error := node.wrong_server.again(seconds)) is not None:
+            raise error
         connection.connect()
         result = _run_handshake(connection, node, clock)
         return _Opened(detach_socket(connection), os.getpid(), generation, result)
     except BaseException as failure:  # whatever it is: nobody else could close this connection
         connection.disconnect()
-        exc = tls_alert(connection, failure) or failure
+        exc = tls_alert(connection, failure, seconds) or failure
         hide_secrets(exc, node.secrets)
-        if (error := configuration_failure(exc, node.name)) is not None:
+        error = configuration_failure(exc, node.name)
+        if node.wrong_server.is_due and may_be_wrong_server(exc, error):
+            error = node.wrong_server.find(addresses_of(connection), seconds) or error
+        if error is not None:
             node.on_refused_client(error)  # the next call raises it
-        elif isinstance(exc, Exception):
+            if error is failure:
+                raise
+            raise error from exc
+        if isinstance(exc, Exception):
             slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
             node.on_connect_failed(exc, began_at, slow=slow)
         if exc is failure:
@@ -545,12 +578,13 @@ def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
         raise exc from failure
 
 
-def tls_alert(connection: Any, failure: BaseException) -> ssl.SSLError | None:
+def tls_alert(connection: Any, failure: BaseException, timeout: float) -> ssl.SSLError | None:
     """Return why TLS ended a new connection: redis-py writes first, and may not have read it."""
     if not was_reset(failure) or not isinstance(connection, SSLConnection):
         return None
     try:
         with connection._connect() as sock:  # type: ignore[no-untyped-call]  # not annotated
+            sock.settimeout(check_seconds(timeout))
             sock.recv(1)
     except ssl.SSLError as alert:
         return alert
@@ -573,7 +607,7 @@ def ask_once(connection: Any, words: tuple[str, ...]) -> RawReply:
         connection.connect()
         return _ask(connection, words)
     except Exception as failure:  # whatever redis-py raises
-        return tls_alert(connection, failure) or failure
+        return tls_alert(connection, failure, connection.socket_timeout) or failure
     finally:
         connection.disconnect()
 

@@ -15,6 +15,7 @@ from ...ring.clock import Clock
 from .outcome import RawReply, not_executed_code, refusal, restore_code
 from .topology import Node
 from .urls import hide_secrets
+from .wrong_server import was_reached
 
 MIN_VERSION = (6, 2)
 
@@ -61,11 +62,16 @@ def handshake(node: Node, clock: Clock) -> Handshake:
 
 
 def check_version(info: object, node: str) -> None:
-    """Raise `ConfigurationError` if `INFO server` names a Redis older than 6.2.
+    """Raise `ConfigurationError` if `INFO server` names a Redis older than 6.2, or a sentinel.
 
     Valkey and others report the Redis version that they are compatible with. Other texts pass.
     """
     text = info.decode("utf-8", "replace") if isinstance(info, bytes) else str(info)
+    if "redis_mode:sentinel" in text:
+        raise ConfigurationError(
+            f"{node} is a sentinel, and no server; write redis+sentinel://{node}/ and the name of "
+            "its service in the URL"
+        )
     found = re.search(r"redis_version:(\d+)\.(\d+)", text)
     if found is not None and (int(found[1]), int(found[2])) < MIN_VERSION:
         raise ConfigurationError(
@@ -93,6 +99,7 @@ def connect_failure(exc: Exception, node: str, secrets: Iterable[str]) -> Distwi
     return StoreUnavailable(f"{node} is not reachable: {exc}")
 
 
+_NO_TLS = r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE"
 _FIXES_OF_CONNECTING = (
     # A sign in the text of an error, what is wrong, and what to do.
     (
@@ -110,12 +117,20 @@ _FIXES_OF_CONNECTING = (
         "it refuses the TLS certificate of this client, or that there is none; name it in the URL: "
         "?ssl_certfile=/path/to/cert.pem&ssl_keyfile=/path/to/key.pem",
     ),
-    (
-        r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE",
-        "it does not speak TLS; write redis:// in the URL",
-    ),
+    (_NO_TLS, "it does not speak TLS; write redis:// in the URL"),
 )
 """Failures to connect, beside error replies, that no retry helps."""
+
+
+def may_be_wrong_server(failure: BaseException, error: DistwindowError | None) -> bool:
+    """True if connecting may have failed because another server answers; `error` is what the
+    failure was taken for.
+    """
+    if isinstance(error, ConfigurationError):
+        return re.search(_NO_TLS, str(error)) is not None
+    if isinstance(failure, ResponseError) or not isinstance(failure, Exception):
+        return False
+    return was_reached(failure)
 
 
 def was_reset(failure: BaseException) -> bool:

@@ -26,6 +26,7 @@ from ...errors import (
 from ...ring.command import Command
 from ...ring.replies import PAST_DEADLINE
 from .topology import CallSettings, Node, Topology
+from .wrong_server import wait_seconds
 
 # --------------------------------------------------------------------------------------------------
 #
@@ -66,6 +67,7 @@ GRANT = (
     "the keys that begin with the prefix"
 )
 GIVE_TIME = 'let it execute TIME, also in scripts, or give clock="client"'
+_NO_SENTINEL = "it is no sentinel; write redis:// in place of redis+sentinel://, or another port"
 _NO_CLUSTER = "it is no cluster; write redis:// in place of redis+cluster://"
 _FIXES = (
     ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
@@ -78,6 +80,9 @@ _FIXES = (
     ("not allowed from script", GIVE_TIME),
     ("unknown command 'TIME'", GIVE_TIME),
     ("unknown command `TIME`", GIVE_TIME),  # of Redis 6.2
+    ("unknown command 'SENTINEL'", _NO_SENTINEL),
+    ("unknown command `SENTINEL`", _NO_SENTINEL),
+    ("Bad TLS header", "it wants TLS; write rediss:// in the URL"),  # Dragonfly
     ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
     ("DB index is out of range", "the URL names a database that the server does not have"),
     ("luster mode is not enabled", _NO_CLUSTER),
@@ -191,13 +196,25 @@ class JobTimeout(Exception):
     """The time is over. The work goes on, and its result will be discarded."""
 
 
-def run_within(seconds: float, work: Callable[[], T], discard: Callable[[T], Any]) -> T:
-    """Return what `work` returns, or raise what it raises; raise `JobTimeout` after `seconds`."""
+def run_within(
+    seconds: float,
+    work: Callable[[], T],
+    discard: Callable[[T], Any],
+    find_mistake: Callable[[], Exception | None] | None = None,
+) -> T:
+    """Return what `work` returns, or raise what it raises; raise `JobTimeout` after `seconds`.
+    Where it takes long, `find_mistake` looks meanwhile why; what it returns is raised.
+    """
     job = BackgroundJob(work, discard)
     taken = False
+    waited = 0.0
     try:
         job.start()
-        if not job.wait(seconds):
+        if find_mistake is not None:
+            waited = wait_seconds(seconds)
+            if not job.wait(waited):
+                job.explain(find_mistake)
+        if not job.wait(seconds - waited):
             raise JobTimeout
         if job.failure is not None:
             raise job.failure
@@ -221,7 +238,7 @@ class BackgroundJob(Generic[T]):
         self._lock = threading.Lock()
         self._results: list[T] = []
         self.failure: Exception | None = None
-        """The error that the work has raised, or `JobAbandoned`."""
+        """The error that the work has raised, or that explains it, or `JobAbandoned`."""
         self._wanted = True
         self._started = False
         self._run_lock = threading.Lock()
@@ -255,6 +272,19 @@ class BackgroundJob(Generic[T]):
                 self._done.set()
         if not wanted:
             self._discard_results()
+
+    def explain(self, find_mistake: Callable[[], Exception | None]) -> None:
+        """Call `find_mistake` in a thread. If it returns an error before the work has ended, the
+        work ends as if it had raised that, and its result is discarded when it comes.
+        """
+        start_thread(self._explain, find_mistake)
+
+    def _explain(self, find_mistake: Callable[[], Exception | None]) -> None:
+        why = find_mistake()
+        with self._lock:
+            if why is not None and not self._done.is_set:
+                self._wanted, self.failure = False, why
+                self._done.set()
 
     def abandon(self) -> None:
         """Discard the result, now or when it comes, and end all waits."""

@@ -23,6 +23,8 @@ from ...errors import ConfigurationError, KeysOnSeveralNodes, StoreUnavailable, 
 from ...ring.clock import Clock
 from ...ring.command import Command, ServerClock
 from .slot_map import Address, Questions, SlotMap
+from .wrong_server import Address as ServerAddress
+from .wrong_server import WrongServerCheck
 
 _MIN_PROBE_TIMEOUT_S = 0.25
 _MIN_REFRESH_S = 1.0
@@ -50,6 +52,8 @@ class CallSettings:
     """Those of the store."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """The passwords of the store, which no text may show."""
+    addresses: tuple[ServerAddress, ...] = ()
+    """Where the map of a cluster is read, if a URL has named it."""
 
 
 class Node(Reachability):
@@ -70,6 +74,8 @@ class Node(Reachability):
         """Seconds of the last round trip of a handshake; None before the first."""
         self.version_checked = False
         """True once a connection has found its version to be new enough."""
+        self.wrong_server = WrongServerCheck(settings.clock)
+        """Whether another server answers in its place."""
         self.rotate_sentinels: Callable[[], None] = lambda: None
         """Makes the next connection ask another sentinel first."""
         self.ask_sentinels_at = math.inf
@@ -112,6 +118,25 @@ class Node(Reachability):
             self.generation += 1
             if self.ask_sentinels_at != math.inf:
                 self.ask_sentinels_at = now
+
+
+class ClusterMap(Reachability):
+    """The map of a cluster, which is read before any node of it is known."""
+
+    def __init__(self, settings: CallSettings) -> None:
+        super().__init__("the cluster", settings.clock, settings.outages)
+        self.addresses = settings.addresses
+        self.wrong_server = WrongServerCheck(settings.clock)
+        """Whether other servers answer at the addresses of the URL."""
+
+    @property
+    def executed_at(self) -> float:
+        return self._connected_at
+
+    def on_refused_map(self, why: ConfigurationError) -> None:
+        """Record that the map cannot be read, if it is that of a cluster."""
+        if self.addresses:
+            self.on_refused_client(why)
 
 
 class SingleServer:

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
@@ -25,6 +26,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from ...errors import ConfigurationError
+from .wrong_server import Address
 
 _SCHEMES = {
     "redis": ("redis", "one"), "valkey": ("redis", "one"),
@@ -152,7 +154,8 @@ def hide_secrets(exc: BaseException, secrets: Iterable[str]) -> None:
         links += [
             each for each in (link.__cause__, link.__context__) if each and id(each) not in seen
         ]
-        if isinstance(link, MasterNotFoundError) and "sentinel" not in str(link):
+        not_found = isinstance(link, (MasterNotFoundError, AsyncMasterNotFoundError))
+        if not_found and not str(link).startswith("no sentinel"):
             found = "; ".join(_OF_SENTINELS.findall(str(link)))
             found = f" ({found})" if found else ""
             link.args = (f"no sentinel that could be reached knows its primary{found}",)
@@ -223,6 +226,19 @@ def parse_url_text(url: str) -> StoreUrl:
             f"store URL {masked_url(url)!r}: a cluster has database 0 only; leave the number out"
         )
     return StoreUrl(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
+
+
+def addresses_in(url: StoreUrl) -> list[Address]:
+    """Return the servers that a URL names; for a Unix socket none."""
+    if url.kind != "one":
+        service, sentinel = _split_sentinel_options(url.options)
+        tls = bool((sentinel if url.kind == "sentinel" else service).get("ssl"))
+        return [Address(host, port, tls) for host, port in url.hosts]
+    options: dict[str, Any] = parse_url(url.plain_url)  # type: ignore[no-untyped-call]  # not annotated
+    if "path" in options:
+        return []
+    host, port = options.get("host", "localhost"), int(options.get("port", 6379))
+    return [Address(host, port, options.get("connection_class") is redis.SSLConnection)]
 
 
 def make_client(address: StoreUrl, timeout: float, *, is_async: bool = False) -> Any:
