@@ -1,5 +1,5 @@
 --- hold: give a holder a slot, unless as many as `limit` are held or those before it in the line can use the rest; extend the one it has.
---- KEYS   slots line
+--- KEYS   slots
 --- ARGV   stamp limit ttl_ms holder [now_ms [asks waited_ms...]]   asks: new or head; how long each has waited, the first first
 --- RETURN stamp held now_ms 1 ttl_ms                         it has a slot, for ttl_ms
 --- RETURN stamp held now_ms 0 first_ends_ms ahead age_ms     it has none; time until the first deadline, places before it, time since a slot was granted
@@ -22,41 +22,62 @@ end
 if asks and not (is_head and #waited <= MAX_PLACES or asks == 'new' and #waited == 1) then
   is_malformed = true
 end
-if is_malformed or #KEYS ~= 2 or not limit or not ttl_ms or ttl_ms < 1 or not is_holder(holder) then
+if is_malformed or #KEYS ~= 1 or not limit or not ttl_ms or ttl_ms < 1 or not is_holder(holder) then
   return redis.error_reply('ERR distwindow: malformed arguments')
 end
 
-local count, extends = held(), has_slot(holder)
-local line, process = KEYS[2], string.match(holder, '^%d+:%d+:(%w*)')
-local ahead = 0
-if call('ZCOUNT', line, '-inf', '+inf') > 0 then
-  drop_silent(line, now)
-  -- A head takes the places of its process anew, and passes it by.
-  if is_head then leave(line, process) end
-  ahead = call('ZCOUNT', line, 0, is_head and waited[1] and '(' .. arrival(waited[1], now) or '+inf')
+-- Who is in the line: those who are silent do not count. A head tells the places of its process anew, and
+-- passes those that it had told before.
+local count, extends, process = held(), has_slot(holder), string.match(holder, '^%d+:%d+:(%w*)')
+local ahead, dropped, told = 0, {}, 0
+local lowest = (call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or now + 1) - 0
+if lowest < 0 then
+  dropped = silent_places(now)
+  if is_head then dropped[process] = dropped[process] or places_of(process) end
+  local before = is_head and waited[1] and place_score(waited[1], now)
+  ahead = call('ZCOUNT', key, -LINE, '(' .. (before or 0))
+  for _, places in pairs(dropped) do
+    for i = 1, #places do
+      if not before or places[i] < before then ahead = ahead - 1 end
+    end
+  end
 end
 
-if extends or ahead < limit - count then
-  if is_head then take_places(line, process, waited, 2, now) end
-  call('ZADD', key, now + ttl_ms, holder)
-  call('ZREMRANGEBYSCORE', key, '-inf', now)
-  renew_expiry()
-  return {stamp, extends and count or count + 1, now, 1, ttl_ms}
+-- What is written is written at once and first, so that the set is never empty in between.
+local granted, members = extends or ahead < limit - count, {}
+if granted then members = {now + ttl_ms, holder} end
+local skipped = granted and 1 or 0
+if #waited > skipped
+  and (is_head or not granted and (dropped[process] or not call('ZSCORE', key, process))) then
+  told = #waited - skipped
+  members[#members + 1], members[#members + 2] = process_score(now + PLACE_MS), process
+  for i = 1, told do
+    members[#members + 1] = place_score(waited[skipped + i], now)
+    members[#members + 1] = process .. '.' .. i
+  end
 end
-if is_head or asks and not call('ZSCORE', line, process) then
-  take_places(line, process, waited, 1, now)
+if members[1] then
+  call('ZADD', key, unpack(members))
+  renew_expiry()
+end
+if granted then
+  drop_places(dropped, process, told)
+  if lowest <= now then call('ZREMRANGEBYSCORE', key, 0, now) end
+  return {stamp, extends and count or count + 1, now, 1, ttl_ms}
 end
 
 -- A deadline that is further away than its holder's own time to live was written before the clock was
 -- set back. It is moved to that distance, so that a dead holder keeps its slot no longer than usual.
-local far = call('ZRANGEBYSCORE', key, '(' .. now + ttl_ms, '+inf', 'WITHSCORES')
+local far, later = call('ZRANGEBYSCORE', key, '(' .. now + ttl_ms, '+inf', 'WITHSCORES'), 0
 for i = 1, #far, 2 do
   local own_ttl_ms = whole(string.match(far[i], '^%d+:(%d+):')) or 0
   if far[i + 1] - now > own_ttl_ms then call('ZADD', key, now + own_ttl_ms, far[i]) end
+  if own_ttl_ms > ttl_ms then later = later + 1 end
 end
 local first = call('ZRANGEBYSCORE', key, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 -- A holder with this time to live had its slot granted or renewed so long ago.
-local from_end = -1 - call('ZCOUNT', key, '(' .. now + ttl_ms, '+inf')
-local last = call('ZRANGE', key, from_end, from_end, 'WITHSCORES')[2]
+local last = call('ZRANGE', key, -1 - later, -1 - later, 'WITHSCORES')[2]
 local age_ms = last and last - now > 0 and now + ttl_ms - last or 0
+-- Last, as the set may be empty and gone then.
+drop_places(dropped, process, told)
 return {stamp, count, now, 0, first and first - now or 0, ahead, age_ms}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import redis
 
 from ..breaker.commands import parse_breaker_name
-from ..concurrency.commands import is_slots_line_name, parse_slots_name
+from ..concurrency.commands import parse_slots_name
 from ..minute.commands import parse_views_name
 from ..ring.key import (
     RingNameParts,
@@ -191,11 +191,7 @@ def _add(page: NamePage, prefix: str, name: bytes, selection: Selection) -> None
     elif (breaker := parse_breaker_name(prefix, name)) is not None:
         if not breaker.is_senders and selection.includes(b"", breaker.key):
             page.breakers.append(BreakerName(page.server, name, breaker))
-    elif not (
-        is_senders_name(prefix, name)
-        or is_line_name(prefix, name)
-        or is_slots_line_name(prefix, name)
-    ):
+    elif not (is_senders_name(prefix, name) or is_line_name(prefix, name)):
         page.foreign += 1
 
 

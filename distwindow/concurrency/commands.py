@@ -1,8 +1,7 @@
 """The commands of concurrency limits: calls of the scripts `hold`, `renew`, `free` and `holders`.
 
 The slots of a resource are a sorted set, `prefix:{resource}:slots`: who holds one, scored by the
-deadline until which it is held. Those who wait for one stand in its line, a second sorted set
-(lua/README.md).
+deadline until which it is held, and who waits for one (lua/README.md).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ..ring.command import Command, Reply, ScriptReply, time_argument
-from ..ring.key import LINE, line_name, unescape
+from ..ring.key import unescape
 
 _NAME = re.compile(rb"\{([^{}]*)\}([^{}]*):slots", re.DOTALL)
 
@@ -35,12 +34,6 @@ def parse_slots_name(prefix: str, name: bytes) -> str | None:
         return None
     tag, rest = found.groups()
     return f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
-
-
-def is_slots_line_name(prefix: str, name: bytes) -> bool:
-    """True if `name` is that of the line of some slots of this prefix."""
-    slots = name.removesuffix(line_name(b""))
-    return slots != name and parse_slots_name(prefix, slots) is not None
 
 
 class HolderName(NamedTuple):
@@ -139,10 +132,6 @@ class Hold(SlotCommand[HoldReply]):
     granted, those behind it get places. Of another, only itself, and only while its process has no
     place. Empty: none gets one.
     """
-
-    @property
-    def keys(self) -> list[bytes]:
-        return [self.slots_name, self.slots_name + LINE]
 
     def arguments(self) -> list[bytes | int | str]:
         arguments: list[bytes | int | str] = [self.limit, self.ttl_ms, self.holder]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
+from typing import Any
 
-from ..ring.key import line_name
 from ..ring.memory_rings import Handlers, MemoryValues
 from .commands import (
     MAX_PLACES,
@@ -19,25 +19,25 @@ from .commands import (
     HoldReply,
     Renew,
     RenewReply,
+    SlotCommand,
 )
 
 
-class HolderDeadlines(dict[bytes, int]):
-    """The deadlines of holders (ms)."""
+class SlotSet:
+    """The slots of a resource, and who waits for one."""
+
+    def __init__(self, deadlines: dict[bytes, int], line: dict[bytes, int]) -> None:
+        self.deadlines = deadlines
+        """Of the holders, ms."""
+        self.line = line
+        """When the waiter of each place began to wait, ms; of a process, until when the places are
+        its own, negative.
+        """
 
     @property
     def expires_at_ms(self) -> int:
-        """When no slot is held any more."""
-        return max(self.values(), default=0)
-
-
-class LineScores(dict[bytes, int]):
-    """The scores of a line (lua/README.md)."""
-
-    @property
-    def expires_at_ms(self) -> int:
-        """When nobody waits any more."""
-        return -min(self.values(), default=0)
+        """When no slot is held any more, and nobody waits."""
+        return max(max(self.deadlines.values(), default=0), -min(self.line.values(), default=0))
 
 
 class MemorySlots:
@@ -52,10 +52,15 @@ class MemorySlots:
             "holders": self._holders,
         }
 
+    def _known(self, command: SlotCommand[Any]) -> SlotSet:
+        known: SlotSet | None = self._values.get(command.slots_name)
+        return SlotSet({}, {}) if known is None else known
+
     def _hold(self, command: Hold, now: int) -> HoldReply:
-        known = self._values.get(command.slots_name) or HolderDeadlines()
-        live = HolderDeadlines({h: deadline for h, deadline in known.items() if deadline > now})
-        line = _Line(self._values.get(line_name(command.slots_name)) or LineScores(), now)
+        slots = self._known(command)
+        known = slots.deadlines
+        live = {holder: deadline for holder, deadline in known.items() if deadline > now}
+        line = _Line(slots.line, now)
         name = HolderName.parse(command.holder)
         process = b"" if name is None else name.id.partition(".")[0].encode()
         # Who stands behind another of its process has not waited for longer.
@@ -66,31 +71,31 @@ class MemorySlots:
         granted = command.holder in live or ahead < command.limit - len(live)
         if command.is_head or not granted:
             line.take_places(process, arrivals[1:] if granted else arrivals)
-        self._put(line_name(command.slots_name), line.scores)
         if granted:
             live[command.holder] = now + command.ttl_ms
-            self._put(command.slots_name, live)
+            self._put(command, SlotSet(live, line.scores))
             return HoldReply(True, len(live), command.ttl_ms, now)
         for holder, deadline in live.items():
             # It was written before the clock was set back: see hold.lua.
             own_ttl_ms = _ttl_ms(holder)
             if deadline - now > max(command.ttl_ms, own_ttl_ms):
                 known[holder] = now + own_ttl_ms
+        self._put(command, SlotSet(known, line.scores))
         deadlines = [known[h] for h in live if known[h] > now]
         last = max((at for at in deadlines if at <= now + command.ttl_ms), default=None)
         age_ms = 0 if last is None else now + command.ttl_ms - last
         first = min(deadlines, default=now)
         return HoldReply(False, len(live), first - now, now, ahead, age_ms)
 
-    def _put(self, name: bytes, scores: HolderDeadlines | LineScores) -> None:
+    def _put(self, command: SlotCommand[Any], slots: SlotSet) -> None:
         """Keep a set that may be new; an empty one is not kept."""
-        if scores:
-            self._values.put(name, scores)
+        if slots.deadlines or slots.line:
+            self._values.put(command.slots_name, slots)
         else:
-            self._values.remove(name)
+            self._values.remove(command.slots_name)
 
     def _renew(self, command: Renew, now: int) -> RenewReply:
-        deadlines = self._values.get(command.slots_name) or {}
+        deadlines = self._known(command).deadlines
         gone = []
         for index, holder in enumerate(command.holders):
             if deadlines.get(holder, now) > now:
@@ -100,18 +105,17 @@ class MemorySlots:
         return RenewReply(tuple(gone), now)
 
     def _free(self, command: Free, now: int) -> FreeReply:
-        deadlines = self._values.get(command.slots_name) or {}
+        slots = self._known(command)
         freed = 0
         for holder in command.holders:
-            if deadlines.get(holder, now) > now:
-                del deadlines[holder]
+            if slots.deadlines.get(holder, now) > now:
+                del slots.deadlines[holder]
                 freed += 1
-        if not deadlines:
-            self._values.remove(command.slots_name)
+        self._put(command, slots)
         return FreeReply(freed, now)
 
     def _holders(self, command: Holders, now: int) -> HoldersReply:
-        deadlines = self._values.get(command.slots_name) or {}
+        deadlines = self._known(command).deadlines
         live = sorted((at - now, holder) for holder, at in deadlines.items() if at > now)
         return HoldersReply({holder: ends_ms for ends_ms, holder in live}, now)
 
@@ -119,9 +123,9 @@ class MemorySlots:
 class _Line:
     """The line of a resource, without processes gone silent: see lua/shared/slot_line.lua."""
 
-    def __init__(self, scores: LineScores, now: int) -> None:
+    def __init__(self, scores: dict[bytes, int], now: int) -> None:
         self._now = now
-        self.scores = LineScores(scores)
+        self.scores = dict(scores)
         for process, score in scores.items():
             if score < 0 and not now < -score <= now + PLACE_MS:
                 self.leave(process)

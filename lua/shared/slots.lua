@@ -1,9 +1,10 @@
 -- The slots of a resource: a sorted set of holders, scored by the deadline of each, ms. A holder whose
--- deadline has come has no slot any more, whether or not its member has been removed yet.
+-- deadline has come has no slot any more, whether or not its member has been removed yet. Members with
+-- scores below 0 wait for a slot (shared/slot_line.lua).
 --
 -- A holder is named 'limit:ttl_ms:id:owner': the limit and the time to live that its process uses, an id
 -- that no other holder has, and the process.
-local MAX_TOTAL, MAX_HOLDERS = 1e13, 1000
+local MAX_TOTAL, MAX_HOLDERS, PLACE_MS = 1e13, 1000, 1000
 
 -- `word` as a whole number of at most MAX_TOTAL in plain digits; nil for anything else.
 local function whole(word)
@@ -28,10 +29,10 @@ local function held()
   return redis.call('ZCOUNT', KEYS[1], '(' .. now, '+inf')
 end
 
--- Have the key expire with the last deadline in it.
+-- Have the key expire with the last deadline in it, and not before the places in the line.
 local function renew_expiry()
   local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
-  if last[2] then redis.call('PEXPIRE', KEYS[1], last[2] - now) end
+  redis.call('PEXPIRE', KEYS[1], math.max(PLACE_MS, last[2] - now))
 end
 
 -- The time of the call as an argument is a whole number; so are those that `TIME` gives.

@@ -72,17 +72,17 @@ def test_stats_of_slots_alone(cli: Cli, redis_url: str, prefix: str) -> None:
         assert json.loads(cli("stats", "--slots", "--json").out)[0]["held"] == 1
 
 
-def test_the_line_of_those_who_wait_is_no_foreign_name_and_is_reset(
-    cli: Cli, redis_url: str, prefix: str
-) -> None:
+def test_those_who_wait_are_no_holders_and_are_reset(cli: Cli, redis_url: str, prefix: str) -> None:
+    name = f"{prefix}:{{k}}:slots"
     with Concurrency(redis_url, 1, prefix=prefix) as slots, redis.Redis.from_url(redis_url) as own:
         mine = slots.try_hold("k")
         shown = cli("stats")
-        own.zadd(f"{prefix}:{{k}}:slots:line", {"ab.1": 1})
+        own.zadd(name, {"123456.1": -28_000_000_000_000, "123456": -1_700_000_000_000})
         with_line = cli("stats")
         assert (with_line.err, len(with_line.out)) == (shown.err, len(shown.out))
+        assert json.loads(cli("stats", "--slots", "--json").out)[0]["held"] == 1
         cli("reset", "k")
-        assert not own.exists(f"{prefix}:{{k}}:slots", f"{prefix}:{{k}}:slots:line")
+        assert not own.exists(name)
         del mine
 
 

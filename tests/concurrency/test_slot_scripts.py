@@ -26,7 +26,7 @@ from distwindow.concurrency.commands import (
     RenewReply,
 )
 from distwindow.ring.command import Command, load_script
-from distwindow.ring.key import line_name, slots_name
+from distwindow.ring.key import slots_name
 from distwindow.ring.replies import PAST_DEADLINE
 from tests.clock_and_stores import T0, fresh_key
 from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, malformed
@@ -68,19 +68,15 @@ class Slots:
         return [STAMP, *command.arguments()]
 
     def run(self, name: str, words: list[Any], keys: int | None = None) -> Any:
-        named = [self.name, line_name(self.name)]
-        keys = len(KEYS[name]) if keys is None else keys
+        keys = 1 if keys is None else keys
         try:
-            return self.server.evalsha(load_script(name).sha, keys, *(2 * named)[:keys], *words)
+            return self.server.evalsha(load_script(name).sha, keys, *[self.name] * keys, *words)
         except redis.ResponseError as exc:
             return exc
 
     def content(self) -> Any:
-        names = self.name, line_name(self.name)
-        return [
-            (self.server.zrange(name, 0, -1, withscores=True), self.server.pttl(name) > 0)
-            for name in names
-        ]
+        members = self.server.zrange(self.name, 0, -1, withscores=True)
+        return members, self.server.pttl(self.name) > 0
 
 
 PLACES = {
@@ -91,9 +87,6 @@ PLACES = {
 }
 
 
-KEYS = {"hold": ["slots", "line"], "renew": ["slots"], "free": ["slots"], "holders": ["slots"]}
-
-
 def lines(name: str, word: str) -> list[str]:
     found = [row.removeprefix(word) for row in load_script(name).head if row.startswith(word)]
     return [re.split(r"\s{3,}", row.strip())[0] for row in found]
@@ -102,7 +95,7 @@ def lines(name: str, word: str) -> list[str]:
 @pytest.mark.parametrize("name", SLOT_COMMANDS)
 def test_the_head_names_the_key_and_the_arguments(server: redis.Redis, name: str) -> None:
     assert load_script(name).head[0].startswith(f"{name}: ")
-    assert lines(name, "KEYS") == [" ".join(KEYS[name])]
+    assert lines(name, "KEYS") == ["slots"]
     (line,) = lines(name, "ARGV")
     named = [word.strip("[]") for word in line.split()]
     sent = Slots(server).words(Slots(server).command(name))
@@ -185,7 +178,7 @@ def test_arguments_missing_or_too_many_change_nothing(server: redis.Redis, name:
         assert isinstance(slots.run(name, words[:count]), redis.ResponseError)
     too_many = [*words, *[1 if name == "hold" else holder(1)] * (MAX_HOLDERS + 1)]
     assert isinstance(slots.run(name, too_many), redis.ResponseError)
-    for keys in {0, 1, 2, 3} - {len(KEYS[name])}:
+    for keys in (0, 2, 3):
         assert isinstance(slots.run(name, words, keys), redis.ResponseError)
     assert slots.content() == before
 
@@ -227,11 +220,38 @@ def test_who_is_new_takes_one_place(server: redis.Redis) -> None:
         assert malformed(slots.run("hold", words))
 
 
-def test_a_line_expires_when_nobody_asks_any_more(server: redis.Redis) -> None:
-    slots = Slots(server, held=2)
-    refused = slots.hold(is_head=True, waited_ms=(5, 4))
-    assert slots.run("hold", slots.words(refused))[3] == 0
-    assert 0 < server.pttl(line_name(slots.name)) <= PLACE_MS
+@pytest.mark.parametrize("held", [0, 1, 2])
+def test_who_waits_is_in_the_set_of_the_slots_before_all_holders(
+    server: redis.Redis, held: int
+) -> None:
+    """Old processes, which look at scores above the time, do not take them for holders."""
+    slots = Slots(server, held)
+    waits = Hold(
+        (), T0, slots_name=slots.name, limit=0, ttl_ms=TTL_MS, holder=holder(9), is_head=True,
+        waited_ms=(5, 4),
+    )  # fmt: skip
+    assert slots.run("hold", slots.words(waits))[3] == 0
+    members = server.zrange(slots.name, 0, -1, withscores=True)
+    places = [(b"ab", -(T0 + PLACE_MS) - 2e13), (b"ab.1", T0 - 5 - 2e13), (b"ab.2", T0 - 4 - 2e13)]
+    assert members[:3] == places
+    assert len(members) == 3 + held
+    assert server.zcount(slots.name, f"({T0}", "+inf") == held
+
+
+def test_a_line_without_holders_expires_when_nobody_asks_any_more(server: redis.Redis) -> None:
+    slots = Slots(server, held=0)
+    waits = slots.hold(is_head=True, waited_ms=(5, 4))
+    waits.limit = 0
+    assert slots.run("hold", slots.words(waits))[3] == 0
+    assert 0 < server.pttl(slots.name) <= PLACE_MS
+
+
+def test_a_line_does_not_expire_before_its_places(server: redis.Redis) -> None:
+    slots = Slots(server, held=0)
+    short = slots.hold(is_head=True, waited_ms=(5, 4))
+    short.ttl_ms = 50
+    assert slots.run("hold", slots.words(short))[3] == 1
+    assert PLACE_MS // 2 < server.pttl(slots.name) <= PLACE_MS
 
 
 def test_the_key_expires_with_its_last_deadline(server: redis.Redis) -> None:

@@ -42,7 +42,7 @@ HISTORIES, COMMANDS = 12, 60
 EVERY_FEATURE = {**FEATURES, "together": limits_together()}
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY_FEATURE if name != "slots"])
+@pytest.mark.parametrize("name", EVERY_FEATURE)
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_no_script_touches_a_key_that_it_has_deleted(
     server: redis.Redis, name: str, seed: int

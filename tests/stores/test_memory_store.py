@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from distwindow import Limiter
 from distwindow.concurrency.commands import Hold, HolderName, HoldReply
 from distwindow.ring.key import slots_name
@@ -54,13 +56,16 @@ def test_a_slot_stays_held_though_another_holder_of_its_key_has_gone() -> None:
     assert it.hold(3, ttl_ms=1000).held == 2
 
 
-def test_who_waits_for_a_slot_keeps_its_place() -> None:
+@pytest.mark.parametrize("ttl_ms", [60_000, 10])
+def test_who_waits_for_a_slot_keeps_its_place(ttl_ms: int) -> None:
+    """Also where no slot is held any more."""
     it = Flooded()
     for number in (1, 2):
-        assert it.hold(number, ttl_ms=60_000).granted
-    assert not it.hold(3, ttl_ms=1000, waited_ms=(0,)).granted
+        assert it.hold(number, ttl_ms=ttl_ms).granted
+    assert not it.hold(3, ttl_ms=1000, is_head=True, waited_ms=(0, 0)).granted
+    it.clock.advance(0.5)
     it.flood()
-    assert it.hold(4, ttl_ms=1000).ahead == 1
+    assert it.hold(4, ttl_ms=1000).ahead == 2
 
 
 def test_calls_with_the_time_of_a_client_that_is_ahead_drop_nothing_that_counts() -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from distwindow import StoreError, StoreUnavailable
+from distwindow import Concurrency, StoreError, StoreUnavailable
 from tests.harness import Call, Harness, LimiterAdapter, count_outcomes, in_time, used
 from tests.servers import Cluster, Migration, RedisProcess, SentinelSet, until
 
@@ -95,6 +96,33 @@ def test_a_window_that_ends_while_its_slot_migrates_begins_anew(
                 only_admissions(limiter.burst([key] * 4))
                 migration.end()
                 only_admissions(limiter.burst([key] * 4))
+
+
+def test_slots_are_granted_in_turn_while_their_slot_of_the_cluster_migrates() -> None:
+    with Cluster() as cluster, Concurrency(cluster.url, 1, prefix=PREFIX, timeout=3) as slots:
+        source, target, _ = cluster.nodes
+        (key, *_) = cluster.keys_by_port()[source.port]
+        is_over = threading.Event()
+
+        def hold_in_turn() -> int:
+            held = 0
+            while not is_over.is_set():
+                with slots.hold(key, timeout=10):
+                    time.sleep(0.005)
+                held += 1
+            return held
+
+        with Migration(Cluster.slot_of(key), source, target) as migration:
+            migration.begin()
+            with ThreadPoolExecutor() as threads:
+                holding = [threads.submit(hold_in_turn) for _ in range(4)]
+                time.sleep(0.5)
+                assert not migration.move_key(), "the target has the key, which was new"
+                time.sleep(0.5)
+                is_over.set()
+                assert min(each.result() for each in holding) > 0
+            migration.end()
+        assert slots.try_hold(key)
 
 
 def only_admissions(calls: list[Call]) -> None:
