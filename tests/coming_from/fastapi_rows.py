@@ -138,6 +138,35 @@ def a_shared_limit(row: Row, world: World) -> None:
         assert statuses(site, *["/a", "/b"] * 3) == [200] * 5 + [429]
 
 
+@shows(SLOWAPI, "default_limits")
+def default_limits(row: Row, world: World) -> None:
+    default: dict[str, Any] = {name: ["3/minute"] for name in row.theirs()}
+    besides = row.theirs(1)
+    limiter, app = of_slowapi(**default)
+    app.add_middleware(slowapi()["SlowAPIMiddleware"])
+    rate_limits, mine = ours(world.store(), **default)
+    app.get("/plain")(view("plain"))
+    limited(mine, path="/plain")
+    for path, options in (("/own", {}), ("/both", besides)):
+        app.get(path)(limiter.limit("5/minute", **options)(view(path[1:])))
+        limited(mine, rate_limits.limit("5/minute", **options), path=path)
+    for site in (app, mine):
+        paths = ("/plain", "/own", "/both")
+        assert [statuses(site, *[path] * 6).count(200) for path in paths] == [3, 5, 3]
+
+
+@shows(SLOWAPI, "`@limiter.exempt`")
+def exempt_routes(row: Row, world: World) -> None:
+    limiter, app = of_slowapi(default_limits=["1/minute"])
+    app.add_middleware(slowapi()["SlowAPIMiddleware"])
+    rate_limits, mine = ours(world.store(), default_limits="1/minute")
+    app.get("/a")(row.theirs(limiter=limiter)(view("a")))
+    mine.get("/a")(row.ours(rate_limits=rate_limits)(view("a")))
+    row.ours(rate_limits=rate_limits)(mine.get("/b")(view("b")))  # above the route
+    assert statuses(app, "/a", "/a") == [200, 200]
+    assert statuses(mine, "/a", "/a", "/b", "/b") == [200] * 4
+
+
 @shows(SLOWAPI, "exempt_when=")
 def exempt(row: Row, world: World) -> None:
     def by_field(request: Request) -> bool:

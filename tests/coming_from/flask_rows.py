@@ -134,6 +134,79 @@ def a_shared_limit(row: Row, world: World) -> None:
         assert statuses(site, *["/a", "/b"] * 3) == [200] * 5 + [429]
 
 
+@shows(FLASK_LIMITER, 'default_limits=["100/minute"]')
+def default_limits(row: Row, world: World) -> None:
+    default: dict[str, Any] = {name: ["3/minute"] for name in row.theirs()}
+    besides = row.theirs(2)
+    names, app, mine = flask_limiter(), Flask(__name__), Flask(__name__)
+    app.config[row.words[0][1]] = "3/minute"
+    mine.config[row.words[1][2]] = "3/minute"
+    limiter = names["Limiter"](names["get_remote_address"], app=app, storage_uri="memory://")
+    rate_limits = RateLimits(world.store(), on_store_error="raise")
+    rate_limits.init_app(mine)
+    configured = [(limiter, app), (rate_limits, mine)]
+    for of, site in [theirs(**default), ours(world, **default), *configured]:
+        add(site, path="/plain")
+        add(site, of.limit("5/minute"), path="/own")
+        add(site, of.limit("5/minute", **besides), path="/both")
+        paths = ("/plain", "/own", "/both")
+        assert [statuses(site, *[path] * 6).count(200) for path in paths] == [3, 5, 3]
+
+
+@shows(FLASK_LIMITER, "default_limits_cost")
+def options_of_default_limits(row: Row, world: World) -> None:
+    limits, *names = row.ours()["default_limits"]
+    options = [
+        lambda: int(request.args.get("n", 1)),
+        lambda: "internal" in request.headers,
+        lambda response: response.status_code == 401,
+    ]
+    words = [word.removeprefix("default_limits") for word in row.words[0]]
+    by_theirs: dict[str, Any] = {
+        f"default_limits{w}": each for w, each in zip(words, options, strict=True)
+    }
+    by_ours = {limits: "5/minute", **dict(zip(names, options, strict=True))}
+    sites = [
+        theirs(default_limits=["5/minute"], **by_theirs), ours(world, default_limits=by_ours)
+    ]  # fmt: skip
+    for _, site in sites:
+        add(site, answer=wrong_password)
+        assert statuses(site, *["/a?n=5"] * 2, *["/a?wrong=1&n=3"], "/a?wrong=1&n=2") == [
+            200, 200, 401, 401,
+        ]  # fmt: skip
+        assert statuses(site, "/a") == [429]
+        assert statuses(site, "/a", internal="yes") == [200]
+
+
+@shows(FLASK_LIMITER, "`@limiter.exempt`")
+def exempt_routes(row: Row, world: World) -> None:
+    for of, site in (theirs(default_limits=["1/minute"]), ours(world, default_limits="1/minute")):
+        add(site, row.theirs(0, limiter=of))
+        blueprint = Blueprint("b", __name__)
+        add(blueprint, path="/b")
+        row.theirs(1, limiter=of, blueprint=blueprint)
+        site.register_blueprint(blueprint)
+        add(site, path="/c")
+        paths = ("/a", "/b", "/c")
+        found = [statuses(site, path, path) for path in paths]
+        assert found == [[200, 200], [200, 200], [200, 429]]
+
+
+@differs(FLASK_LIMITER, "An exempt route has no limit at all")
+def exempt_in_a_blueprint(world: World) -> None:
+    found = []
+    for of, site in both(world):
+        blueprint = Blueprint("b", __name__)
+        if hasattr(of, "limit_blueprint"):
+            of.limit_blueprint(blueprint, "1/minute")
+        else:
+            of.limit("1/minute")(blueprint)
+        add(blueprint, of.exempt)
+        site.register_blueprint(blueprint)
+        found.append(statuses(site, "/a", "/a"))
+    assert found == [[200, 429], [200, 200]]
+
+
 @shows(FLASK_LIMITER, "exempt_when=")
 def exempt(row: Row, world: World) -> None:
     def is_internal() -> bool:

@@ -610,6 +610,14 @@ def test_install_comes_before_the_routes_of_default_limits(defaults: RateLimits)
         defaults.install(late)
 
 
+async def test_default_limits_without_install_are_found_at_the_start(defaults: RateLimits) -> None:
+    with pytest.raises(ConfigurationError, match="hold for no route"):
+        await defaults.__aenter__()
+    defaults.install(FastAPI())
+    async with defaults:
+        pass
+
+
 def test_default_limits_may_have_the_options_of_a_limit() -> None:
     defaults = RateLimits(
         "memory://",

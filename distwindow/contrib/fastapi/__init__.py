@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...callables import function_name
 from ...errors import ConfigurationError, RateLimitExceeded, short_repr
@@ -38,6 +38,9 @@ with needs("fastapi"):
         path_of,
         route_of,
     )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _LOG = logging.getLogger("distwindow")
 
@@ -132,7 +135,16 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
     request_type = HTTPConnection
     knows_routes = True
     _has_logged = False
+    _has_default_routes = False
     limit = no_dependency(asgi.AsgiRateLimits[RequestLimit].limit)
+
+    async def __aenter__(self) -> Self:
+        if self.default_limit is not None and not self._has_default_routes:
+            raise ConfigurationError(
+                "default_limits hold for no route before rate_limits.install(app); call it where "
+                "the application is made"
+            )
+        return await super().__aenter__()
 
     @cached_property
     def _own_limits(self) -> dict[int, tuple[Any, list[RequestLimit]]]:
@@ -213,6 +225,7 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
                     f"rate_limits.install(app), and {early} was added before; call it first"
                 )
             app.router.dependencies.append(Depends(self.default_limit))
+            self._has_default_routes = True
         app.add_middleware(RateLimitMiddleware, rate_limits=self)
         app.exception_handlers.setdefault(RateLimited, _respond)
         app.exception_handlers.setdefault(RateLimitExceeded, self._respond_exceeded)
