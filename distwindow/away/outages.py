@@ -173,7 +173,8 @@ class Reachability:
         """When connecting has worked the last time, monotonic seconds."""
         self._refused_at = -math.inf
         """When it has refused the last call, monotonic seconds."""
-        self._is_replaced = False
+        self.is_replaced = False
+        """True once another server has taken its place."""
         tried_at = outages.tried_at(name)
         self._failed_before = tried_at is not None
         """True if the last attempt to connect has failed."""
@@ -258,7 +259,7 @@ class Reachability:
 
     def on_replaced(self) -> None:
         """Record that another server has taken its place: it is not probed any more."""
-        self._is_replaced = True
+        self.is_replaced = True
         self._become_up("was replaced by another server")
         self.outages.notify()
 
@@ -270,7 +271,7 @@ class Reachability:
     def _leave_up(self, state: Literal["refusing", "away"], why: object) -> None:
         """Change the state, and have it probed. If nobody can, the next call has to find out."""
         with self.outages.lock:  # a probe that connects at once waits until this is recorded
-            if self._is_replaced:  # a probe that was under way has failed
+            if self.is_replaced:  # a probe that was under way has failed
                 return
             self._since = self._clock.monotonic()
             if self._state == "up" and not self.outages.start_probe(self):

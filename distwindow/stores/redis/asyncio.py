@@ -379,7 +379,12 @@ class LoopDispatcher:
             self._first_reading = asyncio.ensure_future(self._read_map())
             # If it fails when all callers have been cancelled, nobody else retrieves the exception.
             self._first_reading.add_done_callback(retrieve_exception)
-        await asyncio.shield(self._first_reading)
+        try:
+            await asyncio.shield(self._first_reading)
+        except asyncio.CancelledError:
+            if self._closed and self._first_reading.cancelled():
+                raise closed_failure() from None
+            raise
 
     def check_only_server(self) -> None:
         """Raise `StoreError` if there is only one server, and it is away."""
@@ -604,6 +609,8 @@ class LoopDispatcher:
         for connection in list(self.connections.values()):
             connection.flush()
         self._in_flight.ensure_timer(tick.deadline)
+        if self._refreshing is not None and not self._refreshing.done():
+            return
         if isinstance(topology, ClusterTopology):
             if topology.claim_refresh():
                 self._refreshing = asyncio.ensure_future(self._refresh(topology))
@@ -620,6 +627,8 @@ class LoopDispatcher:
             self._retire(connection, "it was given up after an earlier reply")
             connection = None
         if connection is None:
+            for node in [each for each in self.connections if each.is_replaced]:
+                self._retire(self.connections[node], "another server has taken its place")
             if (why := request.node.unavailable_reason()) is not None:
                 self.on_reply(batch, NoReply(why, sent=False))
                 return

@@ -43,9 +43,11 @@ from ..._locks import start_thread
 from ...errors import ConfigurationError
 from .handshake import (
     HandshakeResult,
+    address_of,
     configuration_failure,
     handshake,
     may_be_wrong_server,
+    mistake_of,
     was_reset,
 )
 from .outcome import NoReply, RawReply, Request, restore_code
@@ -420,6 +422,7 @@ class PipelinedConnection(asyncio.Protocol):
         try:
             with FORK_WAIT.connecting():
                 await connection.connect()
+            self.node.connected_to = address_of(connection)
             steps = handshake(self.node, self._clock)
             try:
                 words = next(steps)
@@ -455,15 +458,17 @@ class PipelinedConnection(asyncio.Protocol):
 
 
 async def ask_once(connection: Any, words: tuple[str, ...], timeout: float) -> RawReply:
-    """Return the reply to a command on a redis-py connection of its own, or why there is none."""
+    """See `connections.ask_once`."""
+    reply: RawReply
     try:
         await connection.connect()
-        return await _ask(connection, words)
+        reply = await _ask(connection, words)
     except Exception as failure:  # whatever redis-py raises
-        return await tls_alert(connection, failure, timeout) or failure
+        reply = await tls_alert(connection, failure, timeout) or failure
     finally:
         with suppress(Exception):
             await connection.disconnect(nowait=True)
+    return mistake_of(connection, reply)
 
 
 async def _ask(connection: Any, words: tuple[str, ...]) -> RawReply:

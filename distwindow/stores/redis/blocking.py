@@ -589,6 +589,7 @@ class RedisStore:
         topology = self._topology or self._connect_topology(deadline)
         if sent is None and isinstance(topology, SingleServer):
             check_not_away(topology.node)  # answered without an attempt of its own
+        _refresh_if_due(topology)  # also where no node has the slot
         execution = execute_once(command, topology, self._settings, deadline, sent=sent)
         if sent is not None:
             next(execution)
@@ -598,8 +599,7 @@ class RedisStore:
             except StopIteration as end:
                 reply: Reply = end.value
                 return reply
-            if isinstance(topology, ClusterTopology) and topology.claim_refresh():
-                start_thread(_refresh_topology, topology)
+            _refresh_if_due(topology)
             if request.pause_s:
                 self.clock.sleep(request.pause_s)
             raw = self._connections.connection_to(request.node).execute_request(request, deadline)
@@ -631,6 +631,7 @@ class RedisStore:
                 topology = self._topology or self._connect_topology(
                     deadline or self._monotonic() + self._timeout
                 )
+                _refresh_if_due(topology)
                 by_node.setdefault(topology.node_of(command), []).append(number)
             except DistwindowError as exc:
                 replies[number] = exc
@@ -723,12 +724,19 @@ class RedisStore:
     def _find_topology(self) -> Topology:
         topology = self._make_topology()
         if isinstance(topology, ClusterTopology) and not topology.map.ranges:
+            # Others wait for as long as a call may. A child may find it held, by a thread of its
+            # parent that was reading.
+            is_first = topology.map.first_reading.acquire(timeout=self._timeout)
             try:
-                _ask(topology.read_map())
+                if not topology.map.ranges:
+                    _ask(topology.read_map())
             except DistwindowError:
                 raise
             except Exception as exc:  # whatever redis-py raises
                 raise connect_failure(exc, "the cluster", self._settings.secrets) from exc
+            finally:
+                if is_first:
+                    topology.map.first_reading.release()
         return topology
 
     def _connect_topology(self, deadline: float) -> Topology:
@@ -811,6 +819,12 @@ def _ask(questions: Questions) -> None:
         while True:
             connection, words = questions.send(reply)
             reply = ask_once(connection, words)
+
+
+def _refresh_if_due(topology: Topology) -> None:
+    """Have the map of a cluster read again, if it is stale."""
+    if isinstance(topology, ClusterTopology) and topology.claim_refresh():
+        start_thread(_refresh_topology, topology)
 
 
 def _refresh_topology(topology: ClusterTopology) -> None:

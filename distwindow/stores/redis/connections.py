@@ -30,9 +30,11 @@ from ...errors import ConfigurationError, closed_failure
 from ...ring.clock import Clock
 from .handshake import (
     HandshakeResult,
+    address_of,
     configuration_failure,
     handshake,
     may_be_wrong_server,
+    mistake_of,
     was_reset,
 )
 from .outcome import BackgroundJob, JobAbandoned, NoReply, RawReply, Request, restore_code
@@ -556,6 +558,7 @@ def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
         if (error := node.wrong_server.again(seconds)) is not None:
             raise error
         connection.connect()
+        node.connected_to = address_of(connection)
         result = _run_handshake(connection, node, clock)
         return _Opened(detach_socket(connection), os.getpid(), generation, result)
     except BaseException as failure:  # whatever it is: nobody else could close this connection
@@ -602,14 +605,18 @@ def try_to_connect(node: Node, clock: Clock, timeout: float) -> None:
 
 
 def ask_once(connection: Any, words: tuple[str, ...]) -> RawReply:
-    """Return the reply to a command on a redis-py connection of its own, or why there is none."""
+    """Return the reply to a command on a redis-py connection of its own, or why there is none: a
+    mistake as a `ConfigurationError`.
+    """
+    reply: RawReply
     try:
         connection.connect()
-        return _ask(connection, words)
+        reply = _ask(connection, words)
     except Exception as failure:  # whatever redis-py raises
-        return tls_alert(connection, failure, connection.socket_timeout) or failure
+        reply = tls_alert(connection, failure, connection.socket_timeout) or failure
     finally:
         connection.disconnect()
+    return mistake_of(connection, reply)
 
 
 def _run_handshake(connection: Any, node: Node, clock: Clock) -> HandshakeResult:
@@ -737,6 +744,8 @@ class ThreadConnections:
                 connection = this_thread.connections[node] = self._idle_connection_to(
                     node
                 ) or BlockingConnection(node, self._clock)
+                for other in [each for each in this_thread.connections if each.is_replaced]:
+                    this_thread.connections.pop(other).close()
                 self.has_many_threads = len(self._by_thread) > _FEW_THREADS
         return connection
 

@@ -99,6 +99,21 @@ def connect_failure(exc: Exception, node: str, secrets: Iterable[str]) -> Distwi
     return StoreUnavailable(f"{node} is not reachable: {exc}")
 
 
+def address_of(connection: Any) -> tuple[str, int] | None:
+    """Return where an open redis-py connection goes; None for a Unix socket."""
+    host, port = getattr(connection, "host", None), getattr(connection, "port", None)
+    return None if host is None or port is None else (str(host), int(port))
+
+
+def mistake_of(connection: Any, reply: RawReply) -> RawReply:
+    """Return the `ConfigurationError` for a failure that no retry helps, any other reply itself."""
+    if not isinstance(reply, Exception):
+        return reply
+    address = address_of(connection)
+    name = "the store" if address is None else "{}:{}".format(*address)
+    return configuration_failure(reply, name) or reply
+
+
 _NO_TLS = r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE"
 _FIXES_OF_CONNECTING = (
     # A sign in the text of an error, what is wrong, and what to do.

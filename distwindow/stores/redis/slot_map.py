@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from ...errors import StoreUnavailable
+from ...errors import ConfigurationError, StoreUnavailable
 from .urls import StoreUrl, connection_template
 
 SLOTS = 16_384
@@ -51,23 +52,27 @@ class SlotMap:
         """The number of readings that have brought a map."""
         self.asked_at = -math.inf
         """When the last reading began, monotonic seconds."""
+        self.first_reading = threading.Lock()
+        """Held by the thread that makes the first reading, for which the others wait."""
         self._hosts = list(hosts)
+        self._begin = 0
+        """The number of the host with which the next reading begins."""
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
 
     def read(self, connect: Callable[[Address], Any]) -> Questions:
-        """Ask one node after the other. Ends with the first map of all slots. Raises the first
-        failure if no node has sent any part of a map. `connect` makes a connection to a node.
+        """Ask one node after the other. Ends with the first map of all slots. Raises a failure if
+        no node has sent any part of a map. `connect` makes a connection to a node.
         """
         ranges: list[tuple[int, int, Address]] = []
         nodes: set[Address] = set()
-        failure: Any = None
-        self._hosts.append(self._hosts.pop(0))
-        for asked in dict.fromkeys([*self._hosts, *self.nodes]):
+        failures: list[Any] = []
+        begin, self._begin = self._begin, (self._begin + 1) % len(self._hosts)
+        for asked in dict.fromkeys([*self._hosts[begin:], *self._hosts[:begin], *self.nodes]):
             reply = yield connect(asked), ("CLUSTER", "SLOTS")
             if not isinstance(reply, list):
-                failure = failure or reply
+                failures.append(reply)
                 continue
             for low, high, *serving in reply:
                 found = [self._address(node, asked) for node in serving]
@@ -77,8 +82,10 @@ class SlotMap:
                 ranges = ranges[-len(reply) :]
                 break
         if not ranges:
-            if isinstance(failure, Exception):
-                raise failure
+            # A mistake, which no retry helps, is not hidden by hosts that are away.
+            failures.sort(key=lambda failure: not isinstance(failure, ConfigurationError))
+            if failures and isinstance(failures[0], Exception):
+                raise failures[0]
             raise StoreUnavailable("no node of the cluster serves any slot")
         self.ranges, self.nodes = ranges, frozenset(nodes)
         self.version += 1

@@ -76,6 +76,8 @@ class Node(Reachability):
         """True once a connection has found its version to be new enough."""
         self.wrong_server = WrongServerCheck(settings.clock)
         """Whether another server answers in its place."""
+        self.connected_to: Address | None = None
+        """Where the last connection has found it: the primary of a Sentinel set may be anywhere."""
         self.rotate_sentinels: Callable[[], None] = lambda: None
         """Makes the next connection ask another sentinel first."""
         self.ask_sentinels_at = math.inf
@@ -139,6 +141,75 @@ class ClusterMap(Reachability):
             self.on_refused_client(why)
 
 
+class Sentinels:
+    """Which primary the sentinels of a set name, and which of them new connections ask first."""
+
+    def __init__(self, pool: Any, settings: CallSettings) -> None:
+        self._manager = pool.sentinel_manager
+        self._service = str(pool.service_name).encode()
+        self._all = list(self._manager.sentinels)
+        """In the order in which connections ask them. redis-py reorders its own list meanwhile."""
+        self._connectors = {
+            sentinel: _question_connector(
+                sentinel.connection_pool.connection_class,
+                sentinel.connection_pool.connection_kwargs,
+                settings,
+            )
+            for sentinel in self._all
+        }
+        self._named: Address | None = None
+        self._epoch = -1
+        """The number of the configuration that has named it: higher after each failover."""
+        self._is_asking = False
+
+    def rotate(self) -> None:
+        """Have new connections ask another one first."""
+        self._put_first(self._all[1 % len(self._all)])
+
+    def ask(self, node: Node) -> Questions:
+        """Ask all of them for their primary. After a failover they learn of it one after the other,
+        so connections do not ask one first that knows less than another. If the one that knows most
+        names another primary than before, or than `node` was connected to, connections are opened
+        again.
+        """
+        if self._is_asking:
+            return
+        self._is_asking = True
+        try:
+            answers = []
+            for sentinel in list(self._all):
+                reply = yield self._connectors[sentinel](), ("SENTINEL", "MASTERS")
+                for words in reply if isinstance(reply, list) else ():
+                    pairs = isinstance(words, list) and zip(words[::2], words[1::2], strict=False)
+                    said = dict(pairs or words)  # a map of RESP3
+                    if said.get(b"name") == self._service and b"config-epoch" in said:
+                        named = said[b"ip"].decode(), int(said[b"port"])
+                        answers.append((int(said[b"config-epoch"]), named, sentinel))
+        finally:
+            self._is_asking = False
+        if not answers:
+            return
+        epoch, named, knows_most = max(answers, key=lambda answer: answer[0])
+        if epoch < self._epoch and 2 * len(answers) <= len(self._all):
+            return  # those that know more do not answer now; all may have been set up anew
+        first = self._manager.sentinels[0]
+        is_stale = any(each is first and number < epoch for number, _, each in answers)
+        if is_stale or len(set(self._manager.sentinels)) < len(self._all):
+            self._put_first(knows_most)
+        before = node.connected_to if self._named is None else self._named
+        self._epoch = epoch
+        if before is None:
+            return  # not connected yet: what the connection leads to is compared the next time
+        self._named = named
+        if before != named:
+            node.generation += 1
+
+    def _put_first(self, sentinel: Any) -> None:
+        at = self._all.index(sentinel)
+        self._all = self._all[at:] + self._all[:at]
+        self._manager.sentinels = list(self._all)
+
+
 class SingleServer:
     """A standalone server, or the primary that a Sentinel pool finds when it connects."""
 
@@ -150,37 +221,14 @@ class SingleServer:
         kwargs = _connection_kwargs(pool.connection_kwargs, pool.connection_class, settings)
         connect = _connector(pool.connection_class, kwargs)
         self.node = Node(_pool_name(pool), connect, settings)
-        self.node.rotate_sentinels = self._rotate_sentinels
-        self._primary: tuple[bytes, bytes] | None = None
-        """Host and port of the primary that sentinels have named."""
         if hasattr(pool, "sentinel_manager"):
+            self._sentinels = Sentinels(pool, settings)
+            self.node.rotate_sentinels = self._sentinels.rotate
             self.node.ask_sentinels_at = -math.inf
 
-    def _rotate_sentinels(self) -> None:
-        manager = getattr(self._pool, "sentinel_manager", None)
-        if manager is not None:
-            manager.sentinels = [*manager.sentinels[1:], manager.sentinels[0]]
-
     def ask_sentinels(self) -> Questions:
-        """Ask all sentinels for their primary. After a failover they learn of it one after the
-        other, so connections ask from now on the one that knows most first. If it names another
-        primary than before, they are opened again before their next calls.
-        """
-        manager = self._pool.sentinel_manager
-        newest, primary, knows_most = -1, self._primary, None
-        for sentinel in list(manager.sentinels):
-            connection = sentinel.connection_pool.make_connection()
-            reply = yield connection, ("SENTINEL", "MASTER", self._pool.service_name)
-            if isinstance(reply, list):  # of RESP2
-                reply = dict(zip(reply[::2], reply[1::2], strict=True))
-            if isinstance(reply, dict) and int(reply[b"config-epoch"]) > newest:
-                newest, knows_most = int(reply[b"config-epoch"]), sentinel
-                primary = reply[b"ip"], reply[b"port"]
-        if knows_most is not None:
-            manager.sentinels = [knows_most, *(s for s in manager.sentinels if s is not knows_most)]
-        if self._primary not in (None, primary):
-            self.node.generation += 1
-        self._primary = primary
+        """See `Sentinels.ask`."""
+        return self._sentinels.ask(self.node)
 
     def node_of(self, command: Command[Any]) -> Node:
         """The node, whatever the command."""
@@ -277,7 +325,12 @@ class ClusterTopology:
 
     def read_map(self) -> Questions:
         """Read the map, of which `on_refreshed` is told afterwards."""
-        return self.map.read(lambda address: self._connector(address)())
+
+        def connect(address: Address) -> Any:
+            kwargs = self.map.connection_kwargs | dict(zip(("host", "port"), address, strict=True))
+            return _question_connector(self.map.connection_class, kwargs, self._settings)()
+
+        return self.map.read(connect)
 
     def _node(self, address: Address) -> Node:
         node = self._nodes.get(address)
@@ -314,6 +367,24 @@ def _slot_of(command: Command[Any]) -> int:
                 )
         command.hash_slot = slot
     return command.hash_slot
+
+
+_MAX_QUESTION_S = 1.0
+"""The most seconds for each step of a question to a sentinel, or for the map of a cluster: one that
+is silent must not keep the others from being asked.
+"""
+
+
+def _question_connector(
+    connection_class: Any, kwargs: dict[str, Any], settings: CallSettings
+) -> Callable[[], Any]:
+    """Return a function that makes a connection for one question. It has half of the timeout, so
+    that another server can be asked in the other half.
+    """
+    seconds = min(settings.timeout / 2, _MAX_QUESTION_S)
+    timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+    own = _connection_kwargs(kwargs, connection_class, settings)
+    return _connector(connection_class, own | timeouts)
 
 
 _DROPPED_ARGUMENTS = (
