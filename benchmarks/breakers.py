@@ -37,7 +37,7 @@ class Outage(NamedTuple):
     probes: int
     """Calls that went to the broken service after that."""
     closed_s: float
-    """From the mend until the last process has made a call."""
+    """From the return of the service until the last process has made a call."""
 
 
 def _outage(kind: str, url: str) -> Outage:
@@ -106,7 +106,7 @@ def _add_outages(section: Section, url: str) -> None:
             f"{kind}, {PROCESSES} processes",
             detail=f"open everywhere after {found.open_s:.2f} s; {found.broken_calls} calls to the "
             f"broken service, {found.probes} of them after it was open everywhere; closed "
-            f"everywhere {found.closed_s:.2f} s after the mend",
+            f"everywhere {found.closed_s:.2f} s after the service was back",
         )
 
 

@@ -1,5 +1,6 @@
-"""Put a benchmark report into docs/benchmarks.md, README.md, docs/index.md, docs/consistency.md
-(some rows each), and the pages of docs/make/sections.py:
+"""Put a benchmark report into docs/benchmarks.md, and some rows each into README.md, docs/index.md,
+docs/consistency.md, docs/howto/breakers.md, docs/howto/waiting.md and the pages of
+docs/make/sections.py:
 
 python -m benchmarks --markdown report.md --json report.json
 python docs/make/benchmarks.py report.md report.json
@@ -198,6 +199,63 @@ def memory_table(report: Report) -> str:
     )
 
 
+BREAKERS = {
+    "distwindow ErrorCount(20), 8 processes": "`ErrorCount(20)`",
+    "distwindow ErrorRatio(0.5, window=2), 8 processes": "`ErrorRatio(0.5, window=2)`",
+    "pybreaker fail_max=20, 8 processes": "pybreaker, eight breakers",
+}
+
+
+def breakers_table(report: Report) -> str:
+    lines = [
+        "| | open everywhere after | calls to the broken service | of them after that (probes) "
+        "| closed everywhere, after the service was back |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for what, name in BREAKERS.items():
+        row = report.row("breakers", what)
+        opened, calls, probes, closed = (
+            _detail(row, pattern)
+            for pattern in (
+                r"open everywhere after ([\d.]+ s)", r"(\d+) calls", r"(\d+) of them",
+                r"closed everywhere ([\d.]+ s)",
+            )
+        )  # fmt: skip
+        lines.append(f"| {name} | {opened} | {calls} | {probes} | {closed} |")
+    return "\n".join(lines) + f"\n\n`{report.command}`: {_machine(report)}.\n"
+
+
+WINDOWS = {"an empty window": "empty", "a window that was filled evenly": "filled evenly"}
+
+
+def waiters_table(report: Report) -> str:
+    lines = [
+        "| limit, and window when they come | | script calls for each admission | order | unused "
+        "| the last after |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in report.rows:
+        if row["section"] == "waiters":
+            found = re.fullmatch(r"(.*), (a.* window.*): .*, (.*)", row["what"])
+            if found is None:
+                raise ValueError(row["what"])
+            limit, window, way = found.groups()
+            first = f" {limit}, {WINDOWS[window]}" if way == "without turns" else ""
+            order, unused, last = (
+                _detail(row, pattern)
+                for pattern in (r"order ([\d.]+)", r"(\d+)% of", r"last after ([\d.]+ s)")
+            )
+            calls = _number(row["measured"]["median"])
+            lines.append(f"|{first} | {way} | {calls} | {order} | {unused} % | {last} |")
+    return (
+        "\n".join(lines).replace("|  |", "| |") + f"\n\n`{report.command}`: {_machine(report)}.\n"
+    )
+
+
+def _machine(report: Report) -> str:
+    return report.where().rpartition(";")[0]
+
+
 def _admissions(report: Report, mode: str) -> dict[str, Any]:
     start = "admissions per command on a hot key"
     return next(
@@ -249,6 +307,8 @@ def parts(report: Report) -> list[tuple[str, str, str]]:
         ("docs/index.md", "strategies", strategies_table(report, "consistency.md")),
         ("docs/consistency.md", "consistency", consistency_text(report)),
         ("docs/consistency.md", "memory", memory_table(report)),
+        ("docs/howto/breakers.md", "breakers", breakers_table(report)),
+        ("docs/howto/waiting.md", "waiters", waiters_table(report)),
     ]
 
 

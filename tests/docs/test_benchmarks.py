@@ -59,9 +59,46 @@ def test_every_page_has_the_figures_of_the_report(make: Any) -> None:
     """So no page quotes a figure that was not measured, or one of an earlier run."""
     report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
     parts = make.parts(report)
-    assert len(parts) == 4
+    assert len(parts) == 6
     for page, name, text in parts:
         assert make.between(page, name) == text, page
+
+
+IN_SENTENCES = {
+    # A page, a figure in a sentence of it, and the row and the part of it that it is.
+    ("README.md", r"others: ([\d.]+) times"): ("latency", None, None),
+    ("docs/index.md", r"others: ([\d.]+) times"): ("latency", None, None),
+    ("docs/benchmarks.md", r"fastest peer takes ([\d.]+) times"): ("latency", None, None),
+    ("docs/benchmarks.md", r"socket's round trip takes ([\d.]+) µs"): (
+        "latency", "p50: raw socket, return 1", r"p50 ([\d.]+)",
+    ),
+    ("docs/benchmarks.md", r"opens a ring\*\* takes ([\d.]+) times"): (
+        "server", "new ring, 10 buckets, limit 100,000", None,
+    ),
+    ("docs/benchmarks.md", r"([\d.]+) times `limits` in this run"): (
+        "threads", "admitted: over limits", None,
+    ),
+    ("docs/howto/fastapi.md", r"route falls from (\d+) to \d+ ms"): (
+        "web", "contrib.fastapi, direct", r"p99 ([\d.]+)",
+    ),
+    ("docs/howto/fastapi.md", r"route falls from \d+ to (\d+) ms"): (
+        "web", "contrib.fastapi, direct, after gc.freeze()", r"p99 ([\d.]+)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "sentence"), IN_SENTENCES)
+def test_a_figure_in_a_sentence_is_that_of_the_table(make: Any, page: str, sentence: str) -> None:
+    report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
+    section, what, part = IN_SENTENCES[page, sentence]
+    row = report.best_peer(section) if what is None else report.row(section, what)
+    if part is None:
+        measured = row["measured"]["median"]
+    else:
+        (measured, *_) = re.findall(part, row["detail"])
+    (written,) = re.findall(sentence, (ROOT / page).read_text(encoding="utf-8"))
+    decimals = len(written.partition(".")[2])
+    assert written == f"{float(measured):.{decimals}f}"
 
 
 def test_the_tables_of_the_benchmarks_page_are_those_of_the_report(make: Any) -> None:

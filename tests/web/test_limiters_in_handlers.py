@@ -149,6 +149,17 @@ def test_it_is_429_with_its_fields(
     assert "secret" not in f"{fields} {problem}"
 
 
+@pytest.mark.parametrize(("cost", "counted"), [(1, "requests"), (90, "units")])
+@pytest.mark.parametrize("integration", SERVE)
+def test_what_costs_more_than_one_is_not_called_a_request(
+    integration: str, cost: int, counted: str
+) -> None:
+    with Limiter("memory://", "100/hour") as tokens:
+        assert tokens.try_acquire("llm", 100)
+        _, _, problem = SERVE[integration](lambda: tokens.acquire("llm", cost, timeout=0.0))
+    assert problem["detail"].startswith(f"100 {counted} per hour are allowed; ")
+
+
 async def own_answer(request: Any, exceeded: Any) -> PlainTextResponse:
     return PlainTextResponse("own", 418)
 

@@ -423,6 +423,14 @@ def test_cost_after_is_what_is_counted(app: Application) -> None:
         app.done(app.of.run(limit.decide({}, http.LimitedRequest())))
 
 
+def test_a_cost_that_the_request_brings_is_counted_in_units(app: Application) -> None:
+    limit = app.rate_limits().limit("10/minute")
+    app.done(app.of.run(limit.decide({}, http.LimitedRequest(), 10)))
+    for cost, counted in ((7, "units"), (1, "requests")):
+        with pytest.raises(http.RateLimited, match=f"10 {counted} per minute"):
+            app.done(app.of.run(limit.decide({}, http.LimitedRequest(), cost)))
+
+
 def test_an_estimate_above_the_limit_is_cut_to_it(app: Application) -> None:
     limit = app.rate_limits().limit("10/minute", cost=99, cost_after=lambda r, response: response)
     assert app.ask(limit, then=3)[0].decision.allowed

@@ -518,7 +518,8 @@ class RequestLimit:
     def refusal(self, earlier: LimitedRequest, asked: AskedLimit) -> Exception:
         """Return the error for `asked`, an answer in `earlier` that is a refusal by this limit."""
         others = [each for each in earlier if each is not asked]
-        return self.rate_limits.error_type(asked.decision, [*others, asked], self._counted)
+        counted = self._counted(asked.decision)
+        return self.rate_limits.error_type(asked.decision, [*others, asked], counted)
 
     def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
@@ -528,12 +529,12 @@ class RequestLimit:
         self._opened = opened
         return limiter
 
-    @property
-    def _counted(self) -> str:
-        """What the limit counts, in words."""
+    def _counted(self, decision: Decision) -> str:
+        """Return what the limit counts, in words."""
         if self._unit == "content-bytes":
             return "bytes"
-        return "requests" if self._cost == 1 and self.cost_after is None else "units"
+        has_costs = self._cost != 1 or self.cost_after is not None
+        return "units" if has_costs else _counted_by(decision)
 
     async def settle(self, asked: AskedLimit, response: Any, *, was_refused: bool) -> None:
         """End the charge of one request; see `LimitedRequest.settle`."""
@@ -638,6 +639,13 @@ class RequestLimit:
             raise ConfigurationError(
                 f"cost={cost} can never be admitted: the smallest limit is {smallest}"
             )
+
+
+def _counted_by(decision: Decision) -> str:
+    """Return what a limit counts of which only this decision is known: of a cost above 1 it is
+    something else than requests, such as tokens.
+    """
+    return "requests" if decision.cost == 1 else "units"
 
 
 def never_admitted(question: Question) -> AskedLimit:
@@ -919,7 +927,7 @@ class BaseRateLimits(MakesLimits[R]):
         limit = exceeded.decision.limit
         policies = Policies(str(limit), (limit,), "requests", self.headers)
         answers = [LimitAnswer(exceeded.decision, policies)]
-        return type(self).error_type(exceeded.decision, answers, "requests")
+        return type(self).error_type(exceeded.decision, answers, _counted_by(exceeded.decision))
 
     def limiter(self, limits: tuple[Limit, ...], on_store_error: Any) -> Any:
         """Return the limiter for these limits, which is made once."""
