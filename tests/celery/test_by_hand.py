@@ -29,7 +29,7 @@ RENDER_S = 0.3
 
 @pytest.fixture
 def page(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module that the blocks are, with a `rendered` and a `delivered` that record their calls."""
+    """The module of the blocks, with a `rendered` and a `delivered` that record their calls."""
     # Otherwise the tasks would be those of each application that is made after this.
     monkeypatch.setattr(_state, "_on_app_finalizers", set())
     monkeypatch.setattr(_state, "_task_join_will_block", False)
