@@ -20,6 +20,7 @@ from ..callables import (
     check_decorated,
     check_handler,
     check_signatures,
+    check_takes,
     describe_function,
     function_name,
     is_async_callable,
@@ -123,6 +124,7 @@ class Listeners:
                 f"on_change({short_repr(listener)}): a listener may not be asynchronous, as "
                 "nothing would await it; have a plain function start a task"
             )
+        check_takes("listener", listener, 1)
         self._listeners.append(listener)
 
     def notify(self, change: BreakerChange) -> None:

@@ -108,7 +108,8 @@ class _BaseSlot:
         return self.held
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {short_repr(self.key)}: {self._claim.state}>"
+        state = self._claim.state if self._refusal is None else "refused"
+        return f"<{type(self).__name__} of {short_repr(self.key)}: {state}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Raise `TypeError` for `pickle` and `copy`."""

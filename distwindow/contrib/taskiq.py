@@ -28,6 +28,7 @@ from .tasks import (
     OnStoreError,
     TaskLimits,
     broker_failed,
+    check_not_short,
     read_options,
 )
 
@@ -159,7 +160,9 @@ def _read_labels(task: Any) -> TaskLimits | None:
         for found in DependencyGraph(function).ordered_deps:
             if found.parent is not None and found.parent.dependency is function:
                 injected.add(found.param_name)
-    return read_options(task.task_name, function, task.labels, injected=injected)
+    limits = read_options(task.task_name, function, task.labels, injected=injected)
+    check_not_short(task.task_name, task.labels, with_functions=True)
+    return limits
 
 
 class LimitedReceiver(Receiver):

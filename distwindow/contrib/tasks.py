@@ -194,7 +194,7 @@ class KeyAndCost:
                 cost = self._cost
             check_cost(cost, smallest)
         except Exception as exc:
-            self._report("cost", f"cost the whole limit, {smallest}", call, exc)
+            self._report("cost", f"cost {smallest}, the whole limit,", call, exc)
         return normalize_key(key), min(cost, smallest)
 
     def _computed_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyKey:
@@ -279,6 +279,28 @@ def check_not_for_the_task(subject: str, options: Mapping[str, object]) -> None:
             )
 
 
+def check_not_short(task: str, options: Mapping[str, object], *, with_functions: bool) -> None:
+    """Raise `ConfigurationError` for `key` and `cost` beside `limits`, where the queue accepts
+    options of any name: without `limit_key` all calls would count together, and nothing would say
+    so. They are left alone beside `limit_key` and `limit_cost`, as the application's own, and where
+    each limit has a key or a cost of its own. `with_functions` is False where the options may be
+    the methods of a class.
+    """
+    limits = options.get("limits")
+    for short, option in (("key", "limit_key"), ("cost", "limit_cost")):
+        value = options.get(short)
+        if limits is None or value is None or options.get(option) is not None:
+            continue
+        if callable(value) and not with_functions:
+            continue
+        parts = parse_task_limits(limits)
+        if all(part.has_own_key if short == "key" else part.cost is not None for part in parts):
+            continue
+        raise ConfigurationError(
+            f"task {task!r}: {short}= is no option of a task, and would do nothing; write {option}="
+        )
+
+
 Item: TypeAlias = tuple[AnyKey, tuple[Limit, ...], int]
 """A key, its limits and the cost of a call, as `try_acquire_all` takes them."""
 
@@ -304,6 +326,8 @@ def parse_task_limits(spec: object) -> tuple[LimitsOfKey, ...]:
     that has `(key, limits)` or `(key, limits, cost)` for limits with a key of their own.
     """
     parts = list(spec) if isinstance(spec, (list, tuple)) else [spec]
+    if len(parts) > 1 and (_is_one_pair(parts) or any(map(_is_surely_key, parts))):
+        raise ConfigurationError(_pair_message(spec))
     plain = [part for part in parts if not isinstance(part, (list, tuple, Mapping))]
     found = []
     if plain or not parts:
@@ -312,14 +336,31 @@ def parse_task_limits(spec: object) -> tuple[LimitsOfKey, ...]:
         if not isinstance(part, (list, tuple, Mapping)):
             continue
         if isinstance(part, Mapping) or not 2 <= len(part) <= 3 or reads_as_limit(part[0]):
-            raise ConfigurationError(
-                f"limits={short_repr(part)}: limits with a key of their own are (key, limits) or "
-                '(key, limits, cost) in a list, as in [("tenant:{tenant}", "2/second"), '
-                '"10/second"]'
-            )
+            raise ConfigurationError(_pair_message(part))
         key, limits, *cost = part
         found.append(LimitsOfKey(parse_limits(limits), True, key, *cost))
     return tuple(found)
+
+
+def _is_surely_key(value: object) -> bool:
+    """Return whether `value`, which stands where a limit is wanted, can only be a key."""
+    return callable(value) or isinstance(value, Key) or (isinstance(value, str) and "{" in value)
+
+
+def _is_one_pair(parts: Sequence[Any]) -> bool:
+    """Return whether a list of limits is a key that is a plain word, such as "mail", its limit, and
+    possibly a cost.
+    """
+    word, limit = parts[:2]
+    is_word = isinstance(word, str) and word and not re.search(r"[\d/;]|\bper\b", word)
+    return len(parts) <= 3 and bool(is_word) and reads_as_limit(limit)
+
+
+def _pair_message(written: object) -> str:
+    return (
+        f"limits={short_repr(written)}: limits with a key of their own are (key, limits) or "
+        '(key, limits, cost) in a list, as in [("tenant:{tenant}", "2/second"), "10/second"]'
+    )
 
 
 class TaskCharges:

@@ -545,6 +545,11 @@ def _parse(text: str) -> LimitText:
         if unknown is not None:
             raise ConfigurationError(f"{unknown!r} is not understood; {_ORDER}")
         raise ConfigurationError(f"not understood; {_EXAMPLES}")
+    for number, name, highest in (
+        (written.amount, "amount", MAX_AMOUNT), (written.buckets, "number of buckets", MAX_BUCKETS),
+    ):  # fmt: skip
+        if number is not None and not 1 <= number <= highest:
+            raise ConfigurationError(f"the {name}, {number}, is outside 1 to {highest}")
     return written
 
 

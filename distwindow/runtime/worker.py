@@ -207,15 +207,18 @@ class FlushJob:
         """Log what will never be sent, if there is anything."""
         counts, permits = self.strategy.unacknowledged_counts(), self.strategy.unreturned_permits()
         if counts:
+            were, they = ("was", "it") if counts == 1 else ("were", "they")
             LOG.warning(
-                "%d counts of %s were lost: %s they could be sent (%s)%s",
-                counts, self.name, when, why, self._dropped_text(),
+                "%s of %s %s lost: %s %s could be sent (%s)%s",
+                counted(counts, "count"), self.name, were, when, they, why, self._dropped_text(),
             )  # fmt: skip
         if permits:
+            were, they = ("was", "it") if permits == 1 else ("were", "they")
             LOG.warning(
-                "%d unspent permits of %s were not given back: %s they could be sent (%s); "
-                "they count as used until their window ends",
-                permits, self.name, when, why,
+                "%s of %s %s not given back: %s %s could be sent (%s); %s until %s window ends",
+                counted(permits, "unspent permit"), self.name, were, when, they, why,
+                "it counts as used" if permits == 1 else "they count as used",
+                "its" if permits == 1 else "their",
             )  # fmt: skip
 
     def _kept_text(self) -> str:

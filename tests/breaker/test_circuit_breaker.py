@@ -548,6 +548,9 @@ def test_a_function_in_the_place_of_the_key() -> None:
         (lambda sync, aio: sync.protect(3), "a key is str"),
         (lambda sync, aio: sync.on_change(3), "a function of one BreakerChange"),
         (lambda sync, aio: sync.on_change(coroutine_function), "asynchronous"),
+        (lambda sync, aio: sync.on_change(lambda cb, old, new: 0), "takes .cb, old, new., and is"),
+        (lambda sync, aio: sync.on_change(lambda: 0), "called with 1 argument"),
+        (lambda sync, aio: aio.on_change(lambda cb, old, new: 0), "called with 1 argument"),
     ],
 )
 def test_what_can_never_work_is_refused_at_once(

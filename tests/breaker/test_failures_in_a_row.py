@@ -242,6 +242,19 @@ def test_the_calls_of_one_flush_count_in_their_order(
     assert store.state_now() == ("open" if max(rows) >= RULE.count else "closed")
 
 
+@pytest.mark.parametrize("failures", [1, 2, 3, 4])
+def test_successes_of_others_end_a_row_between_flushes_and_not_within_one(failures: int) -> None:
+    clock, store, (failing, other) = fleet(RULE, 2)
+    for _ in range(20):
+        for _ in range(failures):
+            failing.run(failed=True)
+            other.run(failed=False)
+        clock.move(TICK_MS)
+        failing.tick()
+        other.tick()
+        assert store.state_now() == ("open" if failures >= RULE.count else "closed")
+
+
 @pytest.mark.parametrize("in_the_way", [[False], [False, True, False], [True, True, False]])
 def test_as_many_as_the_rule_says_open_it_whatever_follows_in_the_flush(
     in_the_way: list[bool],

@@ -70,6 +70,17 @@ def test_limits_of_an_unknown_task_in_annotations(name: str, options: dict[str, 
     assert f"task_annotations limits the task {name!r}" in str(caught.value)
 
 
+@pytest.mark.parametrize("annotations", [{"*": FOR_ALL}, [ForAll()], {"proj.fetch": FOR_ALL}])
+def test_errors_and_inspect_name_annotations(annotations: Any) -> None:
+    limits = limits_with(annotations)
+    assert limits.table().of(limits.app.tasks["proj.fetch"]).source == "task_annotations"
+    with pytest.raises(ConfigurationError, match="task_annotations: limit 'fast'"):
+        limits_with({"proj.fetch": {"limits": "fast"}}).check()
+    other = limits_with({"proj.fetch": {"time_limit": 7}})
+    other.app.tasks["proj.fetch"].limits = "9/s"
+    assert other.table().of(other.app.tasks["proj.fetch"]).source == "the task's options"
+
+
 def test_an_unknown_option_in_annotations() -> None:
     for name in ("proj.fetch", "*"):
         with pytest.raises(ConfigurationError, match="unknown option limit='5/s'"):

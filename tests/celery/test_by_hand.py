@@ -29,7 +29,7 @@ RENDER_S = 0.3
 
 @pytest.fixture
 def page(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module that the blocks are, with `rendered` and `delivered`, which record their calls."""
+    """The module of the blocks, with a `rendered` and a `delivered` that record their calls."""
     # Otherwise the tasks would be those of each application that is made after this.
     monkeypatch.setattr(_state, "_on_app_finalizers", set())
     monkeypatch.setattr(_state, "_task_join_will_block", False)
@@ -48,12 +48,14 @@ def page(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
             names["done"].append((report, time.monotonic()))
         return report
 
-    names["rendered"] = rendered
-    names["delivered"] = lambda mail: names["done"].append((mail, time.time()))
     for block in blocks(PAGE, "python"):
         text = block.text.replace("redis://localhost:6379/1", redis_url)
         text = text.replace("redis://localhost:6379/0", redis_url).replace('"shop"', repr(prefix))
         exec(compile("\n" * (block.line - 1) + text, str(PAGE), "exec"), names)
+    assert names["rendered"]("a report") == "a report is rendered"
+    assert names["delivered"]("a mail") is None
+    names["rendered"] = rendered
+    names["delivered"] = lambda mail: names["done"].append((mail, time.time()))
     module.app.conf.update(
         task_default_queue=prefix, result_backend="cache+memory://", worker_hijack_root_logger=False
     )
@@ -141,17 +143,26 @@ def http_date(after_s: float) -> str:
     return format_datetime(datetime.now(timezone.utc) + timedelta(seconds=after_s), usegmt=True)
 
 
+@pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize(
-    ("retry_after", "least_s"), [(lambda: "1", 1.0), (lambda: http_date(2.0), 1.0), (None, 1.0)]
+    ("retry_after", "least_s"),
+    [(lambda: "1", 1.0), (lambda: http_date(2.0), 1.0), (lambda: "soon", 1.0), (None, 1.0)],
 )
-def test_a_429_is_retried_after_its_retry_after(
-    page: Any, retry_after: Callable[[], str] | None, least_s: float
+def test_a_refusal_is_retried_after_its_retry_after(
+    page: Any, status: int, retry_after: Callable[[], str] | None, least_s: float
 ) -> None:
     fields = {} if retry_after is None else {"Retry-After": retry_after()}
-    with service([(429, fields)]) as (url, asked), worker(page):
+    with service([(status, fields)]) as (url, asked), worker(page):
         assert page.fetch.delay(url).get(timeout=30) == "fetched"
     assert len(asked) == 2
     assert asked[1] - asked[0] >= least_s - 0.1
+
+
+@pytest.mark.parametrize(
+    "value", ["", "soon", "1.5", "-1", "²", "Wed, 21 Oct", "Wed, 21 Oct 2015 07:28:00 -0000"]
+)
+def test_a_retry_after_that_cannot_be_read_is_a_second(page: Any, value: str) -> None:
+    assert page.seconds(value) == 1.0
 
 
 def test_other_answers_fail_the_task(page: Any) -> None:

@@ -339,14 +339,44 @@ def test_options_that_do_not_exist_say_what_to_write_in_the_task(
     assert instead in str(raised.value)
 
 
+@pytest.mark.parametrize("limits", ["5/s", ["5/s", ("{url}", "9/s", 2)]])
+@pytest.mark.parametrize(
+    ("short", "value"), [("key", "{tenant}"), ("key", len), ("cost", 2), ("cost", lambda *_: 2)]
+)
+def test_key_and_cost_beside_limits_say_what_to_write(limits: Any, short: str, value: Any) -> None:
+    says = f"'proj.fetch': {short}= is no option of a task.* write limit_{short}="
+    with pytest.raises(ConfigurationError, match=says):
+        limits_of(limits=limits, **{short: value})
+    own: dict[str, Any] = {"limit_key": "{tenant}", "limit_cost": 1}
+    assert limits_of(limits=limits, **{short: value}, **own).limits
+    assert limits_of(limits=[("{url}", "9/s", 2)], **{short: value}).limits
+    assert limits_of(**{short: value}).limits == ()
+    assert limits_of(conf={"*": "9/s"}, **{short: value}).limits == (Limit("9/s"),)
+
+
 def test_options_of_the_applications_own_are_left_alone() -> None:
     class Base(Task):  # type: ignore[misc]  # Celery has no types
         abstract = True
         limit = 100  # rows
         concurrency = 4
         breaker = "payments"
+        key = "rows"
+        cost = 100
 
         def limit_keys(self) -> list[str]:
             return []
 
     assert limits_of(base=Base, rate_limit="5/s", time_limit=7, limiter="x").limits == ()
+    assert limits_of(base=Base, limits="5/s").limits == (Limit("5/s"),)
+
+    class Own(Task):  # type: ignore[misc]  # Celery has no types
+        name = "proj.own"
+        limits = "5/s"
+
+        def run(self) -> None: ...
+
+        def key(self) -> str:
+            return ""
+
+    app = Celery("test", set_as_current=False)
+    assert LimitTable(None).of(app.register_task(Own())).limits == (Limit("5/s"),)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from importlib import import_module
 from typing import Any
 
 import pytest
 
-from distwindow import BreakerOpen, CircuitBreaker, ConsecutiveFailures
+from distwindow import BreakerOpen, CircuitBreaker, ConfigurationError, ConsecutiveFailures
 
 from .page import Row, differs, shows
 from .world import World
@@ -109,8 +109,10 @@ def a_breaker(row: Row, world: World) -> None:
 def successes(row: Row, world: World) -> None:
     rule = row.ours(ConsecutiveFailures=ConsecutiveFailures)
     for breaker in (theirs(world, **row.theirs()), ours(world, rule)):
-        found = ends_of(breaker, world, *[FAILED] * 5, 61, OK, OK)
-        assert found == [*FIVE_FAIL, "ran, half_open", "ran, closed"]
+        found = ends_of(breaker, world, *[FAILED] * 5, 59, OK, 2, OK, OK)
+        assert found == [*FIVE_FAIL, "refused, open", "ran, half_open", "ran, closed"]
+    assert ConsecutiveFailures(5).open_for == 5
+    assert pybreaker(world)["CircuitBreaker"]().reset_timeout == 60
 
 
 @shows(PYBREAKER, "CircuitRedisStorage")
@@ -135,6 +137,9 @@ def on_redis(row: Row, world: World) -> None:
         world.opened += mine
         mine[0].open("payments")
         assert [breaker.state("payments") for breaker in mine] == ["open", expected]
+    other = CircuitBreaker(world.redis_url, rule, **row.ours(2))
+    world.opened.append(other)
+    assert other.state("payments") == "closed"
 
 
 @shows(PYBREAKER, "`@breaker`")
@@ -189,6 +194,8 @@ def ignored(row: Row, world: World) -> None:
     for breaker in (theirs(world, **row.theirs()), ours(world, **row.ours())):
         found = ends_of(breaker, world, *[FAILED, StatusError(404)] * 5, *[StatusError(500)] * 5)
         assert found == ["ran, closed"] * 14 + ["ran, open"]
+    with pytest.raises(ConfigurationError, match="ignore="):
+        ours(world, ignore=[ValueError])
 
 
 @shows(PYBREAKER, "CircuitBreakerError")
@@ -212,6 +219,12 @@ def states(row: Row, world: World) -> None:
         assert row.theirs(breaker=of) == row.ours(breaker=mine) == name
         of.open()
         mine.open("payments")
+    of = theirs(world, success_threshold=2)
+    mine = ours(world, ConsecutiveFailures(5, open_for=60.0, probes=2))
+    for breaker in (of, mine):
+        ends_of(breaker, world, *[FAILED] * 5, 61, OK)
+    theirs_is, ours_is = row.theirs(breaker=of), row.ours(breaker=mine)
+    assert [repr(theirs_is), repr(ours_is)] == [row.words[1][n].replace('"', "'") for n in (2, 1)]
 
 
 @shows(PYBREAKER, "breaker.open()")
@@ -236,12 +249,17 @@ def changes(row: Row, world: World) -> None:
             heard.append((old_state.name, new_state.name))
 
     of, mine = theirs(world, listeners=[Listener()]), ours(world)
+    keys: set[Any] = set()
+    row.ours(breaker=mine, listener=lambda change: keys.add(change.key))
     row.ours(breaker=mine, listener=lambda change: heard.append((change.previous, change.state)))
+    with pytest.raises(ConfigurationError, match="called with 1 argument"):
+        row.ours(breaker=mine, listener=lambda cb, old, new: None)
     for breaker in (of, mine):
         ends_of(breaker, world, *[FAILED] * 5, 61, OK)
     by_theirs, by_ours = heard[:3], heard[3:]
     assert by_theirs == [("closed", "open"), ("open", "half-open"), ("half-open", "closed")]
     assert by_ours == [(a.replace("-", "_"), b.replace("-", "_")) for a, b in by_theirs]
+    assert keys == {"payments"}
 
 
 @shows(PYBREAKER, "CircuitBreakerListener.success")
@@ -263,7 +281,9 @@ def calls(row: Row, world: World) -> None:
     assert heard == ["succeeded", *["failed"] * 5]
 
 
-@differs(PYBREAKER, "The rule is the same, and the same sequences of calls open both")
+@differs(
+    PYBREAKER, "The rule is the same, and the same sequences of calls of one process open both"
+)
 def sequences(world: World) -> None:
     for seed in range(20):
         draw = random.Random(seed)
@@ -307,6 +327,31 @@ def the_last_failure(world: World) -> None:
         of.call(int, "x")
     with pytest.raises(ValueError, match="invalid literal"), mine.call("payments"):
         int("x")
+    of = theirs(world, throw_new_error_on_trip=False)
+    ends_of(of, world, *[FAILED] * 4)
+    with pytest.raises(ValueError, match="invalid literal"):
+        of.call(int, "x")
+
+
+@differs(PYBREAKER, "`@breaker` counts how a generator ends. `protect` refuses generator functions")
+def generators(world: World) -> None:
+    def numbers() -> Iterator[int]:
+        yield 1
+        raise ValueError
+
+    of, mine = theirs(world), ours(world)
+
+    def numbers_of_ours() -> Iterator[int]:
+        with mine.call("payments"):
+            yield from numbers()
+
+    for _ in range(5):
+        for function in (of(numbers), numbers_of_ours):
+            with pytest.raises((ValueError, pybreaker(world)["CircuitBreakerError"])):
+                list(function())
+    assert (of.current_state, mine.state("payments")) == ("open", "open")
+    with pytest.raises(ConfigurationError, match="is a generator function"):
+        mine.protect("payments")(numbers)
 
 
 @differs(PYBREAKER, "A cancellation or `KeyboardInterrupt` is no failure")

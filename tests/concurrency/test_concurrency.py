@@ -88,6 +88,7 @@ def test_try_hold_returns_what_is_false_when_all_are_held(slots: Concurrency) ->
     refusal = mine[2].refusal
     assert refusal is not None
     assert refusal.held == 2
+    assert [repr(slot).split()[-1] for slot in mine] == ["held>", "held>", "refused>"]
     with mine[2] as none:
         assert not none
     for slot in mine:

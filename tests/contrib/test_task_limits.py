@@ -179,6 +179,14 @@ class AwaitedKey:
         ({"limits": ["9/s", ("t:{tenant}",)]}, r"are \(key, limits\) or .* in a list, as in "),
         ({"limits": [["9/s", "5/m"]]}, r"are \(key, limits\) or .* in a list, as in "),
         ({"limits": ["9/s", ("t:{tenant}", "2/s", 1, 1)]}, r"are \(key, limits\) or .* in a list"),
+        ({"limits": ("t:{tenant}", "2/s")}, r"are \(key, limits\) or .* in a list, as in "),
+        ({"limits": ("t:{tenant}", "2/secnd")}, r"are \(key, limits\) or .* in a list, as in "),
+        ({"limits": ("t:{tenant}", ["2/s"], 1)}, r"are \(key, limits\) or .* in a list, as in "),
+        ({"limits": ["9/s", "{tenant}", "2/s"]}, r"are \(key, limits\) or .* in a list, as in "),
+        ({"limits": (len, "2/s")}, r"are \(key, limits\) or .* in a list, as in "),
+        ({"limits": ("mail", "2/s", 1)}, r"are \(key, limits\) or .* in a list, as in "),
+        ({"limits": ["often", "never"]}, "limit 'often': not understood"),
+        ({"limits": ["five/s", "9/m"]}, "limit 'five/s': not understood"),
         ({"limits": ["9/s", ("t:{tennant}", "2/s")]}, " key='t:{tennant}' names 'tennant'"),
         ({"limits": ["9/s", ("t:{tenant}", "often")]}, "limit 'often': not understood"),
         ({"limits": ["9/s", ("t:{tenant}", "2/s", 3)]}, " cost=3 can never be admitted: .* is 2"),
@@ -269,7 +277,7 @@ def test_a_call_whose_cost_fails_is_charged_the_whole_limit(
     task = TaskLimits("fetch", fetch, ["5/s", "100/m"], cost=lambda *_, page: cost)
     with caplog.at_level(logging.ERROR, "distwindow"):
         assert key_and_cost(task, ["acme"], {}) == ("fetch", 5)
-    assert "such calls cost the whole limit, 5" in caplog.text
+    assert "such calls cost 5, the whole limit, instead. " in caplog.text
 
 
 def test_arguments_that_the_task_does_not_take_count_under_its_name() -> None:

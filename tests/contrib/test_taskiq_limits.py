@@ -58,6 +58,8 @@ async def test_limits_may_have_keys_of_their_own() -> None:
         ({"limit_cost": 2}, "limit_cost but no limits"),
         ({"limit": "1/hour"}, "unknown option limit='1/hour'"),
         ({"limits": "1/hour", "limit_keys": "x"}, "unknown option limit_keys='x'"),
+        ({"limits": "5/s", "key": "{tenant}"}, "task 'job': key= is no option .* limit_key="),
+        ({"limits": "5/s", "cost": 2}, "task 'job': cost= is no option of a task.* limit_cost="),
         ({"concurrency": 3}, "task 'job': concurrency=3 is no option of a task"),
     ],
 )
@@ -76,7 +78,7 @@ async def test_wrong_labels_are_errors_when_the_worker_starts(
 async def test_a_label_of_the_applications_own_is_none_of_ours() -> None:
     broker = in_memory_broker()
 
-    @broker.task("job", limit=100, limited="no", priority=3)
+    @broker.task("job", limit=100, limited="no", priority=3, key="x")
     async def job() -> None: ...
 
     await broker.startup()

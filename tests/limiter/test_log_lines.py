@@ -113,8 +113,9 @@ def test_what_is_lost_as_a_process_ends(caplog: pytest.LogCaptureFixture) -> Non
         job_of(PendingStrategy(counts=7)),
         job_of(PendingStrategy(permits=9)),
         job_of(PendingStrategy()),
+        job_of(PendingStrategy(counts=1, permits=1)),
     ]
-    lost[0].failure = lost[2].failure = StoreError("host:6379 is not reachable")
+    lost[0].failure = lost[2].failure = lost[3].failure = StoreError("host:6379 is not reachable")
     for _ in range(2):
         flush_job.report_lost(lost)
     ended = "the process was ended before they could be sent"
@@ -122,6 +123,9 @@ def test_what_is_lost_as_a_process_ends(caplog: pytest.LogCaptureFixture) -> Non
         f"7 counts of {NAME} were lost: {ended} (host:6379 is not reachable)",
         f"9 unspent permits of {NAME} were not given back: {ended} (there was not enough time); "
         "they count as used until their window ends",
+        f"1 count of {NAME} was lost: {ended.replace('they', 'it')} (host:6379 is not reachable)",
+        f"1 unspent permit of {NAME} was not given back: {ended.replace('they', 'it')} "
+        "(host:6379 is not reachable); it counts as used until its window ends",
     ]
 
 

@@ -20,6 +20,7 @@ from ..tasks import (
     TaskCharges,
     check_has_limits,
     check_not_for_the_task,
+    check_not_short,
     check_option_names,
     parse_task_limits,
 )
@@ -75,7 +76,8 @@ class LimitTable:
         name = str(task.name)
         arguments = TaskArguments(name, task.run)
         options = {option: self._own_option(task, option) for option in TASK_OPTIONS}
-        source = "the task's options"
+        annotated = self._annotations.set(task, "limits", options["limits"])
+        source = "task_annotations" if annotated else "the task's options"
         pattern = self._entry_for(name, has_own=options["limits"] is not None)
         if pattern is not None:
             options = {**options, **_options_of(pattern, self._configured[pattern])}
@@ -88,6 +90,10 @@ class LimitTable:
             check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
         parts = () if limits is None else _parse(f"task {name!r}: {source}", limits)
+        if pattern is None and not _is_celerys(name):
+            own = vars(type(task))
+            # A task that is a class may have methods of such names.
+            check_not_short(name, {**own, **options}, with_functions="_decorated" in own)
         found = CeleryTaskLimits(arguments, parts, key, cost, source)
         found.add_windows(self._shared_windows)
         return found

@@ -36,6 +36,14 @@ class Annotations:
         for_all = any(_call(item, "annotate_any").get(option) is value for item in self._prepared)
         return None if for_all else value
 
+    def set(self, task: Any, option: str, value: object) -> bool:
+        """Return whether an annotation has set an option of a task, whose value is `value`."""
+        return value is not None and any(
+            found.get(option) is value
+            for item in self._prepared
+            for found in (_call(item, "annotate", task), _call(item, "annotate_any"))
+        )
+
     def check_names(self, registered: Collection[str]) -> None:
         """Raise `ConfigurationError` for limits of a task that does not exist."""
         for item in self._prepared:
