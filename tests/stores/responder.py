@@ -50,6 +50,8 @@ class Responder:
         self.version = "7.0.15"
         self.serves: Responder = self
         """The node of all slots, by this one's map of a cluster."""
+        self.last_slot = 16383
+        """The last slot of that map."""
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
@@ -75,9 +77,8 @@ class Responder:
             info = f"redis_version:{self.version}".encode()
             return b"$%d\r\n%s\r\n" % (len(info), info)
         if verb == b"CLUSTER":
-            return (
-                b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n" % self.serves.port
-            )
+            to = self.last_slot, self.serves.port
+            return b"*1\r\n*3\r\n:0\r\n:%d\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n" % to
         if verb == b"COMMAND":
             return b"*0\r\n"
         if verb == b"ROLE":

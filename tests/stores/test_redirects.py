@@ -196,6 +196,16 @@ def test_the_slot_of_a_key_is_computed_and_looked_up_once(
         assert all(nodes.limiter.each(["k"] * 3))
 
 
+def test_a_slot_that_no_node_serves_is_looked_for_again(harness: Harness) -> None:
+    """No call gets as far as to a node, which would say that the map is stale."""
+    with Responder() as server:
+        server.last_slot = 0
+        limiter = harness.limiter(f"redis+cluster://127.0.0.1:{server.port}?protocol=2", timeout=5)
+        assert isinstance(limiter.burst(["k"], at_once=1)[0].outcome, StoreUnavailable)
+        server.last_slot = 16383
+        until(lambda: limiter.burst(["k"], at_once=1)[0].admitted, what="the map is read again")
+
+
 def test_with_the_clients_clock_each_call_carries_its_time(harness: Harness) -> None:
     with Responder() as old, Responder() as new:
         url = f"redis+cluster://127.0.0.1:{old.port}?protocol=2"
