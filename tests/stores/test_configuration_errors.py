@@ -77,7 +77,7 @@ CASES: dict[tuple[str, str], tuple[Any, dict[str, Any], str]] = {
     ),
     ("TLS", "a server that answers in plain"): (
         lambda s: _at(s.guarded, f":{SECRET}@", "/0", "rediss"),
-        {"timeout": 1.0}, "write redis://",
+        {}, "write redis://",
     ),
     ("asking the sentinels", "a server that is no sentinel"): (
         lambda s: _at(s.renaming, "", "/service/0", "redis+sentinel"), {}, "it is no sentinel",

@@ -99,9 +99,12 @@ async def find_wrong_server(
             found.set_result(error)
 
     def run() -> None:
-        error = check.again(timeout) if addresses is None else check.find(addresses, timeout)
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(end, error)
+        error = None
+        try:
+            error = check.again(timeout) if addresses is None else check.find(addresses, timeout)
+        finally:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(end, error)
 
     return await found if start_thread(run) else None
 

@@ -132,7 +132,7 @@ _FIXES_OF_CONNECTING = (
         "it refuses the TLS certificate of this client, or that there is none; name it in the URL: "
         "?ssl_certfile=/path/to/cert.pem&ssl_keyfile=/path/to/key.pem",
     ),
-    (_NO_TLS, "it does not speak TLS; write redis:// in the URL"),
+    (_NO_TLS, "it does not speak TLS; write redis:// in the URL, or another port"),
 )
 """Failures to connect, beside error replies, that no retry helps."""
 

@@ -16,10 +16,12 @@ Only such an answer is a mistake. A server that closes the connection, or says n
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -125,11 +127,17 @@ class WrongServerCheck:
         self._checked_at = self._found_at = -math.inf
         self._wrong: Sequence[Address] = ()
         """Where a check has found another server, a moment ago."""
+        self._lock = threading.Lock()
+        """Held by the thread that checks."""
+        self._last: tuple[Sequence[Address], float] = (), -math.inf
+        """What the last check has looked at, and when it has ended (monotonic seconds)."""
+        self._last_found: ConfigurationError | None = None
 
     @property
     def is_due(self) -> bool:
-        """True if the last check was some time ago, or one has found another server."""
-        return bool(self._wrong) or self._monotonic() >= self._checked_at + _CHECK_EVERY_S
+        """True if the last check was some time ago, goes on, or has found another server."""
+        is_old = self._monotonic() >= self._checked_at + _CHECK_EVERY_S
+        return is_old or bool(self._wrong) or self._lock.locked()
 
     @property
     def has_found(self) -> bool:
@@ -146,9 +154,18 @@ class WrongServerCheck:
         """Return the mistake, if at each of `addresses` another server answers, or in another way
         than the URL says. To be called in a thread that may wait: `check_seconds(timeout)` in all.
         """
+        wrong, asked_at = list(addresses), self._monotonic()
+        with self._lock:
+            looked_at, ended_at = self._last
+            if looked_at != wrong or ended_at < asked_at:  # else another thread has just checked
+                self._last_found = self._check(wrong, check_seconds(timeout))
+                self._last = wrong, self._monotonic()
+            # A copy: one exception raised in several threads would mix their tracebacks.
+            return copy.copy(self._last_found)
+
+    def _check(self, wrong: list[Address], seconds: float) -> ConfigurationError | None:
         self._checked_at = self._monotonic()
-        until = self._checked_at + check_seconds(timeout)
-        wrong = list(addresses)
+        until = self._checked_at + seconds
         mistakes = [_mistake_at(address, until, self._monotonic) for address in wrong]
         if mistakes and None not in mistakes:
             self._wrong, self._found_at = wrong, self._checked_at
@@ -217,10 +234,11 @@ def _answer(
         with socket.create_connection(address[:2], seconds_left()) as plain:
             sock = plain
             if context is not None:
+                plain.getpeername()  # after a reset, `wrap_socket` would fail and leave it open
                 sock = context.wrap_socket(plain, server_hostname=address.host)
             with sock:
                 sock.sendall(frame)
-                while len(received) < _ENOUGH_BYTES and b"\n" not in received:
+                while not _is_enough(received):
                     sock.settimeout(seconds_left())
                     if not (part := sock.recv(_ENOUGH_BYTES)):
                         break
@@ -228,6 +246,16 @@ def _answer(
     except (OSError, ValueError):  # `ssl` raises a ValueError for a host name that is none
         pass
     return received
+
+
+def _is_enough(received: bytes) -> bool:
+    """True if more bytes would change nothing of what is found."""
+    return (
+        len(received) >= _ENOUGH_BYTES
+        or b"\n" in received
+        or _TLS_RECORD.match(received) is not None
+        or _server_of(received) is not None
+    )
 
 
 def _context() -> ssl.SSLContext:
