@@ -30,8 +30,7 @@ end
 -- passes those that it had told before.
 local count, extends, process = held(), has_slot(holder), string.match(holder, '^%d+:%d+:(%w*)')
 local ahead, dropped, told = 0, {}, 0
-local lowest = (call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or now + 1) - 0
-if lowest < 0 then
+if call('ZCOUNT', key, '-inf', '(0') > 0 then
   dropped = silent_places(now)
   if is_head then dropped[process] = dropped[process] or places_of(process) end
   local before = is_head and waited[1] and place_score(waited[1], now)
@@ -43,29 +42,30 @@ if lowest < 0 then
   end
 end
 
--- What is written is written at once and first, so that the set is never empty in between.
 local granted, members = extends or ahead < limit - count, {}
-if granted then members = {now + ttl_ms, holder} end
 local skipped = granted and 1 or 0
 if #waited > skipped
   and (is_head or not granted and (dropped[process] or not call('ZSCORE', key, process))) then
   told = #waited - skipped
-  members[#members + 1], members[#members + 2] = process_score(now + PLACE_MS), process
+  members = {process_score(now + PLACE_MS), process}
   for i = 1, told do
-    members[#members + 1] = place_score(waited[skipped + i], now)
-    members[#members + 1] = process .. '.' .. i
+    members[2 * i + 1], members[2 * i + 2] = place_score(waited[skipped + i], now), process .. '.' .. i
   end
 end
-if members[1] then
-  call('ZADD', key, unpack(members))
-  renew_expiry()
-end
+
+-- What is added is added first, and at once, so that the set is never empty in between.
 if granted then
+  call('ZADD', key, now + ttl_ms, holder, unpack(members))
+  renew_expiry()
   drop_places(dropped, process, told)
-  if lowest <= now then call('ZREMRANGEBYSCORE', key, 0, now) end
+  call('ZREMRANGEBYSCORE', key, 0, now)
   return {stamp, extends and count or count + 1, now, 1, ttl_ms}
 end
 
+if told > 0 then
+  call('ZADD', key, unpack(members))
+  renew_expiry()
+end
 -- A deadline that is further away than its holder's own time to live was written before the clock was
 -- set back. It is moved to that distance, so that a dead holder keeps its slot no longer than usual.
 local far, later = call('ZRANGEBYSCORE', key, '(' .. now + ttl_ms, '+inf', 'WITHSCORES'), 0

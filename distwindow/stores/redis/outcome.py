@@ -331,8 +331,10 @@ Reply = TypeVar("Reply")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 """Seconds before a call is sent again whose slot migrates: at first, and after the doubling at each
 further time."""
-_MIN_LEFT_S = 0.002
-"""With less time left it is not sent again."""
+_MIN_LEFT_S = 0.02
+"""With less time left after the pause, or less than some round trips, it is not sent again: a reply
+that comes too late would make its outcome unknown.
+"""
 _MAX_REDIRECTS = 4
 """How often a call follows MOVED and ASK, which nodes may answer in turns while they disagree."""
 
@@ -466,13 +468,13 @@ def execute_once(
                 send_script = True
                 continue
             if error.code in _SLOT_MIGRATES:
-                left_s = deadline - settings.clock.monotonic()
-                if left_s < _MIN_LEFT_S:
+                pause_s = next_pause_s
+                left_s = deadline - settings.clock.monotonic() - pause_s
+                if left_s < max(_MIN_LEFT_S, 4 * (node.round_trip_s or 0)):
                     raise StoreUnavailable(
                         f"{node.name} cannot serve now: {text}; the slot of the key migrates to "
                         "another node, and the call has waited until its deadline"
                     )
-                pause_s = min(next_pause_s, left_s / 2)
                 next_pause_s = min(2 * next_pause_s, _LONGEST_PAUSE_S)
                 node, asking = topology.node_of(command), False
                 retried, redirects = False, 0
