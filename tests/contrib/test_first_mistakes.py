@@ -114,6 +114,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: fastapi.RateLimits(URL, on_store_error="allow", timeout=250), "in seconds"),
     (lambda: Limiter("10/minute"), "the URL of the store comes first"),  # type: ignore[call-arg]
     (lambda: AsyncLimiter("10/minute"), "AsyncLimiter.*10/minute"),  # type: ignore[call-arg]
+    (lambda: rate_limits().limit("5/minute", methods=["GET", "PSOT"]), "'PSOT'; write 'POST'"),
     (limit_by_itself, f"a limit by itself; {DEPENDS}"),
     (limit_of_a_router, f"a limit by itself; {DEPENDS}"),
     (all_of_by_itself, f"a limit by itself; {DEPENDS}"),
@@ -176,3 +177,15 @@ def test_addresses_of_flask_believe_the_named_proxies() -> None:
     other = flask.Flask("other")
     other.add_url_rule("/", view_func=client_address, endpoint="home")
     assert other.test_client().get("/", **sent).text == "10.0.0.1"
+
+
+def test_limits_of_flask_can_be_switched_off_in_tests() -> None:
+    of, app = FlaskRateLimits("memory://", on_store_error="raise"), flask.Flask("app")
+    of.init_app(app)
+    app.add_url_rule("/", view_func=of.limit("1/hour")(lambda: "home"), endpoint="home")
+    client = app.test_client()
+    assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+    of.enabled = False
+    assert client.get("/").status_code == 200
+    of.enabled = True
+    assert client.get("/").status_code == 429

@@ -217,6 +217,13 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
             )
         return found
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "enabled":  # as tests set it
+            self._options[name] = value
+            for of_app in self._apps.values():
+                of_app.enabled = value
+        super().__setattr__(name, value)
+
     def _configured(self, app: Flask) -> dict[str, Any]:
         configured = app.config.get_namespace("DISTWINDOW_")
         if unknown := [f"DISTWINDOW_{key.upper()}" for key in configured.keys() - self._options]:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from difflib import get_close_matches
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -674,11 +675,19 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
     raise asked.limit.refusal(earlier, asked)
 
 
+_METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"]
+"""The usual ones. Others are allowed if they are not written much like one of these."""
+
+
 def _read_methods(methods: Any) -> frozenset[str]:
     if isinstance(methods, (str, bytes)) or not all(isinstance(each, str) for each in methods):
         raise ConfigurationError(
             f'methods={short_repr(methods)} is not a list of methods, such as ["POST", "PUT"]'
         )
+    for each in methods:
+        likely = get_close_matches(each.upper(), _METHODS, 1)
+        if likely and each.upper() not in _METHODS:
+            raise ConfigurationError(f"methods has {each!r}; write {likely[0]!r}")
     names = frozenset("GET" if each.upper() == "HEAD" else each.upper() for each in methods)
     if not names:
         raise ConfigurationError("methods=[] limits nothing; leave it out to limit all methods")
