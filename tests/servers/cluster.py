@@ -111,12 +111,18 @@ class Cluster:
 
     def migrate(self, slot: int, source: RedisProcess, target: RedisProcess) -> None:
         """Move a slot as redis-cli does, key by key."""
-        with Migration(slot, source, target) as migration:
+        with self.migration(slot, source, target) as migration:
             migration.begin()
             while migration.move_key():
                 time.sleep(0.02)  # calls come while one part of the slot has moved
             time.sleep(0.05)  # and while all of it has moved, and nobody knows
             migration.end()
+
+    def migration(self, slot: int, source: RedisProcess, target: RedisProcess) -> Migration:
+        """Return the migration of a slot, which has not begun."""
+        masters = [node for node in self.nodes[: self.masters] if node.alive]
+        others = [node for node in masters if node not in (source, target)]
+        return Migration(slot, source, target, others)
 
     def move(self, host: str, *nodes: RedisProcess) -> None:
         """Give nodes another address at once, as pods that were replaced, with what they knew."""
@@ -188,17 +194,20 @@ class Cluster:
 class Migration:
     """A slot on its way from one node to another, step by step."""
 
-    def __init__(self, slot: int, source: RedisProcess, target: RedisProcess) -> None:
+    def __init__(
+        self, slot: int, source: RedisProcess, target: RedisProcess, others: list[RedisProcess]
+    ) -> None:
         self.slot = slot
         self.source, self.target = source, target
         self._from, self._to = source.client(), target.client()
+        self._others = [node.client() for node in others]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._from.close()
-        self._to.close()
+        for client in (self._from, self._to, *self._others):
+            client.close()
 
     def begin(self) -> None:
         """From now on calls of keys that the source does not have go to the target."""
@@ -217,11 +226,13 @@ class Migration:
         return bool(keys)
 
     def end(self) -> None:
-        """Move all keys that are left, and then the slot."""
+        """Move all keys that are left, and then the slot. The other masters are told, too: by what
+        they have heard before, they would contradict a slot that moves on at once.
+        """
         while self.move_key():
             pass
         target_id = self._to.execute_command("CLUSTER", "MYID")
-        for client in (self._to, self._from):
+        for client in (self._to, self._from, *self._others):
             client.execute_command("CLUSTER", "SETSLOT", self.slot, "NODE", target_id)
 
 

@@ -62,7 +62,7 @@ class MigratingSlots:
         masters = self._cluster.nodes[: self._cluster.masters]
         source = self._owners.get(slot) or next(node for node in masters if node.port == port)
         target = next(node for node in masters if node is not source)
-        self._migration = Migration(slot, source, target)
+        self._migration = self._cluster.migration(slot, source, target)
         self._migration.begin()
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from distwindow import Concurrency, StoreError, StoreUnavailable
 from tests.harness import Call, Harness, LimiterAdapter, count_outcomes, in_time, used
-from tests.servers import Cluster, Migration, RedisProcess, SentinelSet, until
+from tests.servers import Cluster, RedisProcess, SentinelSet, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -90,7 +90,7 @@ def test_a_window_that_ends_while_its_slot_migrates_begins_anew(
         source, target, _ = cluster.nodes
         for key in cluster.keys_by_port()[source.port][:3]:
             only_admissions(limiter.burst([key] * 4))
-            with Migration(Cluster.slot_of(key), source, target) as migration:
+            with cluster.migration(Cluster.slot_of(key), source, target) as migration:
                 migration.begin()
                 time.sleep(1.05)
                 only_admissions(limiter.burst([key] * 4))
@@ -112,7 +112,7 @@ def test_slots_are_granted_in_turn_while_their_slot_of_the_cluster_migrates() ->
                 held += 1
             return held
 
-        with Migration(Cluster.slot_of(key), source, target) as migration:
+        with cluster.migration(Cluster.slot_of(key), source, target) as migration:
             migration.begin()
             with ThreadPoolExecutor() as threads:
                 holding = [threads.submit(hold_in_turn) for _ in range(4)]

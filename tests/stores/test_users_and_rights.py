@@ -13,7 +13,7 @@ import pytest
 from distwindow import Concurrency, ConfigurationError, Limiter, RateLimitExceeded
 from distwindow.stores.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS
 from tests.harness import Harness
-from tests.servers import Cluster, Migration, Standalone
+from tests.servers import Cluster, Standalone
 from tests.stores.store_check import THREE, works
 
 MINIMAL_ACL = f"~distwindow:* resetchannels -@all {RIGHTS}"
@@ -174,7 +174,7 @@ def test_the_least_rights_in_a_cluster(harness: Harness, cluster: Cluster, prefi
             assert all(limiter.each(keys))
             slot, source = Cluster.slot_of(f"{prefix}-new"), cluster.node_of(f"{prefix}-new")
             others = [node for node in cluster.nodes if node is not source]
-            with Migration(slot, source, others[0]) as migration:
+            with cluster.migration(slot, source, others[0]) as migration:
                 migration.begin()
                 assert limiter.try_acquire(f"{prefix}-new")
                 migration.end()
