@@ -134,6 +134,21 @@ def test_tls_and_plain_are_told_apart_under_every_policy(
 
 
 @pytest.mark.compat
+@pytest.mark.parametrize("case", [case for case in TLS_CASES if case.endswith("tls-to-plain")])
+def test_the_first_call_is_told_before_its_timeout(
+    harness: Harness, tls_server: Standalone, case: str
+) -> None:
+    """Redis waits for more of what it takes for the beginning of a command."""
+    make_url, text = TLS_CASES[case]
+
+    def is_told() -> bool:
+        limiter = harness.limiter(make_url(tls_server), timeout=2.0)
+        return text in str(error_in(lambda: limiter.try_acquire("k")))
+
+    until(is_told, 30)  # on a busy machine the look may come too late, too
+
+
+@pytest.mark.compat
 @pytest.mark.parametrize("consistency", get_args(Consistency))
 @pytest.mark.parametrize("case", ["plain-to-tls", "tls-to-plain"])
 def test_each_call_says_so_in_every_consistency(
