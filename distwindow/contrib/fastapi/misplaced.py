@@ -73,6 +73,9 @@ class _Annotation:
     def __init__(self, text: str) -> None:
         self._text = text
 
+    def __call__(self) -> None:
+        """For Python 3.10, where `Annotated` takes nothing else."""
+
     def __repr__(self) -> str:
         return self._text
 
