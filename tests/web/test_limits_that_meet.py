@@ -308,13 +308,21 @@ def meetings() -> Iterator[Meeting]:
 MEETINGS = list(meetings())
 
 
-STORES = ["memory", "Redis"]
-EACH = [("memory", "direct"), *(("Redis", each) for each in get_args(Consistency))]
+URLS = {"Redis": "redis_url", "cluster": "cluster_url"}
+"""The fixture of each store's URL. On a cluster limits lie on several slots, and are asked in turn.
+"""
+ON_SERVERS = [
+    pytest.param((store, consistency), marks=pytest.mark.slow if store == "cluster" else ())
+    for store in URLS
+    for consistency in get_args(Consistency)
+]
+STORES = ["memory", "Redis", pytest.param("cluster", marks=pytest.mark.slow)]
+EACH = [("memory", "direct"), *ON_SERVERS]
 """Stores and consistencies: in a process all of these are the same."""
 
 
 def options_of_store(request: pytest.FixtureRequest, store: str, prefix: str) -> dict[str, Any]:
-    url = request.getfixturevalue("redis_url") if store == "Redis" else "memory://"
+    url = request.getfixturevalue(URLS[store]) if store in URLS else "memory://"
     return {"store": url, "prefix": prefix, "on_store_error": "raise", "timeout": 10.0}
 
 
