@@ -88,7 +88,7 @@ def open_store(store: Any, options: Options) -> Store:
         if _is_memory_url(store):
             return register_after_fork(MemoryStore(options.time))
         store = urls.parse_url_text(store)
-        settings = _with_addresses(settings, store)
+        settings = _with_endpoints(settings, store)
     elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError(
             "this is an asyncio client, and here calls block: give a redis.Redis or the URL, or "
@@ -110,7 +110,7 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
         if _is_memory_url(store):
             return AsyncMemoryStore(register_after_fork(MemoryStore(options.time)))
         store = urls.parse_url_text(store)
-        settings = _with_addresses(settings, store)
+        settings = _with_endpoints(settings, store)
     if isinstance(store, (urls.StoreUrl, redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         load_scripts()
         make = _topology_maker(store, settings, is_async=True)
@@ -217,8 +217,8 @@ def wrong_server_at(url: str, timeout: float = 5.0) -> ConfigurationError | None
     """Return the mistake, if other servers answer at the addresses of `url`, or with TLS where it
     has none, or without.
     """
-    addresses = [] if _is_memory_url(url) else urls.addresses_in(urls.parse_url_text(url))
-    return WrongServerCheck(SYSTEM).find(addresses, timeout)
+    endpoints = [] if _is_memory_url(url) else urls.endpoints_in(urls.parse_url_text(url))
+    return WrongServerCheck(SYSTEM).find(endpoints, timeout)
 
 
 def _topology_maker(
@@ -265,11 +265,11 @@ def _is_memory_url(url: str) -> bool:
     return False
 
 
-def _with_addresses(settings: CallSettings, url: urls.StoreUrl) -> CallSettings:
+def _with_endpoints(settings: CallSettings, url: urls.StoreUrl) -> CallSettings:
     """Name what is asked for the map of a cluster. (Other connections know where they go.)"""
     if url.kind != "cluster":
         return settings
-    return replace(settings, addresses=tuple(urls.addresses_in(url)))
+    return replace(settings, endpoints=tuple(urls.endpoints_in(url)))
 
 
 def _call_settings(store: Any, options: Options) -> CallSettings:

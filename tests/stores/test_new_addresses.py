@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from distwindow import AsyncLimiter, Limiter
+from distwindow.options import Consistency
 from tests.harness import Harness, used
 from tests.servers import Cluster, RedisProcess, SentinelSet, Standalone, until
 from tests.stores.test_transport_topology import PREFIX, loaded, only_store_errors
@@ -48,10 +49,13 @@ def test_a_cluster_is_found_again_by_the_hosts_of_its_url(
         first = cluster.nodes[0]
         url = f"redis+cluster://cluster.test:{first.port}"
         busy = harness.limiter(url, prefix=PREFIX, timeout=0.5)
-        idle = harness.limiter(url, prefix=PREFIX, timeout=0.5)
+        idle = [
+            harness.limiter(url, prefix=f"{PREFIX}-{each}", timeout=0.5, consistency=each)
+            for each in get_args(Consistency)
+        ]
         keys = [each[0] for each in cluster.keys_by_port().values()]
-        busy.each(keys)
-        idle.each(keys)
+        for limiter in (busy, *idle):
+            limiter.each(keys)
         with loaded(busy, keys, at_once=2) as calls:
             steps = [cluster.nodes] if at_once else [[node] for node in cluster.nodes]
             for nodes in steps:
@@ -59,7 +63,10 @@ def test_a_cluster_is_found_again_by_the_hosts_of_its_url(
                 names["cluster.test"] = first.host
                 until(lambda: admitted(busy, keys), 20, what="calls of all shards")
         only_store_errors(calls)
-        until(lambda: admitted(idle, keys), 5, what="calls of a limiter that had none meanwhile")
+        for limiter in idle:  # they had no calls meanwhile
+            health: Any = limiter.limiter.health
+            until(lambda each=limiter: admitted(each, keys), 10, what="calls")  # type: ignore[misc]
+            until(lambda of=health: of().up and not of().pending, 10, what="all is told")  # type: ignore[misc]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import redis
 from distwindow import AsyncLimiter, ConfigurationError, StoreError
 from distwindow.away.policy import Answer
 from distwindow.options import Consistency
-from distwindow.stores.redis.wrong_server import addresses_of
+from distwindow.stores.redis.wrong_server import endpoints_of
 from tests.harness import Harness, LimiterAdapter
 from tests.servers import (
     Certificates,
@@ -262,7 +262,7 @@ def test_connections_of_other_classes_are_not_looked_at() -> None:
     """They may go nowhere: a fake one has the host and port of a real server."""
     fake = fakeredis.FakeRedis(host="127.0.0.1", port=6379)
     for pool in (fake.connection_pool, redis.ConnectionPool.from_url("unix:///run/redis.sock")):
-        assert addresses_of(pool.make_connection()) == []
+        assert endpoints_of(pool.make_connection()) == []
 
 
 # -- what changes later ----------------------------------------------------------------------------

@@ -756,7 +756,7 @@ _ANY_LIMIT = (Limit("1/second"),)
 R = TypeVar("R")
 
 
-class Opened(NamedTuple):
+class OpenLimiters(NamedTuple):
     """What is open from one closing to the next."""
 
     store: Any
@@ -992,7 +992,7 @@ class BaseRateLimits(MakesLimits[R]):
         shown = store_name(self._given_store)
         return f"{type(self).__name__}({shown!r}, on_store_error={self.on_store_error!r})"
 
-    def _open(self) -> Opened:
+    def _open(self) -> OpenLimiters:
         """Return a store and no limiters; nothing is connected to."""
         store: Any = type(self)._open_store(self._given_store, self._options)
         shown, is_owned = store_name(self._given_store), store is not self._given_store
@@ -1000,7 +1000,7 @@ class BaseRateLimits(MakesLimits[R]):
         if outages is not None and is_owned:
             outages.name = f"rate limits {self._options.prefix!r} at {shown}"
             outages.effect = "requests are answered by on_store_error until it is back"
-        return Opened(store, is_owned, share_store(store, shown, owned=is_owned), {}, set())
+        return OpenLimiters(store, is_owned, share_store(store, shown, owned=is_owned), {}, set())
 
 
 @only_async_with

@@ -609,13 +609,17 @@ class LoopDispatcher:
         for connection in list(self.connections.values()):
             connection.flush()
         self._in_flight.ensure_timer(tick.deadline)
-        if self._refreshing is not None and not self._refreshing.done():
-            return
+        if self._refreshing is None or self._refreshing.done():
+            self._refresh_if_due(tick.deadline)
+
+    def _refresh_if_due(self, now: float) -> None:
+        """Have the map of a cluster read again if it is stale, or the sentinels asked."""
+        topology = self.topology
         if isinstance(topology, ClusterTopology):
             if topology.claim_refresh():
                 self._refreshing = asyncio.ensure_future(self._refresh(topology))
-        elif tick.deadline >= topology.node.ask_sentinels_at:
-            topology.node.ask_sentinels_at = tick.deadline + ASK_SENTINELS_EVERY_S
+        elif now >= topology.node.ask_sentinels_at:
+            topology.node.ask_sentinels_at = now + ASK_SENTINELS_EVERY_S
             self._refreshing = asyncio.ensure_future(self._ask(topology.ask_sentinels()))
 
     def _send_request(self, batch: Batch, request: Request) -> None:
@@ -701,9 +705,9 @@ class LoopDispatcher:
 
     async def _read_map(self) -> None:
         began_at, timeout = self._monotonic(), self._settings.timeout
-        check, addresses = self._map.wrong_server, self._map.addresses
+        check, endpoints = self._map.wrong_server, self._map.endpoints
         connecting = connect_or_explain(
-            self._ask_for_first_map, check, lambda: addresses, timeout, beside=True
+            self._ask_for_first_map, check, lambda: endpoints, timeout, beside=True
         )
         try:
             await asyncio.wait_for(connecting, timeout)
@@ -713,7 +717,7 @@ class LoopDispatcher:
         except Exception as exc:  # a cluster's errors are not redis.RedisError
             failure = connect_failure(exc, "the cluster", self._settings.secrets)
             if check.is_due and may_be_wrong_server(exc, failure):
-                failure = await find_wrong_server(check, addresses, timeout) or failure
+                failure = await find_wrong_server(check, endpoints, timeout) or failure
             if isinstance(failure, ConfigurationError):
                 self._map.on_refused_map(failure)
             else:
@@ -727,7 +731,7 @@ class LoopDispatcher:
     async def _ask_for_first_map(self) -> None:
         """Read the map, unless another limiter of this loop has just done so."""
         assert isinstance(self.topology, ClusterTopology)
-        async with self.topology.map.lock():
+        async with self.topology.map.first_reading_in_loop():
             if not self.topology.map.ranges:
                 await self._ask(self.topology.read_map())
 

@@ -54,10 +54,10 @@ from .outcome import NoReply, RawReply, Request, restore_code
 from .topology import CallSettings, Node
 from .urls import hide_secrets
 from .wrong_server import (
-    Address,
+    Endpoint,
     WrongServerCheck,
-    addresses_of,
     check_seconds,
+    endpoints_of,
     wait_seconds,
 )
 
@@ -88,9 +88,9 @@ def retrieve_exception(task: asyncio.Future[Any]) -> None:
 
 
 async def find_wrong_server(
-    check: WrongServerCheck, addresses: Sequence[Address] | None, timeout: float
+    check: WrongServerCheck, endpoints: Sequence[Endpoint] | None, timeout: float
 ) -> ConfigurationError | None:
-    """Do as `check.find`, or `check.again` without addresses, in a thread."""
+    """Do as `check.find`, or `check.again` without endpoints, in a thread."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[ConfigurationError | None] = loop.create_future()
 
@@ -101,7 +101,7 @@ async def find_wrong_server(
     def run() -> None:
         error = None
         try:
-            error = check.again(timeout) if addresses is None else check.find(addresses, timeout)
+            error = check.again(timeout) if endpoints is None else check.find(endpoints, timeout)
         finally:
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(end, error)
@@ -112,7 +112,7 @@ async def find_wrong_server(
 async def connect_or_explain(
     connect: Callable[[], Coroutine[Any, Any, T]],
     check: WrongServerCheck,
-    addresses: Callable[[], Sequence[Address]],
+    endpoints: Callable[[], Sequence[Endpoint]],
     timeout: float,
     *,
     beside: bool,
@@ -129,7 +129,7 @@ async def connect_or_explain(
         if beside and check.is_due:
             await asyncio.wait(tasks, timeout=wait_seconds(timeout))
             if not connecting.done():
-                checking = asyncio.ensure_future(find_wrong_server(check, addresses(), timeout))
+                checking = asyncio.ensure_future(find_wrong_server(check, endpoints(), timeout))
                 tasks.append(checking)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not connecting.done() and (error := checking.result()):
@@ -338,7 +338,7 @@ class PipelinedConnection(asyncio.Protocol):
             connecting = connect_or_explain(
                 lambda: self._connect(timeout),
                 node.wrong_server,
-                lambda: addresses_of(self._connection),
+                lambda: endpoints_of(self._connection),
                 timeout,
                 beside=not node.has_connected,
             )
@@ -362,8 +362,8 @@ class PipelinedConnection(asyncio.Protocol):
             hide_secrets(exc, node.secrets)
             error = configuration_failure(exc, node.name)
             if node.wrong_server.is_due and may_be_wrong_server(exc, error):
-                addresses = addresses_of(self._connection)
-                error = await find_wrong_server(node.wrong_server, addresses, timeout) or error
+                endpoints = endpoints_of(self._connection)
+                error = await find_wrong_server(node.wrong_server, endpoints, timeout) or error
             if error is None:
                 slow = isinstance(exc, (TimeoutError, RedisTimeoutError))
                 node.on_connect_failed(exc, began_at, slow=slow)

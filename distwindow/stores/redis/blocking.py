@@ -743,7 +743,7 @@ class RedisStore:
         began_at = self._monotonic()
         check_not_away(self._map)
         seconds = deadline - began_at
-        find = partial(self._map.wrong_server.find, self._map.addresses, seconds)
+        find = partial(self._map.wrong_server.find, self._map.endpoints, seconds)
         try:
             topology = run_within(
                 seconds, self._read_topology, _close_topology_client,
@@ -770,7 +770,7 @@ class RedisStore:
         except (StoreError, ConfigurationError) as exc:
             error = None
             if check.is_due and may_be_wrong_server(exc, exc):
-                error = check.find(self._map.addresses, self._timeout)
+                error = check.find(self._map.endpoints, self._timeout)
             if error is None:
                 raise
             raise error from exc

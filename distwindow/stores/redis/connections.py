@@ -40,7 +40,7 @@ from .handshake import (
 from .outcome import BackgroundJob, JobAbandoned, NoReply, RawReply, Request, restore_code
 from .topology import ASK_SENTINELS_EVERY_S, Node
 from .urls import hide_secrets
-from .wrong_server import addresses_of, check_seconds, wait_seconds
+from .wrong_server import check_seconds, endpoints_of, wait_seconds
 
 # --------------------------------------------------------------------------------------------------
 #
@@ -540,7 +540,7 @@ def _may_try_again(opening: BackgroundJob[_Opened], node: Node) -> bool:
 
 def _find_wrong_server(node: Node, timeout: float) -> ConfigurationError | None:
     """Return the mistake, if another server answers in the place of `node`."""
-    error = node.wrong_server.find(addresses_of(node.new_connection()), timeout)
+    error = node.wrong_server.find(endpoints_of(node.new_connection()), timeout)
     if error is not None:
         node.on_refused_client(error)
     return error
@@ -567,7 +567,7 @@ def _connect(node: Node, clock: Clock, timeout: float | None = None) -> _Opened:
         hide_secrets(exc, node.secrets)
         error = configuration_failure(exc, node.name)
         if node.wrong_server.is_due and may_be_wrong_server(exc, error):
-            error = node.wrong_server.find(addresses_of(connection), seconds) or error
+            error = node.wrong_server.find(endpoints_of(connection), seconds) or error
         if error is not None:
             node.on_refused_client(error)  # the next call raises it
             if error is failure:

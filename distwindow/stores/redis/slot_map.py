@@ -94,8 +94,8 @@ class SlotMap:
         """Return the node of a slot. Topologies keep it, so that this is asked once a reading."""
         return next((node for low, high, node in self.ranges if low <= slot <= high), None)
 
-    def lock(self) -> asyncio.Lock:
-        """Return the lock of this event loop under which the first reading is made."""
+    def first_reading_in_loop(self) -> asyncio.Lock:
+        """Return the lock of this event loop that is held by the task that makes the first reading."""
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
     def _address(self, node: Sequence[Any], asked: Address) -> Address:

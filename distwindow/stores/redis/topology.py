@@ -23,8 +23,7 @@ from ...errors import ConfigurationError, KeysOnSeveralNodes, StoreUnavailable, 
 from ...ring.clock import Clock
 from ...ring.command import Command, ServerClock
 from .slot_map import Address, Questions, SlotMap
-from .wrong_server import Address as ServerAddress
-from .wrong_server import WrongServerCheck
+from .wrong_server import Endpoint, WrongServerCheck
 
 _MIN_PROBE_TIMEOUT_S = 0.25
 _MIN_REFRESH_S = 1.0
@@ -52,7 +51,7 @@ class CallSettings:
     """Those of the store."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """The passwords of the store, which no text may show."""
-    addresses: tuple[ServerAddress, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
     """Where the map of a cluster is read, if a URL has named it."""
 
 
@@ -127,7 +126,7 @@ class ClusterMap(Reachability):
 
     def __init__(self, settings: CallSettings) -> None:
         super().__init__("the cluster", settings.clock, settings.outages)
-        self.addresses = settings.addresses
+        self.endpoints = settings.endpoints
         self.wrong_server = WrongServerCheck(settings.clock)
         """Whether other servers answer at the addresses of the URL."""
 
@@ -137,7 +136,7 @@ class ClusterMap(Reachability):
 
     def on_refused_map(self, why: ConfigurationError) -> None:
         """Record that the map cannot be read, if it is that of a cluster."""
-        if self.addresses:
+        if self.endpoints:
             self.on_refused_client(why)
 
 

@@ -26,7 +26,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from ...errors import ConfigurationError
-from .wrong_server import Address
+from .wrong_server import Endpoint
 
 _SCHEMES = {
     "redis": ("redis", "one"), "valkey": ("redis", "one"),
@@ -228,17 +228,17 @@ def parse_url_text(url: str) -> StoreUrl:
     return StoreUrl(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
 
 
-def addresses_in(url: StoreUrl) -> list[Address]:
+def endpoints_in(url: StoreUrl) -> list[Endpoint]:
     """Return the servers that a URL names; for a Unix socket none."""
     if url.kind != "one":
         service, sentinel = _split_sentinel_options(url.options)
         tls = bool((sentinel if url.kind == "sentinel" else service).get("ssl"))
-        return [Address(host, port, tls) for host, port in url.hosts]
+        return [Endpoint(host, port, tls) for host, port in url.hosts]
     options: dict[str, Any] = parse_url(url.plain_url)  # type: ignore[no-untyped-call]  # not annotated
     if "path" in options:
         return []
     host, port = options.get("host", "localhost"), int(options.get("port", 6379))
-    return [Address(host, port, options.get("connection_class") is redis.SSLConnection)]
+    return [Endpoint(host, port, options.get("connection_class") is redis.SSLConnection)]
 
 
 def make_client(address: StoreUrl, timeout: float, *, is_async: bool = False) -> Any:

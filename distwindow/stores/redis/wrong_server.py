@@ -1,4 +1,4 @@
-"""What answers at an address where no connection to Redis can be opened.
+"""What answers at an endpoint where no connection to Redis can be opened.
 
 An HTTP server on the port, TLS where the URL has none, or none where it has: redis-py reports them
 as protocol errors, resets and timeouts, which an outage has, too. So what answers there is asked
@@ -72,7 +72,7 @@ def wait_seconds(timeout: float) -> float:
     return min(timeout / 2, _MAX_WAIT_S)
 
 
-class Address(NamedTuple):
+class Endpoint(NamedTuple):
     """Where a connection is opened."""
 
     host: str
@@ -86,12 +86,12 @@ _OPEN_SOCKETS = (
     redis.asyncio.Connection._connect,
     redis.asyncio.SSLConnection._connect,
 )
-"""How connections reach their address: those of other classes may go through a proxy, or nowhere.
+"""How connections reach their endpoint: those of other classes may go through a proxy, or nowhere.
 """
 _TLS_CLASSES = (redis.SSLConnection, redis.asyncio.SSLConnection)
 
 
-def addresses_of(connection: Any) -> list[Address]:
+def endpoints_of(connection: Any) -> list[Endpoint]:
     """Return where this redis-py connection, which could not be opened, has tried to. Empty for a
     Unix socket, and for classes of others. Of a Sentinel set whose primary is not known yet it is
     the sentinels.
@@ -105,18 +105,18 @@ def addresses_of(connection: Any) -> list[Address]:
         return [
             each
             for client in manager.sentinels
-            for each in _address_of_pool(client.connection_pool)
+            for each in _endpoints_of_pool(client.connection_pool)
         ]
     if host is None or port is None:
         return []
-    return [Address(host, int(port), isinstance(connection, _TLS_CLASSES))]
+    return [Endpoint(host, int(port), isinstance(connection, _TLS_CLASSES))]
 
 
-def _address_of_pool(pool: Any) -> list[Address]:
+def _endpoints_of_pool(pool: Any) -> list[Endpoint]:
     kwargs, kind = pool.connection_kwargs, pool.connection_class
     if "host" not in kwargs or getattr(kind, "_connect", None) not in _OPEN_SOCKETS:
         return []
-    return [Address(kwargs["host"], int(kwargs.get("port", 6379)), issubclass(kind, _TLS_CLASSES))]
+    return [Endpoint(kwargs["host"], int(kwargs.get("port", 6379)), issubclass(kind, _TLS_CLASSES))]
 
 
 class WrongServerCheck:
@@ -125,11 +125,11 @@ class WrongServerCheck:
     def __init__(self, clock: Clock) -> None:
         self._monotonic = clock.monotonic
         self._checked_at = self._found_at = -math.inf
-        self._wrong: Sequence[Address] = ()
+        self._wrong: Sequence[Endpoint] = ()
         """Where a check has found another server, a moment ago."""
         self._lock = threading.Lock()
         """Held by the thread that checks."""
-        self._last: tuple[Sequence[Address], float] = (), -math.inf
+        self._last: tuple[Sequence[Endpoint], float] = (), -math.inf
         """What the last check has looked at, and when it has ended (monotonic seconds)."""
         self._last_found: ConfigurationError | None = None
 
@@ -150,11 +150,11 @@ class WrongServerCheck:
         """
         return self.find(self._wrong, timeout) if self._wrong else None
 
-    def find(self, addresses: Iterable[Address], timeout: float) -> ConfigurationError | None:
-        """Return the mistake, if at each of `addresses` another server answers, or in another way
+    def find(self, endpoints: Iterable[Endpoint], timeout: float) -> ConfigurationError | None:
+        """Return the mistake, if at each of `endpoints` another server answers, or in another way
         than the URL says. To be called in a thread that may wait: `check_seconds(timeout)` in all.
         """
-        wrong, asked_at = list(addresses), self._monotonic()
+        wrong, asked_at = list(endpoints), self._monotonic()
         with self._lock:
             looked_at, ended_at = self._last
             if looked_at != wrong or ended_at < asked_at:  # else another thread has just checked
@@ -163,10 +163,10 @@ class WrongServerCheck:
             # A copy: one exception raised in several threads would mix their tracebacks.
             return copy.copy(self._last_found)
 
-    def _check(self, wrong: list[Address], seconds: float) -> ConfigurationError | None:
+    def _check(self, wrong: list[Endpoint], seconds: float) -> ConfigurationError | None:
         self._checked_at = self._monotonic()
         until = self._checked_at + seconds
-        mistakes = [_mistake_at(address, until, self._monotonic) for address in wrong]
+        mistakes = [_mistake_at(endpoint, until, self._monotonic) for endpoint in wrong]
         if mistakes and None not in mistakes:
             self._wrong, self._found_at = wrong, self._checked_at
             return ConfigurationError(mistakes[0])
@@ -187,17 +187,17 @@ def was_reached(failure: BaseException) -> bool:
     return True
 
 
-def _mistake_at(address: Address, until: float, monotonic: Callable[[], float]) -> str | None:
-    """Return which mistake the answer at `address` shows, if it comes `until` then."""
+def _mistake_at(endpoint: Endpoint, until: float, monotonic: Callable[[], float]) -> str | None:
+    """Return which mistake the answer at `endpoint` shows, if it comes `until` then."""
 
     def ask(frame: bytes, until: float = until, context: ssl.SSLContext | None = None) -> bytes:
-        return _answer(address, frame, lambda: max(0.001, until - monotonic()), context)
+        return _answer(endpoint, frame, lambda: max(0.001, until - monotonic()), context)
 
-    name = f"{address.host}:{address.port}"
+    name = f"{endpoint.host}:{endpoint.port}"
     now = monotonic()
     answer = ask(_PING, now + (until - now) * _SHARE_OF_FIRST)
     server = _server_of(answer)
-    if server is None and address.tls:
+    if server is None and endpoint.tls:
         if _REDIS.match(answer):
             return (
                 f"{name} answers in plain, without TLS; write redis:// in place of rediss:// in "
@@ -206,7 +206,7 @@ def _mistake_at(address: Address, until: float, monotonic: Callable[[], float]) 
         server = _server_of(ask(_PING, context=_context()))
     elif server is None and not _REDIS.match(answer):
         wants_tls = _TLS_RECORD.match(answer) or (
-            not answer and _TLS_RECORD.match(ask(_client_hello(address.host)))
+            not answer and _TLS_RECORD.match(ask(_client_hello(endpoint.host)))
         )
         if wants_tls:
             return f"{name} wants TLS; write rediss:// in place of redis:// in the URL"
@@ -223,7 +223,7 @@ def _server_of(answer: bytes) -> str | None:
 
 
 def _answer(
-    address: Address,
+    endpoint: Endpoint,
     frame: bytes,
     seconds_left: Callable[[], float],
     context: ssl.SSLContext | None,
@@ -231,11 +231,11 @@ def _answer(
     """Return the first bytes that come after `frame`, on a new connection; empty if none do."""
     received = b""
     try:
-        with socket.create_connection(address[:2], seconds_left()) as plain:
+        with socket.create_connection(endpoint[:2], seconds_left()) as plain:
             sock = plain
             if context is not None:
                 plain.getpeername()  # after a reset, `wrap_socket` would fail and leave it open
-                sock = context.wrap_socket(plain, server_hostname=address.host)
+                sock = context.wrap_socket(plain, server_hostname=endpoint.host)
             with sock:
                 sock.sendall(frame)
                 while not _is_enough(received):
