@@ -74,7 +74,7 @@ class Setup:
         self.transport = FakeTransport()
         self.client = FakeClientConnection(self.transport)
         self.node = Node("fake", lambda: self.client, settings)
-        self.node.version_checked = True
+        self.node.of_good_version.add(self.node.name)
         self.ended: list[PipelinedConnection] = []
         self.connection = PipelinedConnection(self.node, settings, self)
         self.command = Acquire(charges_of("k", b"p", [Limit("100/minute")], 1))

@@ -146,7 +146,7 @@ def read(slot_map: SlotMap, *replies: Any) -> list[str]:
 
 
 def of_hosts(*hosts: str) -> SlotMap:
-    return SlotMap([(host, 7000) for host in hosts], redis.Connection, {})
+    return SlotMap([(host, 7000) for host in hosts], lambda: (redis.Connection, {}))
 
 
 def test_the_first_reading_begins_with_the_first_host_and_each_later_one_with_the_next() -> None:

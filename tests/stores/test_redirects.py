@@ -218,7 +218,7 @@ def test_with_the_clients_clock_each_call_carries_its_time(harness: Harness) -> 
 
 def one_node(port: int = 1) -> SlotMap:
     """Return a map by which all slots are on the node at this port."""
-    found = SlotMap([("10.0.0.7", 1)], redis.asyncio.Connection, {})
+    found = SlotMap([("10.0.0.7", 1)], lambda: (redis.asyncio.Connection, {}))
     read(found, port)
     return found
 

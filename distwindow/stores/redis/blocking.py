@@ -740,6 +740,10 @@ class RedisStore:
         return topology
 
     def _connect_topology(self, deadline: float) -> Topology:
+        if self._settings.endpoints:  # of a cluster, whose map another limiter may have read
+            topology = self._make_topology()
+            if isinstance(topology, ClusterTopology) and topology.map.ranges:
+                return self._keep_topology(topology)
         began_at = self._monotonic()
         check_not_away(self._map)
         seconds = deadline - began_at

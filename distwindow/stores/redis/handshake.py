@@ -45,11 +45,11 @@ def handshake(node: Node, clock: Clock) -> Handshake:
     """Yield the words of each command to send on a new connection to `node`, and be sent its reply,
     an error reply as an exception object. Raises `ConfigurationError` for a server that is too old.
     """
-    if not node.version_checked:
+    if node.name not in node.of_good_version:
         info = yield ("INFO", "server")
         if not isinstance(info, Exception):  # INFO may be forbidden; nothing else needs it
             check_version(info, node.name)
-        node.version_checked = True
+        node.of_good_version.add(node.name)
     began = clock.monotonic()
     now_ms = None
     if node.clock.enabled:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Generator, Sequence
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -35,19 +36,18 @@ class SlotMap:
     def __init__(
         self,
         hosts: Sequence[Address],
-        connection_class: Any,
-        connection_kwargs: dict[str, Any],
+        template: Callable[[], tuple[Any, dict[str, Any]]],
         remap: Callable[[str, int], Address] | None = None,
     ) -> None:
-        self.connection_class = connection_class
-        """The redis-py class of connections to any node; blocking or asyncio."""
-        self.connection_kwargs = connection_kwargs
+        self._find_template = template
         self.remap = remap or (lambda host, port: (host, port))
         """Where a node is for us that names itself so."""
         self.ranges: list[tuple[int, int, Address]] = []
         """The first and the last of some slots, and their node; replaced by each reading."""
         self.nodes: frozenset[Address] = frozenset()
         """All nodes, replicas too."""
+        self.of_good_version: set[str] = set()
+        """The names of nodes whose version has been looked at, and is new enough."""
         self.version = 0
         """The number of readings that have brought a map."""
         self.asked_at = -math.inf
@@ -60,6 +60,11 @@ class SlotMap:
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
+
+    @cached_property
+    def template(self) -> tuple[Any, dict[str, Any]]:
+        """redis-py's class of connections to any node, blocking or asyncio, and its arguments."""
+        return self._find_template()
 
     def read(self, connect: Callable[[Address], Any]) -> Questions:
         """Ask one node after the other. Ends with the first map of all slots. Raises a failure if
@@ -95,7 +100,7 @@ class SlotMap:
         return next((node for low, high, node in self.ranges if low <= slot <= high), None)
 
     def first_reading_in_loop(self) -> asyncio.Lock:
-        """Return the lock of this event loop that is held by the task that makes the first reading."""
+        """Return the lock that the task holds that makes the first reading in this event loop."""
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
     def _address(self, node: Sequence[Any], asked: Address) -> Address:
@@ -111,7 +116,7 @@ def map_of_url(url: StoreUrl, *, is_async: bool) -> SlotMap:
     """Return the map of the cluster at `url`, which the limiters of this process share."""
     found = _maps.get((url.url, is_async))
     if found is None:
-        found = SlotMap(url.hosts, *connection_template(url, is_async=is_async))
+        found = SlotMap(url.hosts, partial(connection_template, url, is_async=is_async))
         found = _maps.setdefault((url.url, is_async), found)  # another thread may have been first
     return found
 
@@ -126,4 +131,4 @@ def map_of_client(client: Any) -> SlotMap:
     else:
         pool = client.get_redis_connection(known[0]).connection_pool
         template = pool.connection_class, pool.connection_kwargs
-    return SlotMap(hosts, *template, getattr(manager, "remap_host_port", None))
+    return SlotMap(hosts, lambda: template, getattr(manager, "remap_host_port", None))

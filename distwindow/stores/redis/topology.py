@@ -59,7 +59,11 @@ class Node(Reachability):
     """One server: how to connect to it, its clock, and whether connecting is worth trying now."""
 
     def __init__(
-        self, name: str, new_connection: Callable[[], Any], settings: CallSettings
+        self,
+        name: str,
+        new_connection: Callable[[], Any],
+        settings: CallSettings,
+        of_good_version: set[str] | None = None,
     ) -> None:
         super().__init__(name, settings.clock, settings.outages)
         self.new_connection = new_connection
@@ -71,8 +75,8 @@ class Node(Reachability):
         """A connection that was opened in an earlier generation is closed before its next call."""
         self.round_trip_s: float | None = None
         """Seconds of the last round trip of a handshake; None before the first."""
-        self.version_checked = False
-        """True once a connection has found its version to be new enough."""
+        self.of_good_version = set[str]() if of_good_version is None else of_good_version
+        """The names of servers whose version a connection has found to be new enough."""
         self.wrong_server = WrongServerCheck(settings.clock)
         """Whether another server answers in its place."""
         self.connected_to: Address | None = None
@@ -326,26 +330,27 @@ class ClusterTopology:
         """Read the map, of which `on_refreshed` is told afterwards."""
 
         def connect(address: Address) -> Any:
-            kwargs = self.map.connection_kwargs | dict(zip(("host", "port"), address, strict=True))
-            return _question_connector(self.map.connection_class, kwargs, self._settings)()
+            connection_class, base = self.map.template
+            kwargs = base | dict(zip(("host", "port"), address, strict=True))
+            return _question_connector(connection_class, kwargs, self._settings)()
 
         return self.map.read(connect)
 
     def _node(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            node = Node("{}:{}".format(*address), self._connector(address), self._settings)
+            name, connector = "{}:{}".format(*address), self._connector(address)
+            node = Node(name, connector, self._settings, self.map.of_good_version)
             # Of two threads that come here at once, one has its node kept: `on_refreshed` would
             # never end the probes of another one.
             node = self._nodes.setdefault(address, node)
         return node
 
     def _connector(self, address: Address) -> Callable[[], Any]:
-        kwargs = _connection_kwargs(
-            self.map.connection_kwargs, self.map.connection_class, self._settings
-        )
+        connection_class, base = self.map.template
+        kwargs = _connection_kwargs(base, connection_class, self._settings)
         host, port = address
-        return _connector(self.map.connection_class, kwargs | {"host": host, "port": port})
+        return _connector(connection_class, kwargs | {"host": host, "port": port})
 
 
 Topology: TypeAlias = "SingleServer | ClusterTopology"
