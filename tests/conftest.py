@@ -82,8 +82,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--few-cases",
-        action="store_true",
-        help=f"run at most {examples.FEW_EXAMPLES} cases of each test that has parameters",
+        type=int,
+        metavar="NUMBER",
+        help="run at most so many cases of each test that has parameters",
     )
 
 
@@ -147,8 +148,8 @@ def pytest_collection_modifyitems(
         if item.path.stem in WALL_CLOCK:
             item.add_marker(pytest.mark.flaky(reruns=2))
     yield  # to what leaves out tests by their markers
-    if config.getoption("--few-cases"):
-        kept = examples.few_cases(items)
+    if number := config.getoption("--few-cases"):
+        kept = examples.few_cases(items, number)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
 

@@ -1,8 +1,8 @@
 """How many examples the property tests draw, and how many cases of a product the quick tests run.
 
 A run draws at most FEW_EXAMPLES for each test, so that it is quick whatever a test asks for; with
-`--all`, as many as the tests say. With `--few-cases`, which scripts/test gives, it runs as many
-cases at most of each test that has parameters. Both are the same in each run: a run that fails
+`--all`, as many as the tests say. With `--few-cases NUMBER`, which scripts/test gives, it runs at
+most so many cases of each test that has parameters. Both are the same in each run: a run that fails
 fails again, and what one run finds does not depend on luck.
 """
 
@@ -52,9 +52,9 @@ def limit_to_few(test: Any) -> None:
     setattr(test, _SETTINGS, settings(getattr(test, _SETTINGS), max_examples=FEW_EXAMPLES))
 
 
-def few_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return FEW_EXAMPLES of the cases of each test, or all if there are no more. They are spread
-    over the whole product, whatever the order of its parameters, and a new case moves no other.
+def few_cases(items: Sequence[pytest.Item], number: int) -> set[pytest.Item]:
+    """Return `number` of the cases of each test, or all if there are no more. They are spread over
+    the whole product, whatever the order of its parameters, and a new case moves no other.
     """
     cases = defaultdict(list)
     for item in items:
@@ -62,5 +62,5 @@ def few_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     return {
         item
         for of_one in cases.values()
-        for item in sorted(of_one, key=lambda item: zlib.crc32(item.nodeid.encode()))[:FEW_EXAMPLES]
+        for item in sorted(of_one, key=lambda item: zlib.crc32(item.nodeid.encode()))[:number]
     }
