@@ -51,7 +51,7 @@ class PyBreaker:
 
 @IN_BOTH_WORLDS
 @ON_ALL_STORES
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     calls=st.lists(
         st.tuples(st.sampled_from([True, True, False]), st.sampled_from([0, 0, 1, 4, 5, 599])),
@@ -108,7 +108,7 @@ class Fleet:
 
 @IN_BOTH_WORLDS
 @ON_ALL_STORES
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     steps=st.lists(
         st.tuples(
@@ -135,7 +135,7 @@ def test_two_processes_decide_by_the_order_of_their_flushes(
                 assert processes[which].call(failed) == model.call(which, failed)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from(["failure", "success", "tick", "wait"])),

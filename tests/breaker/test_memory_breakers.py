@@ -54,7 +54,7 @@ def run(breaker: CircuitBreaker, clock: ManualClock, steps: list[tuple[bool, int
 
 
 @pytest.mark.parametrize("kind", list(MADE))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(steps=st.lists(calls, max_size=40))
 def test_it_decides_as_one_that_asks_in_every_call(
     kind: str, steps: list[tuple[bool, int, int]]

@@ -102,7 +102,7 @@ LENIENT = settings(
 
 
 @EVERY_FEATURE
-@settings(LENIENT, max_examples=30)
+@settings(LENIENT, max_examples=15)
 @given(data=st.data())
 def test_every_store_answers_as_the_specification(
     everywhere: dict[str, Execute], feature: Feature, data: st.DataObject
@@ -112,7 +112,7 @@ def test_every_store_answers_as_the_specification(
 
 @pytest.mark.slow
 @EVERY_FEATURE
-@settings(LENIENT, max_examples=60)
+@settings(LENIENT, max_examples=30)
 @given(data=st.data())
 def test_long_histories_agree(
     redis_alone: dict[str, Execute], feature: Feature, data: st.DataObject
@@ -135,7 +135,7 @@ one_ring = st.builds(
 )
 
 
-@settings(LENIENT, max_examples=200)
+@settings(LENIENT, max_examples=100)
 @given(history=st.lists(one_ring, min_size=5, max_size=40))
 def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
     redis_alone: dict[str, Execute], history: list[HistoryStep]
@@ -146,7 +146,7 @@ def test_refusals_in_a_full_bucket_are_answered_as_the_specification(
 # -- shared calls -------------------------------------------------------------------------------
 
 
-@settings(LENIENT, max_examples=60)
+@settings(LENIENT, max_examples=30)
 @given(
     which=rings,
     used=st.integers(0, 12),
