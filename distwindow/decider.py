@@ -332,7 +332,7 @@ _YIELD_EVERY = 64
 """Calls in a row that may return without letting other tasks run."""
 
 
-class _Attempt(Unawaited[Decision]):
+class Attempt(Unawaited[Decision]):
     """`try_acquire` without `priority` and `enqueue`, which begins when it is awaited."""
 
     __slots__ = ("_cost", "_decider", "_key")
@@ -365,7 +365,7 @@ class AsyncDecider(BaseDecider):
     """How many calls in a row have returned without awaiting anything."""
 
     def try_acquire(self, key: AnyKey, cost: int) -> Unawaited[Decision]:
-        return _Attempt(self, key, cost)
+        return Attempt(self, key, cost)
 
     async def try_special(
         self, key: AnyKey, cost: int, priority: object, enqueue: object
@@ -477,7 +477,7 @@ class AsyncDecider(BaseDecider):
         return decision
 
     async def _decide_at_once(self, key: AnyKey, cost: int) -> Decision | None:
-        """Do `decide_locally`, and let other tasks run as `_Attempt` does."""
+        """Do `decide_locally`, and let other tasks run as `Attempt` does."""
         await self._let_others_run()
         decision = self.decide_locally(key, cost)
         if decision is not None:

@@ -23,7 +23,7 @@ from .breaker.entry import (
     call_of,
 )
 from .connect import in_process_attempt, make_views, store_name
-from .decider import AsyncDecider, BaseDecider, Decider
+from .decider import AsyncDecider, Attempt, BaseDecider, Decider
 from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
 from .entry import AsyncEntry, Entry, EntrySettings
 from .errors import ConfigurationError
@@ -201,7 +201,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         """See `Limiter.try_acquire`; it has no truth value before it is awaited."""
         if priority or enqueue:
             return UnawaitedCoroutine(self.decider.try_special(key, cost, priority, enqueue))
-        return self.decider.try_acquire(key, cost)
+        return Attempt(self.decider, key, cost)
 
     def try_acquire_all(
         self, items: Iterable[Sequence[Any]], enqueue: bool = False
