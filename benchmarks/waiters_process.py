@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from distwindow import Decision, Limiter
-from distwindow.acquire import wait_until_admitted
+from distwindow.decider import wait_until_admitted
 from distwindow.runtime.steps import run_blocking
 from distwindow.waiting.waiting import PermitWaiter
 
@@ -38,8 +38,8 @@ class Admission(NamedTuple):
 
 def acquire_plainly(limiter: Limiter, key: str) -> Decision:
     """Wait as `acquire` does without turns: the head of the queue asks whenever there is room."""
-    command = limiter._command_cache.acquire_command(key)
-    waiter = PermitWaiter(limiter._wait_queues, command, None)
+    command = limiter.decider.commands.acquire_command(key)
+    waiter = PermitWaiter(limiter.decider.queues, command, None)
     try:
         waiter.wait()
         return run_blocking(

@@ -5,19 +5,15 @@ in this process is in `local/`, and in the store in `stores/`.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._fork import register_after_fork
 from ._locks import PATCH_STATE, check_patched_before_import, check_patched_whole
-from .acquire import Admission, AsyncAdmission
-from .async_use import Unawaited, UnawaitedCoroutine, running_loop
+from .async_use import Unawaited, UnawaitedCoroutine
 from .away.outages import Health
-from .away.policy import OnStoreError, StoreErrorPolicy, check_options
-from .borrow.operations import Borrowing
+from .away.policy import OnStoreError, check_options
 from .breaker.entry import (
     AsyncBreakerEntry,
     AsyncEntryBreaker,
@@ -26,15 +22,11 @@ from .breaker.entry import (
     async_call_of,
     call_of,
 )
-from .connect import (
-    in_process_attempt,
-    make_strategy,
-    make_views,
-    store_name,
-)
+from .connect import in_process_attempt, make_views, store_name
+from .decider import AsyncDecider, Attempt, BaseDecider, Decider
 from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
 from .entry import AsyncEntry, Entry, EntrySettings
-from .errors import ConfigurationError, StoreError, closed_failure
+from .errors import ConfigurationError
 from .failure_types import ErrorTypes, FailureTypes, IgnoredErrors
 from .lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
 from .minute import operations as minute_views
@@ -49,23 +41,15 @@ from .reserve.reservation import (
     UnawaitedReservation,
 )
 from .ring.clock import SYSTEM, Clock
-from .ring.commands import Acquire
-from .ring.decision import Charge, Decision
+from .ring.decision import Decision
 from .ring.key import AnyKey, line_name
 from .ring.limit import Limit, LimitSpec, reads_as_limit
 from .ring.stats import Stats
 from .ring.store import AsyncStore, Store
-from .runtime import operations as key_operations
-from .runtime.steps import Operation, send
 from .shaping.operations import make_command_cache
-from .waiting.waiting import Turns, WaitQueues
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-def _raise_closed(key: AnyKey, cost: int) -> NoReturn:
-    raise closed_failure()
 
 
 class BaseLimiter:
@@ -117,60 +101,42 @@ class BaseLimiter:
         self._options = options
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._command_cache = make_command_cache(options.prefix, limits, [line_name])
-        self._wait_queues = register_after_fork(WaitQueues(options.time))
         self._store_name = store_name(store)
-        self._store_id = store if isinstance(store, str) else f"{self._store_name} {id(store)}"
         self._name = f"limiter {options.prefix!r} at {self._store_name}"
         self._timeout = options.timeout
-        self._open(store, options)
+        store_id = store if isinstance(store, str) else f"{self._store_name} {id(store)}"
+        self._open(store, store_id, options)
 
-    def _open(self, store: Any, options: Options) -> None:
-        """Open the store, and make what asks it."""
+    def _open(self, store: Any, store_id: str, options: Options) -> None:
+        """Open the store, and make what answers calls. `store_id` is another one for each store."""
         raise NotImplementedError  # threads and tasks have stores of their own
 
-    def _open_strategy(
-        self, store: Store | AsyncStore, decide: Callable[[Acquire], Decision] | None
-    ) -> None:
-        """Make what decides and counts here. `decide` decides for a store in this process."""
-        options = self._options
-        self._strategy = make_strategy(options, self._command_cache, store, decide)
-        self._borrowing = Borrowing(self._command_cache, self._strategy, store.decided_by, options)
-        self._turns = Turns(self._command_cache, self._strategy, store.decided_by, store.clock)
-        self._policy = StoreErrorPolicy(
-            options, self._command_cache, store, self._strategy, self._store_id
+    def _open_decider(self, decider: BaseDecider, store: Store | AsyncStore) -> None:
+        """Make what stands on the parts that answer."""
+        self.decider: BaseDecider = decider
+        """What answers the calls; for other parts of this package."""
+        self._decide_locally = decider.decide_locally
+        self._settlement = Settlement(self._options, decider)
+        self._views = make_views(decider.strategy, self._options, store)
+        self._entry_settings = EntrySettings(
+            decider.admit, decider.record, self._views, store.clock.monotonic, self._name
         )
-        self._settlement = Settlement(
-            options, self._command_cache, self._strategy, self._policy, store.clock,
-            self._wait_queues.on_freed,
-        )  # fmt: skip
-        self._observe = self._policy.observe
-        self._source = self._policy.source
-        self._views = make_views(self._strategy, options, store)
-
-    def _special_attempt(
-        self, key: AnyKey, cost: int, priority: object, enqueue: object
-    ) -> Operation[Decision]:
-        """Return the operation of a call with `priority` or `enqueue`; raise as `try_acquire`."""
-        if enqueue:
-            return self._turns.attempt(key, cost, enqueue, priority)
-        return self._borrowing.call(key, cost, priority).attempt()
 
     def _refuse_calls(self) -> None:
         """Have each call raise from here on, waiting ones too, and on a store that stays open."""
-        self._decide_locally = _raise_closed
-        self._command_cache.close()
-        self._wait_queues.close()
+        self.decider.close()
+        self._decide_locally = self.decider.decide_locally
 
     def health(self) -> Health:
         """Return what is known of the store: whether it is away, and since when."""
-        return self._policy.health()
+        return self.decider.policy.health()
 
     def on_health_change(self, listener: Callable[[Health], object]) -> None:
         """Call `listener(health)` when a server of the store is found to be away, and when it is
         back. It is called in the thread of a call or of a probe, or in the event loop, so it should
         return soon; what it raises is logged.
         """
-        self._policy.add_listener(listener)
+        self.decider.policy.add_listener(listener)
 
     def __repr__(self) -> str:
         limits = "; ".join(map(str, self.limits))
@@ -204,50 +170,6 @@ BaseLimiter.__signature__ = _of_init.replace(  # type: ignore[attr-defined]
     parameters=[*_of_init.parameters.values()][1:], return_annotation=inspect.Signature.empty
 )
 
-_YIELD_EVERY = 64
-"""Calls in a row that may return without letting other tasks run."""
-
-
-class _Attempt(Unawaited[Decision]):
-    """`try_acquire` without `priority` and `enqueue`, which begins when it is awaited."""
-
-    __slots__ = ("_cost", "_key", "_limiter")
-
-    def __init__(self, limiter: AsyncLimiter, key: AnyKey, cost: int) -> None:
-        self._limiter = limiter
-        self._key = key
-        self._cost = cost
-
-    def __await__(self) -> Generator[Any, Any, Decision]:
-        limiter = self._limiter
-        if limiter._calls_without_wait >= _YIELD_EVERY:
-            # Let other tasks run: a loop of calls that are decided here would stop them all. Before
-            # the decision, which would be lost if this were cancelled.
-            limiter._calls_without_wait = 0
-            running_loop()  # only asyncio takes a bare `yield`
-            yield
-        decision = limiter._decide_locally(self._key, self._cost)
-        if decision is not None:
-            limiter._calls_without_wait += 1
-            return decision
-        limiter._calls_without_wait = 0
-        sent_at = limiter._monotonic()
-        strategy = limiter._strategy
-        command = strategy.store_command(self._key, self._cost)
-        try:
-            if command is None:
-                remote = strategy.acquire_remote(self._key, self._cost)
-                decision = yield from limiter._run(remote).__await__()
-            else:  # the same as `acquire_remote`, without a generator and its driver
-                decision = yield from limiter._store.decide(command).__await__()
-                if not decision.allowed:
-                    strategy.cache_refusal(decision.key, decision, sent_at)
-        except StoreError as exc:
-            return limiter._policy.decide(self._key, self._cost, exc)
-        if limiter._observe is not None:
-            limiter._observe(decision)
-        return decision
-
 
 class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     """`Limiter` for tasks: the same names and signatures, awaited where there is I/O. Safe to share
@@ -256,30 +178,17 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     Concurrent calls share one connection, and those of one key share script calls.
     """
 
-    def _open(self, store: Any, options: Options) -> None:
+    decider: AsyncDecider
+
+    def _open(self, store: Any, store_id: str, options: Options) -> None:
         self._open_store(store, options)
-        self._monotonic = self._store.clock.monotonic
-        self._open_strategy(self._store, in_process_attempt(self._store))
-        self._decide_locally = self._strategy.decide_locally
-        self._admission = AsyncAdmission(
-            self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
-            functools.partial(self._execute_step, None), self._store.sleep,
-            self._store.clock, self._policy,
+        decider = AsyncDecider(
+            options, self._command_cache, self._store, store_id, in_process_attempt(self._store),
+            self._run, self._execute_step,
         )  # fmt: skip
-        self._admit = self._admission.admit
-        self._entry_settings = EntrySettings(
-            self._admit, self._record, self._views, self._store.clock.monotonic, self._name
-        )
-        self._reservations = AsyncReservations(
-            self._settlement,
-            self.try_acquire,
-            self._admission.acquire,
-            self._acquire_all,
-            self._run,
-        )
-        self._add_flush_job(self._source, self._name)
-        self._calls_without_wait = 0
-        """How many calls in a row have returned without awaiting anything."""
+        self._open_decider(decider, self._store)
+        self._reservations = AsyncReservations(self._settlement, decider)
+        self._add_flush_job(decider.policy.source, self._name)
 
     @property
     def unknown_total(self) -> int:
@@ -291,22 +200,8 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     ) -> Unawaited[Decision]:
         """See `Limiter.try_acquire`; it has no truth value before it is awaited."""
         if priority or enqueue:
-            return UnawaitedCoroutine(self._try_special(key, cost, priority, enqueue))
-        return _Attempt(self, key, cost)
-
-    async def _try_special(self, key: AnyKey, cost: int, priority: bool, enqueue: bool) -> Decision:
-        if self._calls_without_wait >= _YIELD_EVERY:
-            self._calls_without_wait = 0
-            running_loop()
-            await asyncio.sleep(0)
-        try:
-            decision = await self._run(self._special_attempt(key, cost, priority, enqueue))
-        except StoreError as exc:
-            return self._policy.decide(key, cost, exc)
-        self._policy.observed(decision)
-        if decision.source != "store":
-            self._calls_without_wait += 1
-        return decision
+            return UnawaitedCoroutine(self.decider.try_special(key, cost, priority, enqueue))
+        return Attempt(self.decider, key, cost)
 
     def try_acquire_all(
         self, items: Iterable[Sequence[Any]], enqueue: bool = False
@@ -315,31 +210,14 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         return UnawaitedCoroutine(self._try_acquire_all(items, enqueue))
 
     async def _try_acquire_all(self, items: Iterable[Sequence[Any]], enqueue: bool) -> Decision:
-        return await self._acquire_all(self._command_cache.charges_of_items(items), enqueue)
-
-    async def _acquire_all(
-        self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False
-    ) -> Decision:
-        command = self._command_cache.acquire_all_command(calls)
-        deadline = self._store.clock.monotonic() + self._timeout
-        try:
-            await self._run(
-                key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
-                deadline,
-            )
-            if enqueue:
-                decision = await self._run(self._turns.attempt_all(command, enqueue), deadline)
-            else:
-                decision = await self._store.decide(command, deadline)
-            return self._policy.observed(decision)
-        except StoreError as exc:
-            return self._policy.decide_all(calls, exc)
+        calls = self._command_cache.charges_of_items(items)  # checked when it is awaited
+        return await self.decider.acquire_all(calls, enqueue)
 
     async def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
     ) -> Decision:
         """See `Limiter.acquire`."""
-        return await self._admission.acquire(key, cost, timeout, priority)
+        return await self.decider.acquire(key, cost, timeout, priority)
 
     def try_reserve(
         self, key: AnyKey, estimate: int, *, clamp: bool = False, on_error: OnError = "keep"
@@ -369,21 +247,11 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     def peek(self, key: AnyKey) -> Unawaited[Decision]:
         """See `Limiter.peek`; it has no truth value before it is awaited."""
-        return UnawaitedCoroutine(self._peek(key, 1))
-
-    async def _peek(self, key: AnyKey, cost: int) -> Decision:
-        peek = key_operations.peek(
-            self._strategy, self._command_cache, key, cost, self._store.decided_by
-        )
-        try:
-            return await self._run(peek)
-        except StoreError as exc:
-            return self._policy.peek(key, exc)
+        return UnawaitedCoroutine(self.decider.peek(key, 1))
 
     async def stats(self, key: AnyKey) -> Stats:
         """See `Limiter.stats`."""
-        stats = key_operations.stats(self._strategy, self._command_cache, key, self._store.clock)
-        return await self._run(stats)
+        return await self._run(self.decider.stats(key))
 
     async def minute(self, key: AnyKey) -> MinuteStats:
         """See `Limiter.minute`."""
@@ -399,20 +267,11 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     async def refund(self, decision: Decision) -> int:
         """See `Limiter.refund`."""
-        count = await self._run(
-            key_operations.refund(self._policy.strategy_of(decision), decision, self._store.clock)
-        )
-        if count and decision.charged:
-            self._wait_queues.on_freed(decision.charged)
-        return count
+        return await self._run(self.decider.refund(decision))
 
     async def reset(self, key: AnyKey) -> None:
         """See `Limiter.reset`."""
-        charges = self._command_cache.acquire_command(key).charges
-        await self._run(key_operations.reset(self._strategy, self._command_cache, charges))
-        self._policy.reset(key)
-        self._settlement.reset(charges[0].key)
-        self._wait_queues.on_freed(charges)
+        await self._run(self.decider.reset(key, self._settlement.reset))
 
     def limit(
         self,
@@ -424,7 +283,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         """See `Limiter.limit`; for coroutine functions, and async generators, at the first step."""
         source = DecoratorKey("limiter.limit", self.prefix, text, key)
         check_decorator_cost(cost, self.limits)
-        return functools.partial(limit_async_function, self._admit, source, cost)
+        return functools.partial(limit_async_function, self.decider.admit, source, cost)
 
     def entry(
         self,
@@ -451,20 +310,12 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     async def _end_calls(self) -> None:
         self._refuse_calls()
         if self._owns_store:
-            self._strategy.close()
-            self._policy.close()
+            self.decider.stop_counting()
             self._settlement.close()
-            if self._strategy.uses_leases:
+            if self.decider.strategy.uses_leases:
                 # Leases that are being fetched arrive first, so that they are given back, too.
                 await self._store.drain()
-            self._source.wake = ignore_wake
-
-    async def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        if decision.charged is None:
-            return  # let through by `on_store_error`: it is not counted
-        command = self._strategy.record(decision, failed, rt_ms)
-        if command is not None:  # a store in this process counts it
-            await self._run(send(command))
+            self.decider.policy.source.wake = ignore_wake
 
 
 __all__ = ["AsyncLimiter", "Limiter"]
@@ -517,30 +368,20 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     about the call, and `ConfigurationError` where the server can never serve it.
     """
 
-    def _open(self, store: Any, options: Options) -> None:
+    decider: Decider
+
+    def _open(self, store: Any, store_id: str, options: Options) -> None:
         check_patched_before_import()
         check_patched_whole()
         PATCH_STATE.check()
         self._open_store(store, options)
-        self._open_strategy(self._store, self._store.decide)
-        self._decide_locally = self._strategy.decide_locally
-        self._admission = Admission(
-            self._command_cache, self._wait_queues, self._borrowing, self._turns, self.try_acquire,
-            functools.partial(self._execute_step, None), self._store.clock.sleep,
-            self._store.clock, self._policy,
+        decider = Decider(
+            options, self._command_cache, self._store, store_id, self._store.decide,
+            self._run, self._execute_step,
         )  # fmt: skip
-        self._admit = self._admission.admit
-        self._entry_settings = EntrySettings(
-            self._admit, self._record, self._views, self._store.clock.monotonic, self._name
-        )
-        self._reservations = Reservations(
-            self._settlement,
-            self.try_acquire,
-            self._admission.acquire,
-            self._acquire_all,
-            self._run,
-        )
-        self._add_flush_job(self._source, self._name)
+        self._open_decider(decider, self._store)
+        self._reservations = Reservations(self._settlement, decider)
+        self._add_flush_job(decider.policy.source, self._name)
 
     @property
     def unknown_total(self) -> int:
@@ -567,28 +408,11 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         and for both together.
         """
         if priority or enqueue:
-            try:
-                special = self._special_attempt(key, cost, priority, enqueue)
-                return self._policy.observed(self._run(special))
-            except StoreError as exc:
-                return self._policy.decide(key, cost, exc)
+            return self.decider.try_special(key, cost, priority, enqueue)
         decision = self._decide_locally(key, cost)
         if decision is not None:
             return decision
-        sent_at = self._store.clock.monotonic()
-        command = self._strategy.store_command(key, cost)
-        try:
-            if command is None:
-                decision = self._run(self._strategy.acquire_remote(key, cost))
-            else:  # the same as `acquire_remote`, without a generator and its driver
-                decision = self._store.decide(command)
-                if not decision[0]:
-                    self._strategy.cache_refusal(decision[1], decision, sent_at)
-        except StoreError as exc:
-            return self._policy.decide(key, cost, exc)
-        if self._observe is not None:
-            self._observe(decision)
-        return decision
+        return self.decider.answered(self.decider.ask(key, cost))
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]], enqueue: bool = False) -> Decision:
         """Acquire over several keys, each with its own limits: `[(key, limits, cost), ...]`; all
@@ -601,23 +425,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         With `enqueue`, a refused call is told its turn, as by `try_acquire`: in the line of the
         limit that refused. Raises `ConfigurationError` for limits that are paced or warm up then.
         """
-        return self._acquire_all(self._command_cache.charges_of_items(items), enqueue)
-
-    def _acquire_all(self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False) -> Decision:
-        command = self._command_cache.acquire_all_command(calls)
-        deadline = self._store.clock.monotonic() + self._timeout
-        try:
-            self._run(
-                key_operations.before_multi_key(self._strategy, command.charges, self._store.clock),
-                deadline,
-            )
-            if enqueue:
-                decision = self._run(self._turns.attempt_all(command, enqueue), deadline)
-            else:
-                decision = self._store.decide(command, deadline)
-            return self._policy.observed(decision)
-        except StoreError as exc:
-            return self._policy.decide_all(calls, exc)
+        return self.decider.acquire_all(self._command_cache.charges_of_items(items), enqueue)
 
     def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -632,7 +440,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         Raises `RateLimitExceeded` as soon as it is certain that `timeout` (seconds; None: no
         timeout) ends before there is room; with a later turn it asks once more at the end.
         """
-        return self._admission.acquire(key, cost, timeout, priority)
+        return self.decider.acquire(key, cost, timeout, priority)
 
     def try_reserve(
         self, key: AnyKey, estimate: int, *, clamp: bool = False, on_error: OnError = "keep"
@@ -679,21 +487,11 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         """Return the decision that a cost of 1 would get now. Counts nothing, so `remaining` is the
         number before that call.
         """
-        return self._peek(key, 1)
-
-    def _peek(self, key: AnyKey, cost: int) -> Decision:
-        peek = key_operations.peek(
-            self._strategy, self._command_cache, key, cost, self._store.decided_by
-        )
-        try:
-            return self._run(peek)
-        except StoreError as exc:
-            return self._policy.peek(key, exc)
+        return self.decider.peek(key, 1)
 
     def stats(self, key: AnyKey) -> Stats:
         """Return what is recorded in the windows of `key`."""
-        stats = key_operations.stats(self._strategy, self._command_cache, key, self._store.clock)
-        return self._run(stats)
+        return self._run(self.decider.stats(key))
 
     def minute(self, key: AnyKey) -> MinuteStats:
         """Return what entries of `key` did in the last minute, by second, without plain calls."""
@@ -713,20 +511,11 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         Not idempotent: two refunds of one decision give back twice. Raises `ValueError` for a
         decision that charged nothing.
         """
-        count = self._run(
-            key_operations.refund(self._policy.strategy_of(decision), decision, self._store.clock)
-        )
-        if count and decision.charged:
-            self._wait_queues.on_freed(decision.charged)
-        return count
+        return self._run(self.decider.refund(decision))
 
     def reset(self, key: AnyKey) -> None:
         """Delete the windows of `key`, so that all its permits are free again."""
-        charges = self._command_cache.acquire_command(key).charges
-        self._run(key_operations.reset(self._strategy, self._command_cache, charges))
-        self._policy.reset(key)
-        self._settlement.reset(charges[0].key)
-        self._wait_queues.on_freed(charges)
+        self._run(self.decider.reset(key, self._settlement.reset))
 
     def limit(
         self,
@@ -746,7 +535,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         """
         source = DecoratorKey("limiter.limit", self.prefix, text, key)
         check_decorator_cost(cost, self.limits)
-        return functools.partial(limit_function, self._admit, source, cost)
+        return functools.partial(limit_function, self.decider.admit, source, cost)
 
     def entry(
         self,
@@ -787,18 +576,11 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     def _end_calls(self) -> None:
         self._refuse_calls()
         if self._owns_store:
-            self._strategy.close()
-            self._policy.close()
+            self.decider.stop_counting()
             self._settlement.close()
             ends = self._store.clock.monotonic() + self._timeout
             # Leases that are being fetched arrive first, so that they are given back, too.
-            for fetch in self._strategy.lease_fetch_waits():
+            for fetch in self.decider.strategy.lease_fetch_waits():
                 fetch.completion.wait(ends - self._store.clock.monotonic())
-            self._source.wake = ignore_wake  # the thread that closes flushes from here on
-
-    def _record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
-        if decision.charged is None:
-            return  # let through by `on_store_error`: it is not counted
-        command = self._strategy.record(decision, failed, rt_ms)
-        if command is not None:  # a store in this process counts it
-            self._run(send(command))
+            # The thread that closes flushes from here on.
+            self.decider.policy.source.wake = ignore_wake

@@ -435,21 +435,23 @@ def _rotate_buckets(url: str, prefix: str) -> None:
 
 
 def _lease(limiter: Limiter, key: str) -> None:
-    limiter._store.execute(Lease(limiter._command_cache.acquire_command(key).charges, extra=1))
+    limiter.decider.store.execute(
+        Lease(limiter.decider.commands.acquire_command(key).charges, extra=1)
+    )
 
 
 def _flush(limiter: Limiter, key: str) -> None:
     """Flush as a sender of which the ring has no record yet."""
-    charges = limiter._command_cache.acquire_command(key).charges
-    limiter._store.execute(
+    charges = limiter.decider.commands.acquire_command(key).charges
+    limiter.decider.store.execute(
         Flush(charges, counts=((Bucket(CURRENT_BUCKET, 1),),), sender=secrets.token_hex(5), seq=1)
     )
 
 
 def _delete_senders(limiter: Limiter, key: str) -> None:
     """Delete the records of senders, which a reset keeps and which would expire a window later."""
-    (charge,) = limiter._command_cache.acquire_command(key).charges
-    limiter._store.execute(Reset((charge._replace(ring=senders_name(charge.ring)),)))
+    (charge,) = limiter.decider.commands.acquire_command(key).charges
+    limiter.decider.store.execute(Reset((charge._replace(ring=senders_name(charge.ring)),)))
 
 
 def _new_key() -> str:

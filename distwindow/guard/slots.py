@@ -113,7 +113,7 @@ class RateSlot(FlowRuleSlot):
             return self._limiter.refund(token)
         if outcome.failed is None:
             return None
-        return self._limiter._record(token, outcome.failed, round(outcome.rt * 1000))
+        return self._limiter.decider.record(token, outcome.failed, round(outcome.rt * 1000))
 
 
 class ConcurrencySlot(FlowRuleSlot):
@@ -186,7 +186,7 @@ class RelateSlot(FlowRuleSlot):
     def enter(self, call: GuardCall) -> Steps:
         if self.key_for(call) is None:
             return
-        decision = yield self._limiter._peek(self._related_key, call.cost)
+        decision = yield self._limiter.decider.peek(self._related_key, call.cost)
         if not decision.allowed:
             raise RateLimitExceeded(decision)
 

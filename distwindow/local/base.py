@@ -309,7 +309,7 @@ class InProcess(Strategy):
         self.max_cost = min(limit.amount for limit in commands.limits)
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
-        self._acquire_command = acquire_command = commands.acquire_command
+        acquire_command = commands.acquire_command
         cached = commands.cached
 
         def decide_locally(key: AnyKey, cost: int) -> Decision | None:
@@ -321,13 +321,6 @@ class InProcess(Strategy):
 
         # A closure, as a method would have to look up both attributes in each call.
         self.decide_locally = decide_locally
-
-    def store_command(self, key: AnyKey, cost: int) -> Acquire:
-        return self._acquire_command(key, cost)
-
-    def acquire_remote(self, key: AnyKey, cost: int) -> Operation[Decision]:
-        decision: Decision = yield self._acquire_command(key, cost)
-        return decision
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         ended = Bucket(

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 from .. import _fork
 from .._fork import register_after_fork
 from ..async_use import UnawaitedCoroutine, only_async_with
-from ..away.policy import StoreErrorPolicy
+from ..decider import AsyncDecider, BaseDecider, Decider
 from ..errors import (
     ConfigurationError,
     DistwindowError,
@@ -42,12 +42,10 @@ from ..errors import (
     short_repr,
 )
 from ..options import Options
-from ..ring.clock import Clock
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
 from ..ring.limit import Limit, parse_limits
 from ..ring.ring import MAX_TOTAL
-from ..runtime.command_cache import CommandCache
 from ..runtime.flush import send_all
 from ..runtime.steps import Operation, send
 from ..runtime.strategy import Strategy
@@ -129,32 +127,23 @@ class ReservedKey:
 class Settlement:
     """Settles the reservations of one limiter."""
 
-    def __init__(
-        self,
-        options: Options,
-        commands: CommandCache,
-        strategy: Strategy,
-        policy: StoreErrorPolicy,
-        clock: Clock,
-        on_freed: Callable[[tuple[Charge, ...]], object],
-    ) -> None:
-        """`on_freed` is called with the charges of permits that are free again in this process."""
-        self.commands = commands
-        self.max_cost = strategy.max_cost
-        self.monotonic = clock.monotonic
+    def __init__(self, options: Options, decider: BaseDecider) -> None:
+        self.commands = decider.commands
+        self.max_cost = decider.strategy.max_cost
+        self.monotonic = decider.clock.monotonic
         self.closed = False
         self.resets = 0
         """How many there were."""
         self._last_resets: dict[AnyKey, int] = {}
         """The number of the last one of a key: what was charged before it is gone."""
-        self._strategy = strategy
-        self._policy = policy
-        self._on_freed = on_freed
+        self._strategy = decider.strategy
+        self._policy = decider.policy
+        self._on_freed = decider.queues.on_freed
         self._refunds = register_after_fork(
-            PartRefunds(options.flush_interval, clock.monotonic, self._on_given_back)
+            PartRefunds(options.flush_interval, self.monotonic, self._on_given_back)
         )
         # Before the counts that are sent now: until these are acknowledged, no refund of them is.
-        policy.source.sources.insert(0, self._refunds)
+        decider.policy.source.sources.insert(0, self._refunds)
 
     def reset(self, key: AnyKey) -> None:
         """Give back nothing that was charged for `key` so far, as its windows have been emptied."""
@@ -506,26 +495,26 @@ class AsyncReservation(BaseReservation):
         on_error: OnError,
     ) -> None:
         super().__init__(reservations.settlement, calls, decision, on_error)
-        self._reservations = reservations
+        self._decider = reservations.decider
 
     async def extend(self, *more: int) -> Decision:
         """See `Reservation.extend`."""
         self._check_extension(more)
-        reservations = self._reservations
+        decider = self._decider
         if len(more) == 1:
-            decision = await reservations.try_acquire(self._items[0].key, more[0])
+            decision = await decider.try_acquire(self._items[0].key, more[0])
         else:
-            decision = await reservations.acquire_all(self._extension_calls(more))
-        await reservations.run(self._add_extension(decision, more))
+            decision = await decider.acquire_all(self._extension_calls(more))
+        await decider.run(self._add_extension(decision, more))
         return decision
 
     async def commit(self, *actuals: int, now: bool = False) -> None:
         """See `Reservation.commit`."""
-        await self._reservations.run(self._settle(actuals, "committed", now))
+        await self._decider.run(self._settle(actuals, "committed", now))
 
     async def release(self, *, now: bool = False) -> int:
         """See `Reservation.release`."""
-        count: int = await self._reservations.run(self._settle(self._nothing, "released", now))
+        count: int = await self._decider.run(self._settle(self._nothing, "released", now))
         return count
 
     async def __aenter__(self) -> Self:
@@ -580,7 +569,7 @@ class Reservation(BaseReservation):
         on_error: OnError,
     ) -> None:
         super().__init__(reservations.settlement, calls, decision, on_error)
-        self._reservations = reservations
+        self._decider = reservations.decider
 
     def extend(self, *more: int) -> Decision:
         """Ask for `more` permits, in the bucket of now: for streams under a hard limit. Return the
@@ -591,12 +580,12 @@ class Reservation(BaseReservation):
         settled.
         """
         self._check_extension(more)
-        reservations = self._reservations
+        decider = self._decider
         if len(more) == 1:
-            decision = reservations.try_acquire(self._items[0].key, more[0])
+            decision = decider.try_acquire(self._items[0].key, more[0])
         else:
-            decision = reservations.acquire_all(self._extension_calls(more))
-        reservations.run(self._add_extension(decision, more))
+            decision = decider.acquire_all(self._extension_calls(more))
+        decider.run(self._add_extension(decision, more))
         return decision
 
     def commit(self, *actuals: int, now: bool = False) -> None:
@@ -613,13 +602,13 @@ class Reservation(BaseReservation):
         for a refused reservation, and in a forked child; `ValueError` for numbers that are not
         whole or are negative.
         """
-        self._reservations.run(self._settle(actuals, "committed", now))
+        self._decider.run(self._settle(actuals, "committed", now))
 
     def release(self, *, now: bool = False) -> int:
         """Give all back, as `commit(0)` does. Return how many permits that are, of several keys the
         most of any.
         """
-        count: int = self._reservations.run(self._settle(self._nothing, "released", now))
+        count: int = self._decider.run(self._settle(self._nothing, "released", now))
         return count
 
     def __enter__(self) -> Self:
@@ -643,25 +632,15 @@ class Reservation(BaseReservation):
 #
 # How a limiter makes them.
 
-D = TypeVar("D")  # what a call returns: a decision, or an awaitable one
+D = TypeVar("D", bound=BaseDecider)
 
 
 class _BaseReservations(Generic[D]):
     """Base class of what makes the reservations of a limiter."""
 
-    def __init__(
-        self,
-        settlement: Settlement,
-        try_acquire: Callable[[AnyKey, int], D],
-        acquire: Callable[[AnyKey, int, float | None, bool], D],
-        acquire_all: Callable[[Sequence[tuple[Charge, ...]]], D],
-        run: Callable[[Operation[Any]], Any],
-    ) -> None:
+    def __init__(self, settlement: Settlement, decider: D) -> None:
         self.settlement = settlement
-        self.try_acquire = try_acquire
-        self.acquire_all = acquire_all
-        self.run = run
-        self._acquire = acquire
+        self.decider = decider
 
     def _check(self, estimate: Any, clamp: bool, on_error: object) -> int:
         """Return the estimate to be asked for."""
@@ -687,52 +666,52 @@ class _BaseReservations(Generic[D]):
         return [self.settlement.commands.acquire_command(key, estimate).charges]
 
 
-class Reservations(_BaseReservations[Decision]):
+class Reservations(_BaseReservations[Decider]):
     """Makes the reservations of a `Limiter`, which documents the methods."""
 
     def try_reserve(
         self, key: AnyKey, estimate: int, clamp: bool, on_error: OnError
     ) -> Reservation:
         estimate = self._check(estimate, clamp, on_error)
-        decision = self.try_acquire(key, estimate)
+        decision = self.decider.try_acquire(key, estimate)
         return Reservation(self, self._charges_of(key, estimate), decision, on_error)
 
     def reserve(
         self, key: AnyKey, estimate: int, timeout: float | None, clamp: bool, on_error: OnError
     ) -> Reservation:
         estimate = self._check(estimate, clamp, on_error)
-        decision = self._acquire(key, estimate, timeout, False)
+        decision = self.decider.acquire(key, estimate, timeout, False)
         return Reservation(self, self._charges_of(key, estimate), decision, on_error)
 
     def reserve_all(
         self, items: Iterable[Sequence[Any]], clamp: bool, on_error: OnError
     ) -> Reservation:
         calls = self._check_all(items, clamp, on_error)
-        return Reservation(self, calls, self.acquire_all(calls), on_error)
+        return Reservation(self, calls, self.decider.acquire_all(calls), on_error)
 
 
-class AsyncReservations(_BaseReservations[Awaitable[Decision]]):
+class AsyncReservations(_BaseReservations[AsyncDecider]):
     """Makes the reservations of an `AsyncLimiter`."""
 
     async def try_reserve(
         self, key: AnyKey, estimate: int, clamp: bool, on_error: OnError
     ) -> AsyncReservation:
         estimate = self._check(estimate, clamp, on_error)
-        decision = await self.try_acquire(key, estimate)
+        decision = await self.decider.try_acquire(key, estimate)
         return AsyncReservation(self, self._charges_of(key, estimate), decision, on_error)
 
     async def reserve(
         self, key: AnyKey, estimate: int, timeout: float | None, clamp: bool, on_error: OnError
     ) -> AsyncReservation:
         estimate = self._check(estimate, clamp, on_error)
-        decision = await self._acquire(key, estimate, timeout, False)
+        decision = await self.decider.acquire(key, estimate, timeout, False)
         return AsyncReservation(self, self._charges_of(key, estimate), decision, on_error)
 
     async def reserve_all(
         self, items: Iterable[Sequence[Any]], clamp: bool, on_error: OnError
     ) -> AsyncReservation:
         calls = self._check_all(items, clamp, on_error)
-        return AsyncReservation(self, calls, await self.acquire_all(calls), on_error)
+        return AsyncReservation(self, calls, await self.decider.acquire_all(calls), on_error)
 
 
 def _raise_shaped() -> NoReturn:

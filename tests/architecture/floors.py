@@ -28,7 +28,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("stores",),
     ("connect",),
     ("lifecycle",),
-    ("decorator", "entry", "acquire", "reserve"),
+    ("decorator", "entry", "decider"),
+    ("reserve",),
     ("breaker", "concurrency"),
     ("limiter",),
     ("guard",),
@@ -44,7 +45,7 @@ LOWER_HALF = {
 }
 """The files that know the engine only; the others use the store, the worker and the entry."""
 BESIDE = {
-    ("entry", "decorator"), ("acquire", "entry"), ("failure_types", "callables"),
+    ("entry", "decorator"), ("failure_types", "callables"),
     ("failure_types", "_locks"), ("breaker", "concurrency"),
 }  # fmt: skip
 """Rooms of one floor of which the first may import the second."""

@@ -9,13 +9,6 @@ from pathlib import Path
 
 import distwindow
 
-MADE = """            self._settlement,
-            self.try_acquire,
-            self._admission.acquire,
-            self._acquire_all,
-            self._run,
-        )
-"""
 NAMED: dict[str, tuple[tuple[str, str], ...]] = {
     "stores/memory.py": (
         ("from ..minute.memory import MemoryViews\n", ""),
@@ -29,15 +22,13 @@ NAMED: dict[str, tuple[tuple[str, str], ...]] = {
             "    Reservation,\n    Reservations,\n    Settlement,\n    UnawaitedReservation,\n)\n",
             "",
         ),
+        ("        self._settlement = Settlement(self._options, decider)\n", ""),
+        ("        self._reservations = Reservations(self._settlement, decider)\n", ""),
+        ("        self._reservations = AsyncReservations(self._settlement, decider)\n", ""),
         (
-            "        self._settlement = Settlement(\n            options, self._command_cache, "
-            "self._strategy, self._policy, store.clock,\n            self._wait_queues.on_freed,\n"
-            "        )  # fmt: skip\n",
-            "",
+            "self.decider.reset(key, self._settlement.reset)",
+            "self.decider.reset(key, lambda _: None)",
         ),
-        (f"        self._reservations = Reservations(\n{MADE}", ""),
-        (f"        self._reservations = AsyncReservations(\n{MADE}", ""),
-        ("        self._settlement.reset(charges[0].key)\n", ""),
         ("            self._settlement.close()\n", ""),
         ("from .minute import operations as minute_views\n", ""),
         ("from .minute.view import MinuteStats\n", ""),
@@ -46,7 +37,7 @@ NAMED: dict[str, tuple[tuple[str, str], ...]] = {
             "from .runtime.command_cache import CommandCache as make_command_cache\n",
         ),
     ),
-    "acquire.py": (("from .shaping.operations import wait_until_paced\n", ""),),
+    "decider.py": (("from .shaping.operations import wait_until_paced\n", ""),),
     "connect.py": (
         ("from .minute.operations import EntryViews\n", ""),
         ("    return strategy.add_views(options) if keeps_views else None\n", ""),

@@ -76,14 +76,15 @@ async def _is_admitted(answer: Callable[[], Any]) -> bool:
     return bool(found)
 
 
-def _asking_of_web(url: str, tasks: bool) -> Callable[[str], Any]:
+def asking_of_web(url: str, tasks: bool, **options: Any) -> Callable[[str], Any]:
     """Return a function that asks a limit of an integration with this text."""
+    options = {"on_store_error": "local", "prefix": "web", **options}
     if tasks:
-        of_asgi = asgi.RateLimits(url, on_store_error="local", prefix="web")
+        of_asgi = asgi.RateLimits(url, **options)
         limit = of_asgi.limit(lambda scope: scope["text"], name="n", key=lambda scope: "k")
         return lambda text: limit.check({"text": text, "method": "GET"})
     app = flask.Flask("app")
-    of_flask = RateLimits(url, on_store_error="local", prefix="web")
+    of_flask = RateLimits(url, **options)
     of_flask.init_app(app)
 
     @app.route("/<int:number>")
@@ -102,7 +103,7 @@ async def work(url: str, tasks: bool, processes: int) -> None:
         return kind(url, LIMIT, prefix=prefix, on_store_error="local", timeout=1.0)
 
     limiters = {way: make(way) for way in WAYS}
-    ask_web = _asking_of_web(url, tasks)
+    ask_web = asking_of_web(url, tasks)
     ends_at = time.monotonic() + 20
 
     def is_known() -> bool:

@@ -199,7 +199,7 @@ def test_the_share_follows_how_many_processes_there_are() -> None:
     stores = [RemoteStore(clock, values) for _ in range(3)]
     fleet = [limiter_on(store, "12/minute", on_store_error="local") for store in stores]
     for number, limiter in enumerate(fleet):  # as if they were of three processes
-        counted: Any = limiter._policy.local
+        counted: Any = limiter.decider.policy.local
         counted._processes._holder += b"%d" % number
 
     def renew(processes: list[Limiter]) -> None:
@@ -238,7 +238,7 @@ def test_a_process_that_has_failed_to_announce_itself_tries_again() -> None:
     store = RemoteStore(clock, values)
     limiter = limiter_on(store, on_store_error="local")
     store.failure = NOT_SENT
-    limiter._policy.announce()
+    limiter.decider.policy.announce()
     for _ in range(3):
         with pytest.raises(StoreError):
             limiter.flush()

@@ -425,8 +425,8 @@ def test_a_caller_borrows_within_its_timeout_and_leaves_the_queue_before_it_wait
     limiter = Limiter("memory://", "10/10s", max_wait=1.0, time=clock)
     limiter.try_acquire("k", cost=10)
     clock.advance(9.5)
-    call = limiter._admission._borrowing.call("k", 1, True)
-    queues = limiter._wait_queues
+    call = limiter.decider.borrowing.call("k", 1, True)
+    queues = limiter.decider.queues
     waiter = PermitWaiter(queues, call.acquire, timeout, priority=True)
     waiter._join()
     operation = call.wait_until_admitted(waiter)

@@ -67,7 +67,7 @@ def test_an_interrupted_wait_leaves_no_queue_behind() -> None:
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             limiter.acquire("k", 2, priority=True)
-    assert limiter._wait_queues.by_name == {}
+    assert limiter.decider.queues.by_name == {}
     assert limiter.stats("k").borrowed == 4
 
 

@@ -87,7 +87,7 @@ def test_parent_and_child_spend_no_lease_twice(redis_url: str, prefix: str, mode
     """gunicorn forks its workers so, after it has loaded an application that has made calls."""
     limiter = Limiter(redis_url, "2000/hour", prefix=prefix, consistency=mode, timeout=5, **SOON)
     before = sum(bool(limiter.try_acquire("k")) for _ in range(100))
-    strategy: Any = limiter._strategy
+    strategy: Any = limiter.decider.strategy
     lease = 0
     while mode == "leased" and before < 500 and not (lease := strategy._get("k").permits_left):
         before += bool(limiter.try_acquire("k"))  # the last permit has just been spent, or refunded

@@ -175,7 +175,7 @@ def test_a_limiter_that_is_closed_while_the_store_is_unreachable(
     for _ in range(3):
         with limiter.entry("k"):
             pass
-    kept = limiter._strategy.unacknowledged_counts()
+    kept = limiter.decider.strategy.unacknowledged_counts()
     with proxy.inject(Refuse()):
         limiter.close()
         limiter.close()
@@ -190,7 +190,7 @@ async def test_an_asyncio_limiter_that_is_closed_while_the_store_is_unreachable(
     for _ in range(3):
         async with limiter.entry("k"):
             pass
-    kept = limiter._strategy.unacknowledged_counts()
+    kept = limiter.decider.strategy.unacknowledged_counts()
     with proxy.inject(Refuse()):
         await limiter.aclose()
         await limiter.aclose()
@@ -237,7 +237,7 @@ def test_counts_that_are_given_up_are_reported(
         limiter.flush()
         with proxy.inject(Refuse()):
             limiter.try_acquire("k", cost=7)
-            until(lambda: limiter._strategy.dropped >= 7, what="the counts are dropped")
+            until(lambda: limiter.decider.strategy.dropped >= 7, what="the counts are dropped")
 
         def flushed() -> bool:
             limiter.try_acquire("k")

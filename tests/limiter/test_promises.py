@@ -20,7 +20,7 @@ def test_a_waiter_is_refused_in_its_own_name() -> None:
         limiter.try_acquire("k")
     ahead = threading.Thread(target=limiter.acquire, args=("k", 5), daemon=True)
     ahead.start()
-    while not any(line.refusal for line in limiter._wait_queues.by_name.copy().values()):
+    while not any(line.refusal for line in limiter.decider.queues.by_name.copy().values()):
         pass  # until the caller ahead has been refused, and sleeps
     with pytest.raises(RateLimitExceeded) as refused:
         limiter.acquire("k", cost=2, timeout=0.05)

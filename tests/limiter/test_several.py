@@ -42,7 +42,7 @@ def used(limiter: Limiter, *keys: Any) -> list[list[int]]:
     """Return the stored total of each ring of each key."""
     totals = []
     for key in keys:
-        charges = limiter._command_cache.acquire_command(key).charges
+        charges = limiter.decider.commands.acquire_command(key).charges
         states = limiter._store.execute(Read(charges, 0)).states
         totals.append([0 if state is None else state.used for state in states])
     return totals

@@ -32,8 +32,8 @@ def raised_after(seconds: float, exception: BaseException) -> Iterator[None]:
 
 def key_state(limiter: Any) -> Any:
     """Return the state of "k" in a leased limiter, made now if its calls were too few for one."""
-    command = limiter._command_cache.acquire_command("k")
-    return limiter._strategy._state_or_new(command)
+    command = limiter.decider.commands.acquire_command("k")
+    return limiter.decider.strategy._state_or_new(command)
 
 
 class HighDemand(Demand):

@@ -46,7 +46,7 @@ def test_after_waiting_for_the_lease_of_another_caller_only_the_rest_of_the_time
     for _ in range(5):
         store.let.set()
         limiter.try_acquire("k")
-    strategy: Any = limiter._strategy
+    strategy: Any = limiter.decider.strategy
     state = key_state(limiter)
     strategy._refunds.queue_unspent(state)
     state.demand = HighDemand(time.monotonic())

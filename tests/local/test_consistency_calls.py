@@ -178,7 +178,7 @@ def test_bytes_and_text_are_one_key(redis_url: str, prefix: str, mode: Any) -> N
         answers = [limiter.try_acquire(key) for key in ("user", b"user", "user", b"user", b"user")]
         assert [answer.allowed for answer in answers] == [True, True, False, False, False]
         assert {answer.key for answer in answers} == {"user"}
-        strategy: Any = limiter._strategy
+        strategy: Any = limiter.decider.strategy
         assert len(strategy._key_states) == 1
         assert limiter.stats(b"user").blocked == 3
         assert not limiter.peek(b"user")

@@ -64,9 +64,9 @@ def call_in_threads(limiter: Limiter, flushes: int) -> list[Decision]:
 def test_each_call_is_counted_once(mode: Any, locked: bool) -> None:
     store = Remote()
     limiter = Limiter(store, f"{AMOUNT}/hour", consistency=mode, sync_interval=0.01)
-    strategy: Any = limiter._strategy
+    strategy: Any = limiter.decider.strategy
     assert strategy._needs_lock is locked
-    charges = limiter._command_cache.acquire_command("k").charges
+    charges = limiter.decider.commands.acquire_command("k").charges
     decisions = call_in_threads(limiter, flushes=20)
     limiter.close()
     assert len(decisions) == THREADS * CALLS
@@ -87,7 +87,7 @@ def test_a_call_that_is_being_decided_as_the_limiter_closes_counts_nothing(mode:
     local = {"direct": "deny_cache", "leased": "lease", "eventual": "local"}[mode]
     while limiter.try_acquire("k").source != local:
         pass
-    strategy: Any = limiter._strategy
+    strategy: Any = limiter.decider.strategy
     monotonic = strategy._monotonic
 
     def close_and_read() -> float:

@@ -23,7 +23,7 @@ def test_keys_that_were_called_once_are_dropped(
     )
     keys = [f"k{n}" for n in range(200)]
     limiter.each([key for key in keys for _ in range(2)])
-    strategy = limiter.limiter._strategy
+    strategy = limiter.limiter.decider.strategy
     assert len(strategy._key_states) <= 50
     until(lambda: limiter.flush() or strategy._key_states.count_evicted_unacknowledged() == 0)
     with admin(redis_url) as server:
@@ -49,7 +49,7 @@ def test_the_least_used_goes_first(harness: Harness, proxy: Proxy, prefix: str) 
 def test_eviction_gives_leases_back(harness: Harness, redis_url: str, prefix: str) -> None:
     options: dict[str, Any] = {"prefix": prefix, "consistency": "leased", "timeout": 5}
     limiter = harness.limiter(redis_url, PLENTY, max_local_keys=2, **options, flush_interval=0.05)
-    strategy = limiter.limiter._strategy
+    strategy = limiter.limiter.decider.strategy
     limiter.each(["hot"] * 300)
     assert strategy._get("hot").permits_left > 0
     limiter.each(["x"] * 20 + ["y"] * 20 + ["z"] * 20)  # fewer calls get no key state
@@ -66,7 +66,7 @@ def test_a_flood_of_one_time_keys_leaves_nothing_behind(
     limiter = harness.limiter(
         redis_url, "2/hour", prefix=prefix, consistency=mode, max_local_keys=100, timeout=5, **SOON
     )
-    strategy = limiter.limiter._strategy
+    strategy = limiter.limiter.decider.strategy
     for first in range(0, 2000, 100):
         limiter.each([f"{n}" for n in range(first, first + 100) for _ in range(3)])
     until(lambda: limiter.flush() or strategy._key_states.count_evicted_unacknowledged() == 0)

@@ -40,7 +40,7 @@ async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, p
     ) as limiter:
         for _ in range(5):
             await limiter.try_acquire("k")
-        strategy: Any = limiter._strategy
+        strategy: Any = limiter.decider.strategy
         state = key_state(limiter)
         strategy._refunds.queue_unspent(state)
         state.demand = HighDemand(time.monotonic())
@@ -73,7 +73,7 @@ async def test_a_lease_that_arrives_after_its_caller_has_left_is_kept_or_refunde
     async with AsyncLimiter(
         proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=timeout, flush_interval=600
     ) as limiter:
-        strategy: Any = limiter._strategy
+        strategy: Any = limiter.decider.strategy
         for _ in range(300):
             returned += bool(await limiter.try_acquire("k"))
         state = key_state(limiter)
@@ -105,7 +105,7 @@ def test_a_lease_that_arrives_while_the_limiter_closes_is_refunded(
         proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=5, flush_interval=600
     )
     decisions: list[Decision] = [limiter.try_acquire("k") for _ in range(300)]
-    strategy: Any = limiter._strategy
+    strategy: Any = limiter.decider.strategy
     state = key_state(limiter)
 
     def holds_nothing() -> bool:
@@ -138,7 +138,7 @@ def with_unspent_permits(url: str, prefix: str) -> tuple[Limiter, int]:
     key_state(limiter).demand = HighDemand(time.monotonic())
     for _ in range(5):
         admitted += limiter.try_acquire("k").allowed
-    assert limiter._strategy.unreturned_permits() > 0
+    assert limiter.decider.strategy.unreturned_permits() > 0
     return limiter, admitted
 
 
@@ -158,7 +158,7 @@ def test_an_interrupted_close_refunds_everything(proxy: Proxy, prefix: str, repe
 
 def test_an_interrupted_flush_refunds_what_was_queued(proxy: Proxy, prefix: str) -> None:
     limiter, admitted = with_unspent_permits(proxy.url, prefix)
-    strategy: Any = limiter._strategy
+    strategy: Any = limiter.decider.strategy
     strategy._refunds.queue_unspent(strategy._key_states.get("k"))
     with proxy.inject(Delay(only=SCRIPT, replies=0.2)):
         expected = subclass(TimeoutError)

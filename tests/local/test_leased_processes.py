@@ -120,7 +120,7 @@ def test_unspent_permits_are_refunded_soon_after_the_calls_end(
         # A refund may come between the calls and any look at the server: so no look comes first.
         assert "lease" in {decision.source for decision in limiter.each(["k"] * 1000)}
         until(lambda: used(server, prefix) == 1000, timeout=5)
-        assert limiter.limiter._strategy._get("k").permits_left == 0
+        assert limiter.limiter.decider.strategy._get("k").permits_left == 0
         assert all(limiter.each(["k"] * 500))
         until(lambda: used(server, prefix) == 1500, timeout=5)
 

@@ -191,9 +191,9 @@ def test_views_alone_keep_a_process_from_ending_before_they_are_sent(
     limiter = Limiter(redis_url, "5/hour", prefix=prefix, flush_interval=3600, timeout=5.0)
     key = fresh_key()
     with limiter.entry(key):
-        assert limiter._strategy.unacknowledged_counts() == 1
+        assert limiter.decider.strategy.unacknowledged_counts() == 1
         limiter.flush()
-        assert limiter._strategy.unacknowledged_counts() == 0
+        assert limiter.decider.strategy.unacknowledged_counts() == 0
     limiter.close()
 
 

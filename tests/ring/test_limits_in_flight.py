@@ -78,7 +78,7 @@ def test_the_statistics_show_the_new_limit_at_once(make: MakeLimiter) -> None:
         stats = limiter.stats(key)
         assert stats.limits == (Limit(f"{amount}/minute"),)
         assert stats.remaining == max(0, amount - stats.passed)
-        charges = limiter._command_cache.acquire_command(key).charges
+        charges = limiter.decider.commands.acquire_command(key).charges
         (state,) = limiter._store.execute(Read(charges, 0)).states
         assert state is not None
         assert state.limit == f"{amount} leap"

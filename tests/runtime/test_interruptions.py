@@ -121,7 +121,7 @@ class Calls:
         self.clock.move(300)
         self.limiter.flush()
         self.call(2, "a", "b")
-        assert self.limiter._wait_queues.by_name == {}, place
+        assert self.limiter.decider.queues.by_name == {}, place
         self.clock.move(300)
         self.limiter.close()
         assert self.limiter._flush_now(True) is None
@@ -317,9 +317,9 @@ def test_after_an_interrupted_wake_up_the_next_call_wakes_the_worker(mode: Any) 
         woken.append(False)
         raise KeyboardInterrupt
 
-    limiter._strategy.wake = interrupted
+    limiter.decider.strategy.wake = interrupted
     with pytest.raises(KeyboardInterrupt):
         limiter.try_acquire("k")
-    limiter._strategy.wake = lambda: woken.append(True)
+    limiter.decider.strategy.wake = lambda: woken.append(True)
     limiter.try_acquire("k")
     assert woken == [False, True]

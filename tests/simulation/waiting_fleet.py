@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from distwindow import Decision, Limit, RateLimitExceeded
-from distwindow.acquire import wait_until_admitted
+from distwindow.decider import wait_until_admitted
 from distwindow.local.base import InProcess
 from distwindow.options import Options
 from distwindow.ring.command import Command

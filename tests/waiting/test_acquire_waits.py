@@ -38,7 +38,7 @@ async def test_a_task_waits_its_exact_time() -> None:
 
 
 def in_line(limiter: Any) -> int:
-    return sum(len(line.waiting) for line in limiter._wait_queues.by_name.values())
+    return sum(len(line.waiting) for line in limiter.decider.queues.by_name.values())
 
 
 def test_threads_are_served_in_the_order_they_came() -> None:

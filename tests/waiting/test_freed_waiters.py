@@ -32,7 +32,7 @@ HOW = pytest.mark.parametrize("how", ["reset", "refund"])
 
 def is_asleep(limiter: Any) -> bool:
     """True when the head of the only queue has been refused."""
-    queues = list(limiter._wait_queues.by_name.values())
+    queues = list(limiter.decider.queues.by_name.values())
     return bool(queues) and queues[0].refusal is not None
 
 
@@ -173,4 +173,4 @@ async def test_close_wakes_tasks_that_wait(consistency: Any, redis_url: str, pre
 
 
 def waiting_in(limiter: Any) -> int:
-    return sum(len(queue.waiting) for queue in limiter._wait_queues.by_name.values())
+    return sum(len(queue.waiting) for queue in limiter.decider.queues.by_name.values())

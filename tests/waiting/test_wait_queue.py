@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limit, Limiter, RateLimitExceeded
-from distwindow.acquire import wait_until_admitted
+from distwindow.decider import wait_until_admitted
 from distwindow.ring.key import AnyKey
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.runtime.steps import Sleep
@@ -168,18 +168,18 @@ def test_a_refusal_from_before_permits_were_given_back_refuses_nobody_behind() -
 
 def test_permits_that_are_given_back_before_the_caller_has_joined_are_asked_for_at_once() -> None:
     limiter = Limiter("memory://", "1/minute", time=ManualClock())
-    admission = limiter._admission
-    try_acquire, limiter_asks = admission._try_acquire, 0
+    decider: Any = limiter.decider
+    decide, limiter_asks = decider.decide_locally, 0
 
     def refused_before_a_reset(key: AnyKey, cost: int) -> Decision:
         nonlocal limiter_asks
         limiter_asks += 1
-        decision = try_acquire(key, cost)
+        decision: Decision = decide(key, cost)
         if not decision.allowed:
             limiter.reset(key)  # by another thread
         return decision
 
-    admission._try_acquire = refused_before_a_reset
+    decider.decide_locally = refused_before_a_reset
     for asks in (1, 3):
         assert limiter.acquire("k", timeout=5).wait == 0
         assert limiter_asks == asks

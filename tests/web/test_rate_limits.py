@@ -728,7 +728,7 @@ def test_a_process_keeps_so_many_keys(app: Application, redis_url: str, prefix: 
     limit = rate_limits.limit("1000/minute", key=lambda request: request["key"])
     for number in range(50):
         app.ask(limit, key=str(number))
-    assert len(limit._limiter._strategy._key_states) == 10
+    assert len(limit._limiter.decider.strategy._key_states) == 10
     with pytest.raises(ConfigurationError, match="max_local_keys"):
         app.rate_limits(max_local_keys=0)
 

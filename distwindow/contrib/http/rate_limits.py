@@ -402,7 +402,7 @@ class RequestLimit:
         decision = reservation.decision
         if not decision.allowed:
             # What others give back is there at once: a refusal that is kept would not see it.
-            limiter._strategy.invalidate(decision.key)
+            limiter.decider.strategy.invalidate(decision.key)
         if decision.charged is None:  # there is nothing to settle
             arguments = ()
         else:
@@ -481,7 +481,9 @@ class RequestLimit:
         full_key = beginning + key
         if earlier and any(each.decision.key == full_key for each in earlier):
             return self.decide(request, earlier, None, key)  # which may be charged already
-        decision: Any = limiter._decide_locally(full_key, self._cost)  # as `try_acquire` begins
+        decision: Any = limiter.decider.decide_locally(
+            full_key, self._cost
+        )  # as `try_acquire` begins
         # `.allowed` and `.wait`: a name takes three times as long as an index.
         if decision is not None and decision[0] and not decision[7]:
             earlier.append(AskedLimit(decision, policies, self, limiter))
@@ -1053,7 +1055,7 @@ class AsyncRateLimits(BaseRateLimits[R]):
     async def __aenter__(self) -> Self:
         running_loop()
         for limiter in self.opened.limiters.values():
-            limiter._policy.announce()
+            limiter.decider.policy.announce()
         if self.enabled:
             try:
                 await self.start()

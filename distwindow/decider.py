@@ -1,0 +1,497 @@
+"""What answers the calls of a limiter: this process, the store, or `on_store_error`.
+
+    call                     is answered by                 the caller waits
+    `try_acquire`            `decide_locally`; else the     -
+                             store
+    `priority`, `enqueue`,   the store                      -
+    several keys
+    an entry, or a limited   as `try_acquire`               until a call that a paced limit has
+    function                                                admitted may proceed
+    `acquire`                as `try_acquire`, then with    in the queue of its key, then for its
+                             the turn that it has           turn in the fleet's virtual line
+    `acquire`, `eventual`    as `try_acquire`, repeated     in the queue of its key, then for
+    or of high cost                                         permits
+    `acquire`, paced limit   a command with the time        in the queue, then for its promised
+                             that the caller has left       moment, when the next one is served
+    `acquire`, whose store   as `try_acquire`, repeated     in the queue of its key, until the store
+    is away                                                 is back or `on_store_error` admits it
+    `acquire`, priority      a command that may borrow      in a queue of its own, then for its
+                                                            bucket, when the next one is served
+
+Where the store gives no answer, `on_store_error` does. Each call has one answer, which passes
+`answered` on its way to the caller. Only the answers of `decide_locally` do not, so that a leased
+call costs nothing more: these are counted in the state of their key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from types import coroutine
+from typing import Any, NoReturn, TypeAlias
+
+from ._fork import register_after_fork
+from .async_use import Unawaited, running_loop
+from .away.outages import RETRY_AFTER_S
+from .away.policy import StoreErrorPolicy
+from .borrow.operations import Borrowing
+from .connect import make_strategy
+from .errors import RateLimitExceeded, StoreError, closed_failure
+from .options import Options, check_timeout
+from .ring.commands import Acquire, Flush
+from .ring.decision import Charge, Decision
+from .ring.key import AnyKey
+from .ring.stats import Stats
+from .runtime import operations as key_operations
+from .runtime.command_cache import CommandCache
+from .runtime.steps import Operation, Sleep, StoreStep, run_async, run_blocking, send
+from .shaping.operations import wait_until_paced
+from .waiting.waiting import (
+    AsyncInterruptibleSleep,
+    AsyncPermitWaiter,
+    InterruptibleSleep,
+    PermitWaiter,
+    Turns,
+    WaitQueues,
+    wait_for_turn,
+)
+
+_Wait: TypeAlias = "Callable[[PermitWaiter], Operation[Decision]]"
+
+
+def wait_until_admitted(command: Acquire, waiter: PermitWaiter) -> Operation[Decision]:
+    """Send `command` again and again until it is admitted, and sleep for `retry_after` in between.
+
+    Time is taken from the decisions, and so from the store's clock. Raises `RateLimitExceeded` as
+    soon as it is certain that the caller's timeout ends before the permits are there.
+    """
+    began_ms: int | None = None
+    timeout = waiter.remaining_s
+    while True:
+        decision: Decision = yield command
+        if decision.allowed:
+            return decision
+        if decision.reason == "store_down":  # the store may be back, and have room, before that
+            decision = decision._replace(retry_after=min(decision.retry_after, RETRY_AFTER_S))
+        if began_ms is None:
+            began_ms = decision.now_ms
+        waited = (decision.now_ms - began_ms) / 1000
+        if timeout is not None and waited + decision.retry_after > timeout:
+            raise RateLimitExceeded(decision)
+        waiter.on_refused(decision)
+        yield Sleep(decision.retry_after)
+
+
+def _raise_closed(key: AnyKey, cost: int) -> NoReturn:
+    raise closed_failure()
+
+
+class BaseDecider:
+    """Base class of `Decider` and `AsyncDecider`: the parts of one limiter that answer."""
+
+    try_acquire: Callable[[AnyKey, int], Any]
+    _proceed: Callable[[AnyKey, int], Any]
+    """Do as `try_acquire`, and wait until an admitted call may proceed."""
+    record: Callable[[Decision, bool, int], Any]
+    """Count the end of an admitted call: whether it failed, and its response time in ms."""
+
+    def __init__(
+        self,
+        options: Options,
+        commands: CommandCache,
+        store: Any,
+        store_id: str,
+        decide_at_once: Callable[[Acquire], Decision] | None,
+        run: Callable[..., Any],
+        execute: Callable[[float | None, StoreStep], Any],
+    ) -> None:
+        """`store_id` is another one for each store. `decide_at_once` decides for a store in this
+        process. `run` drives an operation, with one deadline; `execute` sends one step.
+        """
+        self.commands = commands
+        self.store: Any = store
+        self.clock = store.clock
+        self.strategy = make_strategy(options, commands, store, decide_at_once)
+        self.decide_locally = self.strategy.decide_locally
+        """Answer a call by what this process holds; None where the store has to be asked."""
+        self.borrowing = Borrowing(commands, self.strategy, store.decided_by, options)
+        self.turns = Turns(commands, self.strategy, store.decided_by, store.clock)
+        self.policy = StoreErrorPolicy(options, commands, store, self.strategy, store_id)
+        self.queues = register_after_fork(WaitQueues(options.time))
+        self.run = run
+        self._execute = partial(execute, None)
+        self._observe = self.policy.observe
+        self._monotonic = store.clock.monotonic
+        self._timeout = options.timeout
+        self._has_own_moment = commands.command_type.has_own_moment
+        self.admit = self._proceed if self._has_own_moment else self.try_acquire
+        """`try_acquire` for callers that proceed as soon as it has admitted them."""
+
+    def answered(self, decision: Decision) -> Decision:
+        """Return `decision`, which is on its way to the caller: see above."""
+        if self._observe is not None and decision.source == "store":
+            self._observe(decision)
+        return decision
+
+    def close(self) -> None:
+        """Have each call raise from here on, waiting ones too."""
+        self.decide_locally = _raise_closed
+        self.commands.close()
+        self.queues.close()
+
+    def stop_counting(self) -> None:
+        """Count nothing any more, as no flush would send it."""
+        self.strategy.close()
+        self.policy.close()
+
+    def stats(self, key: AnyKey) -> Operation[Stats]:
+        """Return the statistics of a key."""
+        return key_operations.stats(self.strategy, self.commands, key, self.clock)
+
+    def refund(self, decision: Decision) -> Operation[int]:
+        """Give back what `decision` was charged. Return how many permits are given back."""
+        strategy = self.policy.strategy_of(decision)
+        count = yield from key_operations.refund(strategy, decision, self.clock)
+        if count and decision.charged:
+            self.queues.on_freed(decision.charged)
+        return count
+
+    def reset(self, key: AnyKey, on_reset: Callable[[AnyKey], object]) -> Operation[None]:
+        """Empty the windows of a key, and drop what is known of them. `on_reset` is called with the
+        key, as it is kept, before who waits for its permits is woken.
+        """
+        charges = self.commands.acquire_command(key).charges
+        yield from key_operations.reset(self.strategy, self.commands, charges)
+        self.policy.reset(key)
+        on_reset(charges[0].key)
+        self.queues.on_freed(charges)
+
+    def _special(
+        self, key: AnyKey, cost: int, priority: object, enqueue: object
+    ) -> Operation[Decision]:
+        """Return the operation of a call with `priority` or `enqueue`; raise as `try_acquire`."""
+        if enqueue:
+            return self.turns.attempt(key, cost, enqueue, priority)
+        return self.borrowing.call(key, cost, priority).attempt()
+
+    def _record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        """Count the end of an admitted call; return what a store in this process has to count."""
+        if decision.charged is None:
+            return None  # let through by `on_store_error`: it is not counted
+        return self.strategy.record(decision, failed, rt_ms)
+
+    def _peek(self, key: AnyKey, cost: int) -> Operation[Decision]:
+        source = self.store.decided_by
+        return key_operations.peek(self.strategy, self.commands, key, cost, source)
+
+    # -- calls over several keys -------------------------------------------------------------------
+
+    def _all_of(self, calls: Sequence[tuple[Charge, ...]]) -> tuple[Acquire, float]:
+        """Return the command of a call over several keys, and its deadline."""
+        return self.commands.acquire_all_command(calls), self._monotonic() + self._timeout
+
+    def _before_all(self, command: Acquire) -> Operation[None]:
+        return key_operations.before_multi_key(self.strategy, command.charges, self.clock)
+
+    # -- calls that wait ---------------------------------------------------------------------------
+
+    def _is_plain(self, priority: bool) -> bool:
+        """True if the call is sent by `try_acquire`, and nobody of this limiter waits, whatever the
+        key: so it need not queue up. (To look for the queue of its key takes the key's command.)
+        """
+        return not (priority or self._has_own_moment or self.queues.by_name)
+
+    def _wait_for(self, key: AnyKey, cost: int, priority: bool) -> tuple[Acquire, _Wait]:
+        """Return the command of a call, and the operation that waits until it may proceed. Raises
+        what `try_acquire` raises for its arguments.
+        """
+        if priority:
+            call = self.borrowing.call(key, cost, priority)
+            return call.acquire, call.wait_until_admitted
+        command = self.commands.acquire_command(key, cost)
+        if command.has_own_moment:
+            return command, partial(wait_until_paced, command)
+        if self.turns.applies_to(command):
+            return command, partial(wait_for_turn, command, self.turns)
+        return command, partial(wait_until_admitted, command)
+
+
+class Decider(BaseDecider):
+    """Answers the calls of a `Limiter`, which documents them."""
+
+    def try_acquire(self, key: AnyKey, cost: int) -> Decision:
+        decision = self.decide_locally(key, cost)
+        return self.answered(self.ask(key, cost)) if decision is None else decision
+
+    def ask(self, key: AnyKey, cost: int) -> Decision:
+        """Return the answer to a call after `decide_locally` has returned None."""
+        sent_at = self._monotonic()
+        command = self.strategy.store_command(key, cost)
+        try:
+            if command is None:
+                decision: Decision = self.run(self.strategy.acquire_remote(key, cost))
+            else:  # the same as `acquire_remote`, without a generator and its driver
+                decision = self.store.decide(command)
+                if not decision[0]:
+                    self.strategy.cache_refusal(decision[1], decision, sent_at)
+        except StoreError as exc:
+            return self.policy.decide(key, cost, exc)
+        return decision
+
+    def try_special(self, key: AnyKey, cost: int, priority: object, enqueue: object) -> Decision:
+        """Answer a call with `priority` or `enqueue`."""
+        try:
+            decision: Decision = self.run(self._special(key, cost, priority, enqueue))
+        except StoreError as exc:
+            decision = self.policy.decide(key, cost, exc)
+        return self.answered(decision)
+
+    def acquire_all(self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False) -> Decision:
+        """Answer a call over several keys: `calls` has the charges of each."""
+        command, deadline = self._all_of(calls)
+        try:
+            self.run(self._before_all(command), deadline)
+            if enqueue:
+                decision: Decision = self.run(self.turns.attempt_all(command, enqueue), deadline)
+            else:
+                decision = self.store.decide(command, deadline)
+        except StoreError as exc:
+            decision = self.policy.decide_all(calls, exc)
+        return self.answered(decision)
+
+    def acquire(self, key: AnyKey, cost: int, timeout: float | None, priority: bool) -> Decision:
+        """Answer a call that waits until it is admitted; see the table above."""
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        refused: list[Decision] = []
+        queues = self.queues
+        began_at = queues.clock.monotonic()
+        times_freed = queues.times_freed
+        if self._is_plain(priority):
+            decision = self.decide_locally(key, cost)
+            if decision is None:
+                decision = self.ask(key, cost)
+                if decision.allowed:
+                    return self.answered(decision)
+            elif decision.allowed:
+                return decision
+            refused.append(decision)  # takes the place of asking once
+        command, wait = self._wait_for(key, cost, priority)
+
+        def ask_again(step: StoreStep) -> Any:
+            if step is not command:
+                return self._execute(step)
+            if refused:
+                return refused.pop()
+            decision = self.decide_locally(key, cost)
+            return self.policy.observed(self.ask(key, cost)) if decision is None else decision
+
+        waiter = PermitWaiter(queues, command, timeout, priority=priority, began_at=began_at)
+        try:
+            if waiter.wait() or queues.times_freed != times_freed:
+                refused.clear()  # there may be room by now
+            sleep = InterruptibleSleep(waiter, self.clock, self.clock.sleep)
+            try:
+                decision = run_blocking(wait(waiter), ask_again, sleep)
+            except StoreError:
+                if self.policy.raises_always:
+                    raise
+                decision = run_blocking(wait_until_admitted(command, waiter), ask_again, sleep)
+        except RateLimitExceeded as exc:
+            self.answered(exc.decision)
+            raise
+        finally:
+            try:
+                waiter.leave()
+            finally:
+                waiter.leave()  # a signal handler may have raised in the first
+        return self.answered(decision)
+
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        command = self._record(decision, failed, rt_ms)
+        if command is not None:  # a store in this process counts it
+            self.run(send(command))
+
+    def peek(self, key: AnyKey, cost: int) -> Decision:
+        """Return the answer that a call would get, and count nothing."""
+        try:
+            decision: Decision = self.run(self._peek(key, cost))
+        except StoreError as exc:
+            return self.policy.peek(key, exc)
+        return decision
+
+    def _proceed(self, key: AnyKey, cost: int) -> Decision:
+        decision = self.try_acquire(key, cost)
+        if decision.wait:
+            self.clock.sleep(decision.wait)
+        return decision
+
+
+_YIELD_EVERY = 64
+"""Calls in a row that may return without letting other tasks run."""
+
+
+class Attempt(Unawaited[Decision]):
+    """`try_acquire` without `priority` and `enqueue`, which begins when it is awaited."""
+
+    __slots__ = ("_cost", "_decider", "_key")
+
+    def __init__(self, decider: AsyncDecider, key: AnyKey, cost: int) -> None:
+        self._decider = decider
+        self._key = key
+        self._cost = cost
+
+    def __await__(self) -> Generator[Any, Any, Decision]:
+        decider = self._decider
+        if decider.calls_without_wait >= _YIELD_EVERY:
+            # Let other tasks run: a loop of calls that are decided here would stop them all. Before
+            # the decision, which would be lost if this were cancelled.
+            decider.calls_without_wait = 0
+            running_loop()  # only asyncio takes a bare `yield`
+            yield
+        decision = decider.decide_locally(self._key, self._cost)
+        if decision is not None:
+            decider.calls_without_wait += 1
+            return decision
+        decision = yield from decider.ask(self._key, self._cost)
+        return decider.answered(decision)
+
+
+class AsyncDecider(BaseDecider):
+    """Answers the calls of an `AsyncLimiter`."""
+
+    calls_without_wait = 0
+    """How many calls in a row have returned without awaiting anything."""
+
+    def try_acquire(self, key: AnyKey, cost: int) -> Unawaited[Decision]:
+        return Attempt(self, key, cost)
+
+    async def try_special(
+        self, key: AnyKey, cost: int, priority: object, enqueue: object
+    ) -> Decision:
+        """See `Decider.try_special`."""
+        await self._let_others_run()
+        try:
+            decision: Decision = await self.run(self._special(key, cost, priority, enqueue))
+        except StoreError as exc:
+            decision = self.policy.decide(key, cost, exc)
+        if decision.source != "store":
+            self.calls_without_wait += 1
+        return self.answered(decision)
+
+    async def acquire_all(
+        self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False
+    ) -> Decision:
+        """See `Decider.acquire_all`."""
+        command, deadline = self._all_of(calls)
+        try:
+            await self.run(self._before_all(command), deadline)
+            if enqueue:
+                turn = self.turns.attempt_all(command, enqueue)
+                decision: Decision = await self.run(turn, deadline)
+            else:
+                decision = await self.store.decide(command, deadline)
+        except StoreError as exc:
+            decision = self.policy.decide_all(calls, exc)
+        return self.answered(decision)
+
+    async def acquire(
+        self, key: AnyKey, cost: int, timeout: float | None, priority: bool
+    ) -> Decision:
+        """See `Decider.acquire`."""
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        refused: list[Decision] = []
+        queues = self.queues
+        began_at = queues.clock.monotonic()
+        times_freed = queues.times_freed
+        if self._is_plain(priority):
+            decision = await self._decide_at_once(key, cost)
+            if decision is None:
+                decision = await self.ask(key, cost)
+                if decision.allowed:
+                    return self.answered(decision)
+            elif decision.allowed:
+                return decision
+            refused.append(decision)
+        command, wait = self._wait_for(key, cost, priority)
+
+        async def ask_again(step: StoreStep) -> Any:
+            if step is not command:
+                return await self._execute(step)
+            if refused:
+                return refused.pop()
+            decision = await self._decide_at_once(key, cost)
+            if decision is None:
+                decision = self.policy.observed(await self.ask(key, cost))
+            return decision
+
+        waiter = AsyncPermitWaiter(queues, command, timeout, priority=priority, began_at=began_at)
+        try:
+            if await waiter.wait_async() or queues.times_freed != times_freed:
+                refused.clear()  # there may be room by now
+            sleep = AsyncInterruptibleSleep(waiter, self.clock, self.store.sleep)
+            try:
+                decision = await run_async(wait(waiter), ask_again, sleep)
+            except StoreError:
+                if self.policy.raises_always:
+                    raise
+                decision = await run_async(wait_until_admitted(command, waiter), ask_again, sleep)
+        except RateLimitExceeded as exc:
+            self.answered(exc.decision)
+            raise
+        finally:
+            waiter.leave()
+        return self.answered(decision)
+
+    async def record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
+        command = self._record(decision, failed, rt_ms)
+        if command is not None:
+            await self.run(send(command))
+
+    async def peek(self, key: AnyKey, cost: int) -> Decision:
+        """See `Decider.peek`."""
+        try:
+            decision: Decision = await self.run(self._peek(key, cost))
+        except StoreError as exc:
+            return self.policy.peek(key, exc)
+        return decision
+
+    @coroutine
+    def ask(self, key: AnyKey, cost: int) -> Generator[Any, Any, Decision]:
+        """See `Decider.ask`."""
+        self.calls_without_wait = 0
+        sent_at = self._monotonic()
+        command = self.strategy.store_command(key, cost)
+        try:
+            if command is None:
+                remote = self.run(self.strategy.acquire_remote(key, cost))
+                decision: Decision = yield from remote.__await__()
+            else:
+                decision = yield from self.store.decide(command).__await__()
+                if not decision.allowed:
+                    self.strategy.cache_refusal(decision.key, decision, sent_at)
+        except StoreError as exc:
+            return self.policy.decide(key, cost, exc)
+        return decision
+
+    async def _decide_at_once(self, key: AnyKey, cost: int) -> Decision | None:
+        """Do `decide_locally`, and let other tasks run as `Attempt` does."""
+        await self._let_others_run()
+        decision = self.decide_locally(key, cost)
+        if decision is not None:
+            self.calls_without_wait += 1
+        return decision
+
+    async def _let_others_run(self) -> None:
+        if self.calls_without_wait >= _YIELD_EVERY:
+            self.calls_without_wait = 0
+            running_loop()
+            await asyncio.sleep(0)
+
+    async def _proceed(self, key: AnyKey, cost: int) -> Decision:
+        decision = await self.try_acquire(key, cost)
+        if decision.wait:
+            await self.store.sleep(decision.wait)
+        return decision
