@@ -57,6 +57,7 @@ FEATURES: dict[str, set[str]] = {
     "reserve": {"limiter"},
     "breaker": {"stores", "limiter", "guard"},
     "concurrency": {"stores", "away", "guard"},
+    "guard": set(),
 }
 """What can be deleted, and the rooms which import it, besides the programs and the package."""
 OPEN_TO_PROGRAMS = {"connect", "lifecycle"}

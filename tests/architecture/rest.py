@@ -39,9 +39,7 @@ def instead(name: str) -> Any:
     """Return what takes the place of a name that the rest imports from what was deleted."""
     if name == "make_command_cache":
         return import_module("distwindow.runtime.command_cache").CommandCache
-    if name == "StoreErrorPolicy":
-        return Raise
-    return Nothing
+    return Raise if name == "StoreErrorPolicy" else Nothing
 
 
 class Raise:
@@ -85,8 +83,12 @@ class Finder(Loader, MetaPathFinder):
 
 def main() -> None:
     from distwindow import Limiter
+    from distwindow.stores.memory import MemoryStore
 
-    limiter = Limiter("memory://", "3/minute", consistency="leased")
+    class Store(MemoryStore):
+        keeps_views = "minute" not in sys.argv
+
+    limiter = Limiter(Store(), "3/minute", consistency="leased")
     assert [limiter.try_acquire("k").allowed for _ in range(4)] == [True, True, True, False]
     assert limiter.stats("k").passed == 3
     with limiter.entry("e"):

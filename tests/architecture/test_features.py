@@ -15,7 +15,11 @@ from tests.architecture import rest
 from tests.architecture.floors import FEATURES, PROGRAMS
 
 
-@pytest.mark.parametrize("features", [*([one] for one in FEATURES), [*FEATURES]], ids=", ".join)
+@pytest.mark.parametrize(
+    "features",
+    [[*FEATURES], *(pytest.param([one], marks=pytest.mark.slow) for one in FEATURES)],
+    ids=", ".join,
+)
 def test_the_rest_works_without_features(features: list[str], tmp_path: Path) -> None:
     package = tmp_path / "distwindow"
     shutil.copytree(Path(distwindow.__file__).parent, package)
