@@ -453,15 +453,15 @@ def check_deadlines(calls: Iterable[Timed], slack_ms: int) -> int:
     return latest
 
 
-def heal_ms(calls: Iterable[Mapping[str, Any]], healthy_at: float) -> dict[str, int]:
+def heal_ms(calls: Iterable[Mapping[str, Any]], healthy_at: float) -> dict[str, float]:
     """Return for each process and window how many ms after `healthy_at` the last answer came that
     was not the store's: an error, or a policy. From then on the store has answered all calls.
     """
-    healed: dict[str, int] = {}
+    healed: dict[str, float] = {}
     for call in calls:
         name = f"{call['process']} {call['window']}"
         late = call["at"] + call["took"] - healthy_at
-        healed[name] = max(healed.get(name, 0), int(late) if call["by"] in AWAY else 0)
+        healed[name] = max(healed.get(name, 0.0), late if call["by"] in AWAY else 0.0)
     return healed
 
 

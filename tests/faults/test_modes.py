@@ -138,7 +138,7 @@ def check_topology(history: History, healthy_at: float, losses: Sequence[Span]) 
         print(f"{most} of {limit.amount} in a window ({mode})")
     late = check_deadlines(history.timed(), SLACK_MS)
     healed = heal_ms(history.calls, healthy_at)
-    print(f"healed {max(healed.values())} ms after the failover, late by {late} ms at most")
+    print(f"healed {max(healed.values()):.0f} ms after the failover, late by {late} ms at most")
     for name, ms in healed.items():
         process, _, window = name.partition(" ")
         last = [c for c in history.of(window) if c["process"] == process][-1]
