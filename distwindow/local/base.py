@@ -16,7 +16,6 @@ from ..ring.key import AnyKey, key_length, normalize_key
 from ..ring.stats import Bucket
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
-from ..runtime.steps import Operation
 from ..runtime.strategy import OutgoingCommand, Strategy
 from .key_state import KeyState, KeyStateCache, Refusals, StateName
 from .pending_counts import PendingCounts

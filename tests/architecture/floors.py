@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+PROGRAMS = ("contrib", "cli", "testing")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("_fork",),
@@ -34,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("limiter",),
     ("guard",),
     ("",),  # the package itself
-    ("contrib", "cli", "testing"),
+    PROGRAMS,
     ("__main__",),
 )
 """The rooms, the lowest first. Rooms of one floor do not import each other, but for `BESIDE`."""
@@ -49,6 +50,17 @@ BESIDE = {
     ("failure_types", "_locks"), ("breaker", "concurrency"),
 }  # fmt: skip
 """Rooms of one floor of which the first may import the second."""
+FEATURES: dict[str, set[str]] = {
+    "shaping": {"stores", "decider", "limiter"},
+    "borrow": {"stores", "decider"},
+    "minute": {"local", "stores", "connect", "entry", "limiter"},
+    "away": {"stores", "lifecycle", "decider", "limiter"},
+    "reserve": {"limiter"},
+    "breaker": {"stores", "limiter", "guard"},
+    "concurrency": {"stores", "away", "guard"},
+    "guard": set(),
+}
+"""What can be deleted, and the rooms which import it, besides the programs and the package."""
 OPEN_TO_PROGRAMS = {"connect", "lifecycle"}
 """What programs import from the floors of the limiters besides the package itself."""
 
@@ -146,6 +158,9 @@ def _violation(package: str, item: Import) -> str | None:
 
 def _inside(here: str, there: str, item: Import) -> str | None:
     source, target = _floor(here), _floor(there)
+    feature, importer = there.removesuffix(" lower"), here.removesuffix(" lower")
+    if importer not in FEATURES.get(feature, {importer}) | {feature, "", *PROGRAMS}:
+        return f"{feature} can be deleted, and is imported by {FEATURES[feature]} alone"
     if here == there or source is None or target is None:
         return None  # `_without_floor` reports the latter
     if source < target:

@@ -15,26 +15,24 @@ from collections import Counter
 
 from tests.attack.harness import Run, Scenario, Violation, derive_seed
 
-SCENARIOS = (
-    *("model", "interruptions", "fleet", "process_exits", "timeouts", "cold_start"),
-    *("slots", "breakers", "borrowing", "entries", "guards", "refused_rights", "tasks"),
-)
-TURNS = (
-    *("model", "interruptions", "fleet", "interruptions", "process_exits"),
-    *("interruptions", "timeouts", "interruptions", "cold_start", "interruptions"),
-    *("slots", "breakers", "borrowing", "entries", "guards", "refused_rights", "tasks"),
-)
-"""`interruptions` has twelve variants, of which a turn runs one."""
 TURN_S = {
     "model": 10.0,
     "interruptions": 15.0,
-    "fleet": 18.0,
+    "nemesis": 12.0,
     "process_exits": 15.0,
     "timeouts": 6.0,
+    "cold_start": 5.0,
     **dict.fromkeys(("slots", "breakers", "borrowing", "entries", "guards"), 12.0),
     "refused_rights": 10.0,
+    "tasks": 5.0,
 }
-"""Seconds of one turn; five for those that are not named."""
+"""The scenarios, and the seconds of one turn."""
+_LAST = list(TURN_S)[6:]
+TURNS = (
+    *("model", "interruptions", "nemesis", "interruptions", "process_exits"),
+    *("interruptions", "timeouts", "interruptions", "cold_start", "interruptions", *_LAST),
+)
+"""`interruptions` has twelve variants, of which a turn runs one."""
 
 
 def scenario(name: str) -> Scenario:
@@ -45,30 +43,32 @@ def scenario(name: str) -> Scenario:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/attack", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long in all (5)")
+    parser.add_argument("--minutes", type=float, help="how long in all (5; with --only: one turn)")
     parser.add_argument("--seed", type=int, help="seed of all random choices; drawn if missing")
     parser.add_argument(
         "--only",
         metavar="SCENARIO[:VARIANT]",
-        help=f"one turn of one scenario with exactly this seed: {', '.join(SCENARIOS)}",
+        help=f"one scenario, whose first turn has exactly this seed: {', '.join(TURN_S)}",
     )
     parser.add_argument("--seconds", type=float, help="of one turn, instead of its usual length")
     parser.add_argument("--keep-going", action="store_true", help="count violations, and go on")
     options = parser.parse_args(arguments)
     only, _, variant = (options.only or "").partition(":")
-    if only and only not in SCENARIOS:
-        parser.error(f"there is no scenario {only!r}; there are {', '.join(SCENARIOS)}")
+    if only and only not in TURN_S:
+        parser.error(f"there is no scenario {only!r}; there are {', '.join(TURN_S)}")
+    minutes = options.minutes or (0.0 if only else 5.0)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     figures: dict[str, Run] = {}
     violations: Counter[str] = Counter()
-    stop, turn = time.monotonic() + options.minutes * 60, 0
+    stop, turn = time.monotonic() + minutes * 60, 0
     try:
-        while turn == 0 or (time.monotonic() < stop and not options.only):
+        while turn == 0 or time.monotonic() < stop:
             name = only or TURNS[turn % len(TURNS)]
-            turn_seed = seed if options.only else derive_seed(seed, name, turn) % 10**9
-            seconds = options.seconds or TURN_S.get(name, 5.0)
-            if not options.only:
+            is_first = only and turn == 0
+            turn_seed = seed if is_first else derive_seed(seed, name, turn) % 10**9
+            seconds = options.seconds or TURN_S[name]
+            if minutes:
                 seconds = max(1.0, min(seconds, stop - time.monotonic()))
             run = Run(turn_seed, seconds, variant or None)
             if not _turn(name, run, figures.setdefault(name, Run(seed, 0))):

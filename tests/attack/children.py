@@ -27,9 +27,7 @@ HUNG = 3
 
 
 class Child:
-    """`python -m tests.attack.NAME PLAN`, in a process group of its own. A name with a dot is that
-    of a module elsewhere.
-    """
+    """`python -m tests.attack.NAME PLAN`, in a process group of its own."""
 
     def __init__(self, name: str, plan: dict[str, Any]) -> None:
         self.name = name
@@ -39,9 +37,8 @@ class Child:
         self._stderr = tempfile.TemporaryFile(  # noqa: SIM115
             "w+", encoding="utf-8", errors="replace"
         )
-        module = name if "." in name else f"tests.attack.{name}"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(plan)],
+            [sys.executable, "-m", f"tests.attack.{name}", json.dumps(plan)],
             stdin=subprocess.PIPE,
             stdout=self._stdout,
             stderr=self._stderr,
@@ -95,6 +92,18 @@ class Child:
             )
         return code
 
+    def facts(self, seconds: float) -> dict[str, Any]:
+        """Wait for its end and return what it has reported as `done`; raise `Violation` if it did
+        not end in order.
+        """
+        code = self.wait(seconds)
+        facts = next((facts for facts in self.reports() if facts.get("done")), None)
+        if code != 0 or facts is None:
+            raise Violation(
+                f"{self.name}: exit {code}", [f"plan {self.plan}", self.stderr()[-8000:]]
+            )
+        return facts
+
     def kill(self) -> None:
         """Kill it and all processes that it has started, which are its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -136,6 +145,6 @@ def report(**facts: Any) -> None:
     os.write(1, json.dumps(facts).encode() + b"\n")
 
 
-def monotonic_ms() -> int:
-    """Return CLOCK_MONOTONIC, which all processes of a machine share."""
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000_000
+def now_ms() -> float:
+    """Return CLOCK_MONOTONIC, which all processes of a machine share, in ms."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) / 1e6

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 from distwindow import Limit
 from tests.attack.children import Child
 from tests.attack.harness import Run, Violation, derive_seed
-from tests.attack.server_counts import check_conserved, read_all_counts
+from tests.attack.history import check_conserved, read_named
 from tests.servers import Delay, Pass, Proxy, Standalone
 
 LIMIT = Limit("60/hour")
@@ -30,28 +31,21 @@ def cold_start(run: Run) -> None:
 
 
 def _one(run: Run, server: Standalone, url: str, start: int) -> None:
-    plan = {
+    plan: dict[str, Any] = {
         "url": url, "prefix": f"cold-{start}", "limit": str(LIMIT), "keys": KEYS, "threads": 3,
         "seed": derive_seed(run.seed, start), "seconds": 0.5, "mode": "eventual", "pause": 0,
     }  # fmt: skip
     with Child("cold_child", plan) as child:
-        code = child.wait(60)
-        facts = next((facts for facts in child.reports() if facts.get("done")), None)
-        if code != 0 or facts is None:
-            raise Violation(f"cold start: exit {code}", [child.stderr()[-4000:]])
-    allowed: dict[str, int] = facts["allowed"]
-    refused: dict[str, int] = facts["refused"]
+        facts = child.facts(60)
     history = [f"start {start}, plan {plan}"]
     run.count("starts")
     run.count("calls", facts["calls"])
+    allowed: dict[str, int] = facts["allowed"]
     for key, permits in allowed.items():
         if permits > LIMIT.amount:
             raise Violation(f"one process alone admitted {permits} of {LIMIT} on {key}", history)
+    keys = allowed.keys() | facts["refused"].keys()
     with server.client(decode_responses=False) as client:
-        # For mypy the values of `plan` are objects.
-        counts = read_all_counts(client, plan["prefix"], allowed.keys() | refused.keys(), LIMIT)  # type: ignore[arg-type]
-    for what, returned, in_store in (
-        ("permits", allowed, {key: count.passed for key, count in counts.items()}),
-        ("blocked permits", refused, {key: count.blocked for key, count in counts.items()}),
-    ):
-        check_conserved(f"cold start, {what}", in_store, returned, {}, history=history)
+        for name, returned in (("passed", allowed), ("blocked", facts["refused"])):
+            stored = read_named(client, plan["prefix"], keys, LIMIT, name)
+            check_conserved(f"cold start, {name} permits", stored, returned, history=history)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[2]
+T = TypeVar("T")
 
 EVENTS_SHOWN = 40
 """How many events of a history are printed; the last ones are."""
 
 FOREVER = "1000000000/day"
 """A limit that admits every call of a run, and whose window is longer than any run."""
+
+MODES = ["direct", "leased", "eventual"]
 
 
 class Violation(AssertionError):
@@ -78,8 +82,25 @@ def derive_seed(seed: int, *names: object) -> int:
 
 
 def check_between(
-    what: str, number: float, minimum: float, maximum: float, history: Iterable[Any]
+    what: str, number: float, minimum: float, maximum: float, history: Iterable[Any] = ()
 ) -> None:
     """Raise `Violation` unless `number` lies between both, inclusive."""
     if not minimum <= number <= maximum:
         raise Violation(f"{what}: {number:g} is not between {minimum:g} and {maximum:g}", history)
+
+
+def shrink(events: Sequence[T], fails: Callable[[Sequence[T]], bool], seconds: float) -> list[T]:
+    """Return the fewest events that still fail, by delta debugging, as far as time allows."""
+    left, parts, until = list(events), 2, time.monotonic() + seconds
+    while left and time.monotonic() < until:
+        size = -(-len(left) // parts)
+        for at in range(0, len(left), size):
+            fewer = left[:at] + left[at + size :]
+            if time.monotonic() < until and fails(fewer):
+                left, parts = fewer, max(parts - 1, 2)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(len(left), parts * 2)
+    return left

@@ -18,9 +18,9 @@ import redis
 from distwindow import ConfigurationError, Limit, Limiter, StoreError
 from tests.attack.children import dump_stacks_on_sigquit, read_plan, report, restart_watchdog
 from tests.attack.harness import FOREVER
+from tests.attack.history import read_counts
 from tests.attack.interrupter import Interrupter
 from tests.attack.interruptions_calls import TIGHT, TIMEOUT_S, CallCounts, Calls
-from tests.attack.server_counts import read_counts
 
 SLACK_S = 1.0
 HANG_S = 10.0

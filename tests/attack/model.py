@@ -22,7 +22,7 @@ from distwindow.ring.decision import Charge
 from distwindow.ring.key import ring_name, ring_name_prefix
 from distwindow.ring.replies import AcquireReply
 from distwindow.ring.stats import Bucket
-from tests.attack.harness import Run, Violation, derive_seed
+from tests.attack.harness import Run, Violation, derive_seed, shrink
 from tests.attack.model_cases import KEYS, SHAPES, Op, draw_case
 from tests.attack.reference_model import Model, Outcome, Part
 from tests.servers import Standalone
@@ -205,23 +205,6 @@ def first_difference(
         if expected != found:
             return index, expected, found
     return None
-
-
-def shrink(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool], seconds: float) -> list[Op]:
-    """Return the fewest commands that still fail, by delta debugging, as far as time allows."""
-    left, parts, until = list(ops), 2, time.monotonic() + seconds
-    while len(left) > 1 and time.monotonic() < until:
-        size = -(-len(left) // parts)
-        for at in range(0, len(left), size):
-            fewer = left[:at] + left[at + size :]
-            if fails(fewer):
-                left, parts = fewer, max(parts - 1, 2)
-                break
-        else:
-            if size == 1:
-                break
-            parts = min(len(left), parts * 2)
-    return left
 
 
 def model(run: Run) -> None:

@@ -12,12 +12,11 @@ import time
 
 from distwindow import Limit
 from tests.attack.children import Child
-from tests.attack.harness import FOREVER, Run, Violation, derive_seed
-from tests.attack.server_counts import check_conserved, read_all_counts
+from tests.attack.harness import FOREVER, MODES, Run, Violation, derive_seed
+from tests.attack.history import check_conserved, read_all_counts
 from tests.attack.shared_counts import SharedCounts
 from tests.servers import Delay, Proxy, Standalone, until
 
-MODES = ["direct", "leased", "eventual"]
 WAYS = [
     "normal",
     "exception",
@@ -123,7 +122,7 @@ def _check_counts(
         in_store,
         dict(zip(names, before, strict=True)),
         {name: late - early for name, early, late in zip(names, before, after, strict=True)},
-        stranded=_unreturned(variant),
+        more=_unreturned(variant),
         history=history,
     )
     run.count("counted calls that did not return", over)

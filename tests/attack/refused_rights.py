@@ -24,7 +24,7 @@ from distwindow.ring.key import ring_name, ring_name_prefix
 from tests.attack.children import Child
 from tests.attack.cold_child import COUNTED
 from tests.attack.harness import Run, Violation, derive_seed
-from tests.attack.server_counts import check_conserved, read_all_counts
+from tests.attack.history import check_conserved, read_named
 from tests.servers import Standalone, until
 
 VARIANTS = ["direct", "leased", "eventual", "breaker"]
@@ -71,13 +71,7 @@ def _play(run: Run, rng: random.Random, server: Standalone, variant: str, cause:
         time.sleep(REFUSED_S)
         restore()
         run.count("fleets that started while refused", is_cold)
-        reports = []
-        for child in fleet:
-            code = child.wait(60)
-            facts = next((facts for facts in child.reports() if facts.get("done")), None)
-            if code != 0 or facts is None:
-                raise Violation(f"{what}: exit {code}", [child.stderr()[-4000:]])
-            reports.append(facts)
+        reports = [child.facts(60) for child in fleet]
         for facts in reports:
             run.count("calls", facts["calls"])
             run.count("calls that were refused by the server", facts["failed"])
@@ -85,20 +79,16 @@ def _play(run: Run, rng: random.Random, server: Standalone, variant: str, cause:
         if variant == "breaker":
             names = _names(variant)
             stored = {key: _breaker_calls(client, name) for key, name in names.items()}
-            check_conserved(what, stored, _sum(reports, "allowed"), {})
+            check_conserved(what, stored, _sum(reports, "allowed"))
             return
-        counts = read_all_counts(client, plan["prefix"], _names(variant), LIMIT)
         check_limit(what, reports, shared=variant != "eventual")
         unknown = _sum(reports, "unknown")
         # The refund of a lease may be refused; its permits then count as used, within the limit.
         stranded = LIMIT.amount * KEYS if variant == "leased" else 0
-        for name, in_store in (
-            ("allowed", {key: count.passed for key, count in counts.items()}),
-            ("refused", {key: count.blocked for key, count in counts.items()}),
-        ):
-            check_conserved(
-                f"{what}, {name}", in_store, _sum(reports, name), unknown, stranded=stranded
-            )
+        for name, count in (("allowed", "passed"), ("refused", "blocked")):
+            stored = read_named(client, plan["prefix"], _names(variant), LIMIT, count)
+            returned = _sum(reports, name)
+            check_conserved(f"{what}, {name}", stored, returned, unknown, more=stranded)
 
 
 def check_limit(what: str, reports: list[dict[str, Any]], *, shared: bool) -> None:

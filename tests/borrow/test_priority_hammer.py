@@ -10,95 +10,28 @@ permit that was charged and lost.
 
 from __future__ import annotations
 
-import asyncio
-import json
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, Decision, Limit, Limiter
+from distwindow import Limit, Limiter
+from tests.attack.fleet import called
 from tests.clock_and_stores import fresh_key
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
-PROCESSES, THREADS, TASKS = 3, 4, 6
-ROOT = Path(__file__).parents[2]
-OPTIONS: Any = {"timeout": 30, "max_wait": 0.06, "borrow_share": 0.5}
-PAUSE_S = 0.001
-
-Calls = list[tuple[int, bool, int, str, int]]
-"""Time (ms, of the store), whether with priority, cost, outcome, and ms of the wait. The outcome is
-`ok`, `borrowed`, `refused`, or `repeated` for a refusal that was cached in the process.
-"""
+MAX_WAIT_S, SHARE = 0.06, 0.5
 
 
-def hammer(url: str, limit: Limit, key: str, seconds: float) -> Calls:
+def hammer(url: str, limit: Limit, key: str, seconds: float) -> list[dict[str, Any]]:
     """Return the calls of all processes."""
-    command = [sys.executable, "-m", "tests.borrow.test_priority_hammer"]
-    command += [url, str(limit), key, str(seconds)]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    workers = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(PROCESSES)]
-    for worker in workers:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    calls: Calls = []
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    for worker in workers:
-        output, _ = worker.communicate(timeout=60 + seconds)
-        assert worker.returncode == 0
-        calls += map(tuple, json.loads(output))
-    return sorted(calls)
+    windows = {"w": {"limits": str(limit), "max_wait": MAX_WAIT_S, "borrow_share": SHARE}}
+    calls = {"keys": [key], "priorities": [True, False]}
+    return called(url, windows, calls, seconds, ["sync", "async", "sync"], threads=6).calls
 
 
-def work(url: str, limit: str, key: str, seconds: float) -> Calls:
-    """Run one process, which begins when it reads a line from stdin."""
-    calls: Calls = []
-    print("ready", flush=True)
-    sys.stdin.readline()
-    end = time.monotonic() + seconds
-
-    def record(decision: Decision, priority: bool) -> None:
-        refused = "refused" if decision.source == "store" else "repeated"
-        outcome = decision.reason if decision.allowed else refused
-        wait_ms = round(decision.wait * 1000)
-        calls.append((decision.now_ms, priority, decision.cost, outcome, wait_ms))
-
-    def thread(number: int) -> None:
-        while time.monotonic() < end:
-            priority = number % 2 == 0
-            record(blocking.try_acquire(key, priority=priority), priority)
-            time.sleep(PAUSE_S)
-
-    async def task(limiter: AsyncLimiter, number: int) -> None:
-        while time.monotonic() < end:
-            priority = number % 3 == 0
-            record(await limiter.try_acquire(key, priority=priority), priority)
-            await asyncio.sleep(PAUSE_S)
-
-    async def tasks() -> None:
-        async with AsyncLimiter(url, limit, **OPTIONS) as limiter:
-            await asyncio.gather(*(task(limiter, number) for number in range(TASKS)))
-
-    with Limiter(url, limit, **OPTIONS) as blocking:
-        threads = [threading.Thread(target=thread, args=[number]) for number in range(THREADS)]
-        for one in threads:
-            one.start()
-        asyncio.run(tasks())
-        for one in threads:
-            one.join()
-    return calls
-
-
-def check(calls: Calls, limit: Limit) -> Counter[str]:
+def check(calls: list[dict[str, Any]], limit: Limit) -> Counter[str]:
     """Check every window. Return how many calls had which outcome, and how many buckets with a
     refusal were checked (`full`).
     """
@@ -106,27 +39,28 @@ def check(calls: Calls, limit: Limit) -> Counter[str]:
     passed: Counter[int] = Counter()
     borrowed: Counter[int] = Counter()
     refused: set[int] = set()
-    for at, priority, cost, outcome, wait_ms in calls:
-        number = (at + wait_ms) // width
-        if outcome in ("ok", "borrowed"):
-            passed[number] += cost
-        if outcome == "borrowed":
-            assert priority
-            assert (at + wait_ms) % width == 0
-            assert 0 < wait_ms <= OPTIONS["max_wait"] * 1000
-            borrowed[number] += cost
-        if outcome == "refused" and not priority:
+    for call in calls:
+        proceeds_at = call["now"] + call["wait_ms"]
+        number = proceeds_at // width
+        if call["ok"]:
+            passed[number] += call["cost"]
+        elif call["by"] == "store" and not call["priority"]:
             refused.add(number)
+        if call["reason"] == "borrowed":
+            assert call["priority"]
+            assert proceeds_at % width == 0
+            assert 0 < call["wait_ms"] <= MAX_WAIT_S * 1000
+            borrowed[number] += call["cost"]
 
     def held(permits: Counter[int], end: int) -> int:
         return sum(permits[number] for number in range(end - span + 1, end + 1))
 
     for number in range(min(passed), max(passed) + 1):
         assert held(passed, number) <= limit.amount
-        assert held(borrowed, number) <= limit.amount * OPTIONS["borrow_share"]
+        assert held(borrowed, number) <= limit.amount * SHARE
     for number in refused:
         assert max(held(passed, number + i) for i in range(span)) == limit.amount
-    return Counter(outcome for *_, outcome, _ in calls) + Counter(full=len(refused))
+    return Counter(call["reason"] for call in calls) + Counter(full=len(refused))
 
 
 @pytest.mark.parametrize("bound", ["leap", "strict"])
@@ -149,11 +83,6 @@ def test_every_borrowed_permit_is_in_the_ring(redis_url: str) -> None:
         calls = hammer(redis_url, limit, key, 0.7)
         lent = [limiter.try_acquire(key, priority=True) for _ in range(250)]
         stats = limiter.stats(key)
-    admitted = sum(cost for _, _, cost, outcome, _ in calls if outcome == "ok")
+    admitted = sum(call["cost"] for call in calls if call["reason"] == "ok")
     assert stats.passed == admitted + sum(d.reason == "ok" for d in lent)
     assert stats.borrowed == sum(d.reason == "borrowed" for d in lent) == limit.amount // 2
-
-
-if __name__ == "__main__":
-    url, limit, key, seconds = sys.argv[1:]
-    print(json.dumps(work(url, limit, key, float(seconds))))

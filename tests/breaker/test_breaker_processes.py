@@ -1,18 +1,14 @@
-"""A circuit breaker over a real Redis: several processes, a cluster, lost replies, both worlds."""
+"""A circuit breaker over a real Redis: a cluster, lost replies, forks, both worlds. (Processes that
+open and close together are those of `tests/attack/breakers.py`.)
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,110 +26,10 @@ from distwindow import (
 from distwindow.breaker.call import BreakerCall
 from distwindow.breaker.commands import breaker_name
 from distwindow.testing import ManualClock
-from tests.breaker.breaker_process import FLUSH_S, RULE, SYNC_S
 from tests.lifecycle.worker_options import forks
 from tests.servers.faults import DropReply
 from tests.servers.proxy import Proxy
 from tests.servers.wait import until
-
-ROOT = Path(__file__).parents[2]
-PROCESSES = 4
-SLACK_S = 0.4
-"""What a busy machine may add to a bound."""
-
-
-class Fleet:
-    """The processes, and what they have logged."""
-
-    def __init__(self, url: str, prefix: str, folder: Path) -> None:
-        self.broken, self._stop = folder / "broken", folder / "stop"
-        self._logs = [folder / f"{number}.log" for number in range(PROCESSES)]
-        self._processes = [
-            subprocess.Popen(
-                [
-                    sys.executable, "-m", "tests.breaker.breaker_process", url, prefix,
-                    *map(str, (self.broken, self._stop, log)),
-                ],
-                cwd=ROOT,
-            )
-            for log in self._logs
-        ]  # fmt: skip
-
-    def lines(self) -> list[list[dict[str, Any]]]:
-        """Return what each process has logged so far."""
-        texts = [log.read_text(encoding="utf-8") if log.exists() else "" for log in self._logs]
-        return [[json.loads(line) for line in text.split("\n")[:-1]] for text in texts]
-
-    def all_have(self, kind: str, after: float = 0.0, **values: object) -> bool:
-        return all(
-            any(
-                line["kind"] == kind
-                and line["at"] > after
-                and all(line[name] == value for name, value in values.items())
-                for line in lines
-            )
-            for lines in self.lines()
-        )
-
-    def changes(self) -> list[tuple[int, str]]:
-        """Return the changes that any process has heard, in order: its epoch and state."""
-        lines = [line for log in self.lines() for line in log if line["kind"] == "change"]
-        return sorted({(line["epoch"], line["state"]) for line in lines})
-
-    def stop(self) -> None:
-        self._stop.touch()
-        for process in self._processes:
-            assert process.wait(timeout=20) == 0
-
-
-@pytest.fixture
-def fleet(redis_url: str, prefix: str, tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(redis_url, prefix, tmp_path)
-    yield made
-    made.stop()
-
-
-def longest_stall(logs: list[list[dict[str, Any]]]) -> float:
-    """Return the longest time in which a process has logged nothing, s: each logs without a break,
-    unless the machine keeps it from running.
-    """
-    return max(float(late["at"] - line["at"]) for lines in logs for line, late in pairwise(lines))
-
-
-@pytest.mark.slow
-def test_processes_open_and_close_together_and_the_probes_are_the_fleets(fleet: Fleet) -> None:
-    until(lambda: fleet.all_have("call"), timeout=30)
-    fleet.broken.touch()
-    began = time.monotonic()
-    until(lambda: fleet.all_have("refused", began), timeout=30)
-    # Broken for two open periods: the fleet lets one probe through after each.
-    until(lambda: len([x for x in fleet.changes() if x[1] == "half_open"]) >= 2, timeout=30)
-    fleet.broken.unlink()
-    mended = time.monotonic()
-    until(lambda: fleet.all_have("change", mended, state="closed"), timeout=30)
-    until(lambda: fleet.all_have("call", time.monotonic() - 0.2), timeout=30)
-    logs = fleet.lines()
-    changes = [[x for x in lines if x["kind"] == "change"] for lines in logs]
-    fleets = fleet.changes()
-    assert [state for _, state in fleets[:2]] == ["open", "half_open"]
-    for one in changes:
-        heard = [(x["epoch"], x["state"]) for x in one]
-        assert heard == sorted({*heard} & {*fleets}), "each once, in order"
-        assert heard[0] == fleets[0]
-        assert heard[-1] == fleets[-1]
-        assert fleets[-1][1] == "closed"
-
-    # From the call that reached the threshold: no process lets anything through after the bound.
-    opened_ms = fleets[0][0]
-    bad = sorted(x["at"] for lines in logs for x in lines if x["kind"] == "call" and x["broken"])
-    first_open = min(one[0]["at"] for one in changes)
-    slack = SLACK_S + longest_stall(logs)
-    bound = first_open + SYNC_S + slack
-    assert first_open - bad[RULE.min_calls - 1] < FLUSH_S + SYNC_S + slack
-    probes = [at for at in bad if at > bound]
-    # While it is open or half-open, only probes go: one for each time it turned half-open.
-    assert len(probes) <= [state for _, state in fleets].count("half_open")
-    assert opened_ms > 0
 
 
 def test_counts_of_both_worlds_open_one_breaker(redis_url: str, prefix: str) -> None:

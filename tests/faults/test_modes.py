@@ -18,11 +18,10 @@ import psutil
 import pytest
 
 from distwindow import AsyncLimiter, Limit
-from tests.attack.children import monotonic_ms
-from tests.attack.harness import FOREVER
-from tests.attack.server_counts import read_counts
-from tests.faults.callers import Callers
-from tests.faults.history import (
+from tests.attack.children import now_ms
+from tests.attack.fleet import Fleet
+from tests.attack.harness import FOREVER, MODES
+from tests.attack.history import (
     AWAY,
     History,
     Span,
@@ -33,6 +32,7 @@ from tests.faults.history import (
     check_resources,
     heal_ms,
     read_history,
+    read_named,
 )
 from tests.servers import (
     Cluster,
@@ -44,7 +44,6 @@ from tests.servers import (
     until,
 )
 
-MODES = ["direct", "leased", "eventual"]
 POLICIES = ["raise", "allow", "deny", "local"]
 TIMEOUT_S = 0.5
 SLACK_MS = 5000
@@ -60,19 +59,17 @@ def limiter(limits: str, mode: str, policy: str, prefix: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def plan_of(windows: Mapping[str, dict[str, Any]], keys: list[str]) -> dict[str, Any]:
-    calls = [{"window": name, "weight": 1, "keys": keys, "costs": [1]} for name in windows]
-    return {"windows": windows, "calls": calls}
-
-
 def stored(server: Any, window: dict[str, Any], keys: list[str], count: str) -> dict[str, int]:
     """Return by key what the server has counted in a window: "passed", say."""
-    limit = Limit(window["limits"])
-    return {key: getattr(read_counts(server, window["prefix"], key, limit), count) for key in keys}
+    return read_named(server, window["prefix"], keys, Limit(window["limits"]), count)
 
 
-def history_of(callers: Callers) -> History:
-    return read_history(callers.folder, int(TIMEOUT_S * 1000))
+def callers_of(
+    seed: int, url: str, windows: Mapping[str, dict[str, Any]], keys: list[str]
+) -> Fleet:
+    """Return a fleet that calls all these windows, and is not disturbed by itself."""
+    calls = [{"window": name, "weight": 1, "keys": keys, "costs": [1]} for name in windows]
+    return Fleet(random.Random(seed), url, "caller", {"windows": windows, "calls": calls})
 
 
 # -- replies ---------------------------------------------------------------------------------------
@@ -90,7 +87,7 @@ def test_of_twenty_replies_one_is_dropped(standalone: Standalone, prefix: str) -
     keys = ["a", "b"]
     with (
         Proxy(standalone.port) as proxy,
-        Callers(random.Random(1), proxy.url, plan_of(windows, keys)) as callers,
+        callers_of(1, proxy.url, windows, keys) as callers,
     ):
         callers.start("sync")
         callers.start("async")
@@ -98,13 +95,13 @@ def test_of_twenty_replies_one_is_dropped(standalone: Standalone, prefix: str) -
         with proxy.inject(DropReply(close=True, only=b"EVALSHA", every=20)):
             until(lambda: proxy.affected >= 40, 60, what="replies that were dropped")
         callers.end()
-        history = history_of(callers)
+        history = read_history(callers.folder)
     unsure = sure = 0
     with standalone.client(decode_responses=False) as server:
         for name, window in windows.items():
             charged = stored(server, window, keys, "passed")
             leases = 0 if name.split()[0] != "leased" else proxy.affected * history.lease()
-            check_counts(name, charged, history, name, stranded=leases)
+            check_counts(name, charged, history, name, more=leases)
             if not leases:
                 sure += sum(history.sums(name)[0].values())
                 unsure += sum(charged.values())
@@ -141,7 +138,7 @@ def check_topology(history: History, healthy_at: float, losses: Sequence[Span]) 
         print(f"{most} of {limit.amount} in a window ({mode})")
     late = check_deadlines(history.timed(), SLACK_MS)
     healed = heal_ms(history.calls, healthy_at)
-    print(f"healed {max(healed.values())} ms after the failover, late by {late} ms at most")
+    print(f"healed {max(healed.values()):.0f} ms after the failover, late by {late} ms at most")
     for name, ms in healed.items():
         process, _, window = name.partition(" ")
         last = [c for c in history.of(window) if c["process"] == process][-1]
@@ -160,14 +157,14 @@ def test_a_primary_is_replaced_for_all_modes_and_for_callers_that_are_refused(
     keys = ["k"]
     with (
         SentinelSet() as nodes,
-        Callers(random.Random(2), nodes.url, plan_of(TOPOLOGY_WINDOWS, keys)) as callers,
+        callers_of(2, nodes.url, TOPOLOGY_WINDOWS, keys) as callers,
     ):
         callers.start("sync")
         callers.start("async")
         lost = nodes.primary
         with lost.client() as server:
             until(lambda: int(server.info("stats")["total_commands_processed"]) > 1000, 20)
-        began = monotonic_ms()
+        began = now_ms()
         if failure == "killed":
             lost.kill()
         elif failure == "zombie":
@@ -185,18 +182,18 @@ def test_a_primary_is_replaced_for_all_modes_and_for_callers_that_are_refused(
         if failure != "killed":
             with lost.client() as server:
                 until(lambda: server.execute_command("ROLE")[0] == "slave", 20, what="demotion")
-        healthy_at = monotonic_ms()
-        print(f"failover {healthy_at - began} ms")
+        healthy_at = now_ms()
+        print(f"failover {healthy_at - began:.0f} ms")
         time.sleep(1.5)  # calls on the new primary
         callers.end()
-        history = history_of(callers)
+        history = read_history(callers.folder)
         check_topology(history, healthy_at, [(began - 500, healthy_at + 1000)])
         with new.client(decode_responses=False) as server:
             for name in ("direct", "share", "eventual", "leased"):
                 charged = stored(server, TOPOLOGY_WINDOWS[name], keys, "passed")
                 # A lease and its refund may be on both sides of the failover.
                 stranded = 10 * history.lease() if name == "leased" else 0
-                check_counts(name, charged, history, name, stranded=stranded, lost=True)
+                check_counts(name, charged, history, name, more=stranded, lost=True)
 
 
 @pytest.mark.slow
@@ -209,12 +206,12 @@ def test_a_cluster_that_changes_for_all_modes_and_for_callers_that_are_refused(
         by_port = cluster.keys_by_port()
         lost, other = cluster.nodes[:2]
         keys = [key for port in by_port for key in by_port[port][:2]]
-        with Callers(random.Random(3), cluster.url, plan_of(TOPOLOGY_WINDOWS, keys)) as callers:
+        with callers_of(3, cluster.url, TOPOLOGY_WINDOWS, keys) as callers:
             callers.start("sync")
             callers.start("async")
             with lost.client() as server:
                 until(lambda: int(server.info("stats")["total_commands_processed"]) > 500, 20)
-            began = monotonic_ms()
+            began = now_ms()
             if failure == "resharded":
                 for key in by_port[lost.port][:2]:
                     cluster.migrate(cluster.slot_of(key), lost, other)
@@ -226,11 +223,11 @@ def test_a_cluster_that_changes_for_all_modes_and_for_callers_that_are_refused(
                 time.sleep(2)  # calls of the other two
                 lost.restart()
                 until(lambda: _is_ok(cluster), 30, what="a cluster that is whole again")
-            healthy_at = monotonic_ms()
-            print(f"outage {healthy_at - began} ms")
+            healthy_at = now_ms()
+            print(f"outage {healthy_at - began:.0f} ms")
             time.sleep(1.5)  # calls of all
             callers.end()
-            history = history_of(callers)
+            history = read_history(callers.folder)
     losses = [] if failure == "resharded" else [(began - 500, healthy_at + 1000)]
     check_topology(history, healthy_at, losses)
     if failure == "one of three is dead":
@@ -257,11 +254,11 @@ def _is_ok(cluster: Cluster) -> bool:
 def test_the_time_of_day_of_the_server_is_stepped(mode: str) -> None:
     """Each step admits at most the limit once more, and calls go on within an interval after it."""
     limit = Limit("20/second strict 10 buckets")
-    plan = plan_of({"full": limiter(str(limit), mode, "raise", "clock")}, ["k"])
+    windows = {"full": limiter(str(limit), mode, "raise", "clock")}
     with (
         SteppedClock() as clock,
         Standalone(env=clock.env) as server,
-        Callers(random.Random(4), server.url, plan) as callers,
+        callers_of(4, server.url, windows, ["k"]) as callers,
     ):
         callers.start("sync")
         callers.start("async")
@@ -269,11 +266,11 @@ def test_the_time_of_day_of_the_server_is_stepped(mode: str) -> None:
             until(lambda: int(client.info("stats")["total_commands_processed"]) > 500, 20)
         steps = []
         for seconds in (0.5, -0.5, 1, -1, 3, -3, 3600, -3600):
-            steps.append(monotonic_ms())
+            steps.append(now_ms())
             clock.step(seconds)
             time.sleep(2)  # calls by this time
         callers.end()
-        history = history_of(callers)
+        history = read_history(callers.folder)
     # The server's time jumps, so windows are those of CLOCK_MONOTONIC. A call is decided after it
     # began, so a window is shorter than the limit's by the longest call.
     admitted = [one._replace(now_ms=one.at) for one in history.admitted("full")]
@@ -283,7 +280,7 @@ def test_the_time_of_day_of_the_server_is_stepped(mode: str) -> None:
     print(f"{most} of {limit.amount} in a window")
     for at in steps:
         went_on = min(one.at for one in admitted if one.at > at)
-        print(f"{went_on - at} ms after a step")
+        print(f"{went_on - at:.0f} ms after a step")
         assert went_on - at < 2000
     check_deadlines(history.timed(), SLACK_MS)
 

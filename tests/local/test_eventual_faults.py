@@ -52,7 +52,7 @@ def test_no_more_beyond_the_limit_than_promised(redis_url: str, prefix: str) -> 
     """
     limit, sync, way = Limit("400/second 5 buckets"), 0.05, 0.1
     options = eventual(prefix, limits=str(limit), sync_interval=sync)
-    spans, sources = call_in_processes(redis_url, "k", options, 2.5, pause=0.01)
+    spans, sources = call_in_processes(redis_url, options, 2.5, pause_s=0.01)
     assert set(sources) == {"local True", "local False"}
     beyond = most_anywhere(spans, Limit(1, per=2 * sync + 2 * way, buckets=1))
     most = most_aligned(spans, limit)
@@ -68,7 +68,7 @@ def test_each_process_passes_no_more_than_its_own_share(
     """This holds even where no process receives the counts of the others."""
     limit = Limit("400/second 5 buckets")
     options = eventual(prefix, limits=str(limit), sync_interval=3600, share=share)
-    spans, _ = call_in_processes(redis_url, "k", options, 1.6, pause=0.002)
+    spans, _ = call_in_processes(redis_url, options, 1.6, pause_s=0.002)
     # Without a poll each process has its own estimate of when a bucket ends, which differs by
     # little.
     assert 400 * most * 0.7 < most_aligned(spans, limit) <= 400 * most * 1.02
@@ -77,7 +77,7 @@ def test_each_process_passes_no_more_than_its_own_share(
 @pytest.mark.slow
 def test_every_call_of_every_process_is_counted_once(redis_url: str, prefix: str) -> None:
     options = eventual(prefix, limits="1000000/50s 500 buckets", sync_interval=0.02)
-    spans, _ = call_in_processes(redis_url, "k", options, 1, pause=0.0005)
+    spans, _ = call_in_processes(redis_url, options, 1, pause_s=0.0005)
     with admin(redis_url) as server:
         assert used(server, prefix) == len(spans) > 500
 

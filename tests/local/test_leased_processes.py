@@ -34,7 +34,7 @@ def leased(limit: Any, prefix: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("bound", "amount"), [("leap", 1500), ("strict", 40)])
 def test_never_more_than_the_limit(redis_url: str, prefix: str, bound: str, amount: int) -> None:
     limit = Limit(f"{amount}/500ms {bound} 5 buckets")
-    spans, sources = call_in_processes(redis_url, "k", leased(limit, prefix), 1.8, kill=1)
+    spans, sources = call_in_processes(redis_url, leased(limit, prefix), 1.8, kill=1)
     assert sources["lease True"] > 0 or amount == 40
     assert most_aligned(spans, limit) <= amount
     if bound == "strict":
@@ -46,7 +46,7 @@ def test_never_more_than_the_limit(redis_url: str, prefix: str, bound: str, amou
 @pytest.mark.slow
 def test_a_killed_process_loses_no_more_than_its_lease(redis_url: str, prefix: str) -> None:
     """No more than one lease is lost, as the other processes refund what they have not spent."""
-    spans, _ = call_in_processes(redis_url, "k", leased(PLENTY, prefix), 1, kill=1)
+    spans, _ = call_in_processes(redis_url, leased(PLENTY, prefix), 1, kill=1)
     with admin(redis_url) as server:
         total = used(server, prefix)
     assert len(spans) <= total
@@ -57,7 +57,7 @@ def test_a_killed_process_loses_no_more_than_its_lease(redis_url: str, prefix: s
 
 @pytest.mark.slow
 def test_everything_is_spent_once_the_limit_is_reached(redis_url: str, prefix: str) -> None:
-    spans, sources = call_in_processes(redis_url, "k", leased("2000/day", prefix), 0.8)
+    spans, sources = call_in_processes(redis_url, leased("2000/day", prefix), 0.8)
     assert sources["deny_cache False"] > 0
     with admin(redis_url) as server:
         assert used(server, prefix) == len(spans) <= 2000
@@ -70,7 +70,7 @@ def test_everything_is_spent_once_the_limit_is_reached(redis_url: str, prefix: s
 def test_leases_are_prefetched(redis_url: str, prefix: str) -> None:
     """Under a steady load callers rarely wait for the store."""
     spans, sources = call_in_processes(
-        redis_url, "k", leased("1000000/10s 10 buckets", prefix), 1.5, pause=0.001
+        redis_url, leased("1000000/10s 10 buckets", prefix), 1.5, pause_s=0.002
     )
     calls = sum(sources.values())
     assert len(spans) == calls > 1500

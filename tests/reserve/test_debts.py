@@ -16,10 +16,10 @@ import pytest
 
 from distwindow import Decision, Limiter, Reservation, StoreError
 from distwindow.ring.commands import Acquire
+from tests.attack.harness import ROOT
 from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
 from tests.clock_and_stores import ManualClock
 from tests.interruptions import call_at
-from tests.local.caller_processes import ROOT
 from tests.reserve import litellm_18730
 from tests.reserve.test_settlement_law import FaultyStore
 

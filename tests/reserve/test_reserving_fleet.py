@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from distwindow import Limit, Limiter
+from tests.attack.harness import ROOT
 from tests.harness import TIMEOUT_S
-from tests.local.caller_processes import ROOT
 
 PROCESSES = 8
 LIMIT = Limit(6000, per=6.0, buckets=6)

@@ -1,32 +1,28 @@
-"""Faults at random over processes with random modes and policies, and the checks of their history.
+"""Scenario `nemesis`: faults at random over processes that call limiters, with random modes and
+policies, and the checks C1 to C8 of their history.
 
-A turn is a seed and a list of faults, each with a seed of its own. If the history of a turn
-violates something, the turn is played again without halves of its faults, then quarters, as long as
-it is violated: the shortest list is printed, with the command that plays it.
+The faults are of the link, and stalls, restarts without data, a full server, steps of its clock,
+failovers; clients are frozen, killed and forked. A turn is a seed and a list of faults, each with a
+seed of its own. If it violates something, it is played again without parts of its faults: the
+shortest list is that of the violation, as the variant `KIND:SEED,...` that plays it. The variants
+`direct`, `leased` and `eventual` have all processes in one mode, and disturb the link and the
+processes only.
 """
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
 import itertools
 import random
-import shlex
-import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from distwindow import Limit
-from tests.attack.children import monotonic_ms
-from tests.attack.faulty_fleet import FaultyFleet
-from tests.attack.fleet import SHORT
-from tests.attack.harness import FOREVER, Run, Violation, derive_seed
-from tests.attack.server_counts import read_all_counts
-from tests.faults.history import (
+from tests.attack.children import now_ms
+from tests.attack.fleet import ALL_FAULTS, Fleet, kinds_of
+from tests.attack.harness import FOREVER, MODES, Run, Violation, derive_seed, shrink
+from tests.attack.history import (
     AWAY,
     Admitted,
     History,
@@ -39,21 +35,24 @@ from tests.faults.history import (
     check_refusals,
     check_resources,
     heal_ms,
+    read_all_counts,
     read_history,
 )
 from tests.servers import DropReply, NoServer, SentinelSet, Standalone, SteppedClock
 
-MODES = ["direct", "leased", "eventual"]
 POLICIES = ["raise", "allow", "deny", "local"]
+SHORT = [
+    "40/second", "100/second 5 buckets", "30/second strict 10 buckets", "300/2s strict 20 buckets",
+    "7/500ms",
+]  # fmt: skip
 FULL = Limit("200/day 1 buckets")
 """Full after some calls: then it counts refusals."""
 TIMEOUT_S = 0.5
-SLACK_MS = 1500
+SLACK_MS = 600
 """50 ms are promised; a machine that is busy may stand still for longer. The figure is printed."""
-HEAL_S = 2.0
+HEAL_S = 2.5
 """How long the processes call after the last fault: at the end the store answers all of them."""
-FAULTS = 12
-"""Of one turn."""
+SHRINK_S = 120.0
 
 STANDALONE = {
     "link": 0.26, "lossy": 0.2, "stall": 0.08, "scripts": 0.06, "freeze": 0.08, "kill": 0.04,
@@ -86,7 +85,7 @@ class Primary(Standalone):
             server.resume()
 
 
-class Nemesis(FaultyFleet):
+class Nemesis(Fleet):
     """The processes of one turn, and its faults."""
 
     def __init__(
@@ -96,13 +95,14 @@ class Nemesis(FaultyFleet):
         limit: Limit,
         clock: SteppedClock | None,
         nodes: SentinelSet | None,
+        modes: Sequence[str],
     ) -> None:
-        super().__init__(rng, server, "tests.faults.caller", {})
-        self.limit, self.clock, self.nodes = limit, clock, nodes
+        super().__init__(rng, server, "caller", {})
+        self.limit, self.clock, self.nodes, self.modes = limit, clock, nodes, modes
         self.losses: list[Span] = []
         """When the server may have lost its counts, or its clock was stepped."""
         self.has_lost_data = False
-        self.healthy_at = 0
+        self.healthy_at = 0.0
         self.causes |= {
             "lossy": self._lose_replies, "restart": self._restart, "full": self._fill,
             "clock": self._step, "failover": self._fail_over,
@@ -115,7 +115,7 @@ class Nemesis(FaultyFleet):
         return self
 
     def start(self, kind: str, **more: Any) -> None:
-        mode, policy = self.rng.choice(MODES), self.rng.choice(POLICIES)
+        mode, policy = self.rng.choice(self.modes), self.rng.choice(POLICIES)
         self.note(f"a process ({kind}): {mode}, {policy}")
         # Only leases may be stranded, so each mode has long windows of its own.
         long = f"long {mode}"
@@ -154,13 +154,13 @@ class Nemesis(FaultyFleet):
         with self.proxy.inject(fault):
             time.sleep(self.rng.uniform(0.3, 1.0))
 
-    def _lose(self, began: int) -> None:
+    def _lose(self, began: float) -> None:
         """Note that counts were lost since `began`. A lease of before lives for a bucket more."""
         after = self.limit.interval_ms + 1000
-        self.losses.append((began - 200, monotonic_ms() + after))
+        self.losses.append((began - 200, now_ms() + after))
 
     def _restart(self) -> None:
-        began, seconds = monotonic_ms(), self.rng.choice([0.0, 0.3, 1.0])
+        began, seconds = now_ms(), self.rng.choice([0.0, 0.3, 1.0])
         self.note(f"server killed for {seconds} s, without its data")
         self.server.kill()
         time.sleep(seconds)
@@ -178,14 +178,14 @@ class Nemesis(FaultyFleet):
     def _step(self) -> None:
         if self.clock is None:
             return
-        began, seconds = monotonic_ms(), self.rng.choice([0.2, -0.2, 1, -1, 3, -3])
+        began, seconds = now_ms(), self.rng.choice([0.2, -0.2, 1, -1, 3, -3])
         self.note(f"the server's clock stepped by {seconds} s")
         self.clock.step(seconds)
         self._lose(began)
 
     def _fail_over(self) -> None:
         assert self.nodes is not None
-        began, lost, kills = monotonic_ms(), self.nodes.primary, self.rng.random() < 0.6
+        began, lost, kills = now_ms(), self.nodes.primary, self.rng.random() < 0.6
         self.note(f"primary {'killed' if kills else 'frozen'} until another one serves")
         (lost.kill if kills else lost.pause)()
         new = self.nodes.await_failover(lost, 30)
@@ -198,25 +198,43 @@ class Nemesis(FaultyFleet):
         self._lose(began)
 
 
-def kinds_of(rng: random.Random) -> list[str]:
-    return ["sync", "async", "sync"][: rng.randint(2, 3)]
+def nemesis(run: Run) -> None:
+    """Play one turn: a fault for each second of the run, or those of the variant."""
+    rng = random.Random(derive_seed(run.seed, "faults"))
+    under_sentinel = run.only not in MODES and rng.random() < 0.25
+    if run.only is None or run.only in MODES:
+        kinds = ALL_FAULTS if run.only else SENTINEL if under_sentinel else STANDALONE
+        count = max(1, int(run.seconds) // (2 if under_sentinel else 1))
+        names = rng.choices(list(kinds), list(kinds.values()), k=count)
+        steps = [Step(name, rng.randrange(10**9)) for name in names]
+    else:
+        parts = [text.split(":") for text in run.only.split(",")]
+        steps = [Step(kind, int(seed)) for kind, seed in parts]
+    try:
+        play(run, under_sentinel, steps)
+    except Violation as violation:
+        last = violation
+    else:
+        return
+
+    def is_violated(fewer: Sequence[Step]) -> bool:
+        nonlocal last
+        try:
+            play(Run(run.seed, run.seconds, run.only), under_sentinel, fewer)
+        except Violation as violation:
+            last = violation
+            return True
+        return False
+
+    if run.only not in MODES:
+        few = shrink(steps, is_violated, SHRINK_S)
+        run.only = ",".join(f"{step.kind}:{step.seed}" for step in few) or "none:0"
+    raise last
 
 
-def draw(seed: int) -> tuple[bool, list[Step]]:
-    """Return whether a turn has a primary under sentinels, and its faults."""
-    rng = random.Random(derive_seed(seed, "faults"))
-    under_sentinel = rng.random() < 0.25
-    kinds = SENTINEL if under_sentinel else STANDALONE
-    names = rng.choices(
-        list(kinds), list(kinds.values()), k=FAULTS // 2 if under_sentinel else FAULTS
-    )
-    return under_sentinel, [Step(name, rng.randrange(10**9)) for name in names]
-
-
-def play(run: Run, seed: int, steps: Sequence[Step]) -> None:
+def play(run: Run, under_sentinel: bool, steps: Sequence[Step]) -> None:
     """Play one turn; raise `Violation` for what does not hold."""
-    rng = random.Random(seed)
-    under_sentinel, _ = draw(seed)
+    rng = random.Random(run.seed)
     limit, kinds = Limit(rng.choice(SHORT)), kinds_of(rng)
     with ExitStack() as stack:
         clock = nodes = None
@@ -229,22 +247,17 @@ def play(run: Run, seed: int, steps: Sequence[Step]) -> None:
             except NoServer:
                 run.count("turns without steps of a clock")
             server = stack.enter_context(Standalone(env={} if clock is None else clock.env))
-        nemesis = stack.enter_context(Nemesis(rng, server, limit, clock, nodes))
-        try:
-            nemesis.play(kinds, steps)
-            history = read_history(nemesis.folder, int(TIMEOUT_S * 1000))
-            check(run, nemesis, history, server)
-        except Violation as violation:
-            raise Violation(
-                f"{limit}: {violation.what}", [*nemesis.notes, *violation.history[-15:]]
-            ) from None
-    for step in steps:
-        run.count(f"faults, {step.kind}")
+        modes = [mode for mode in MODES if mode == run.only] or MODES
+        fleet = stack.enter_context(Nemesis(rng, server, limit, clock, nodes, modes))
+        with fleet.explained(str(limit)):
+            fleet.play(kinds, steps)
+            check(run, fleet, read_history(fleet.folder), server)
+    run.count("faults", len(steps))
 
 
-def check(run: Run, nemesis: Nemesis, history: History, server: Standalone) -> None:
+def check(run: Run, fleet: Nemesis, history: History, server: Standalone) -> None:
     """Raise `Violation` for what does not hold; the figures are counted."""
-    limit, losses = nemesis.limit, nemesis.losses
+    limit, losses = fleet.limit, fleet.losses
     run.count("calls", len(history.calls))
     # C1, C2. Counts that others send later may exceed a limit, but no decision of the store does.
     for window, bound in (("short", limit), ("full", FULL)):
@@ -264,33 +277,32 @@ def check(run: Run, nemesis: Nemesis, history: History, server: Standalone) -> N
             window = f"long {mode}"
             names = {call["key"] for call in history.of(window)}
             counts = read_all_counts(client, _prefix(window), names, Limit(FOREVER))
-            lost_leases = (len(nemesis.notes) + len(history.dead)) * len(history.started) * 3
+            lost_leases = (len(fleet.notes) + len(history.dead)) * len(history.started) * 3
             over, missing = check_counts(
                 f"C3, {mode}",
                 {key: count.passed for key, count in counts.items()},
                 history,
                 window,
-                under_way=under_way * 3,
-                stranded=lost_leases * history.lease() if mode == "leased" else 0,
-                lost=nemesis.has_lost_data,
+                more=under_way * 3 + (lost_leases * history.lease() if mode == "leased" else 0),
+                lost=fleet.has_lost_data,
             )
             run.count(f"permits stranded, {mode}", over)
             run.count("permits that killed processes had not sent", missing)
         refused = read_all_counts(client, _prefix("full"), ["e"], FULL)["e"].blocked
     check_refusals(
-        "C8", {"e": refused}, history, "full", under_way=under_way, lost=nemesis.has_lost_data
+        "C8", {"e": refused}, history, "full", under_way=under_way, lost=fleet.has_lost_data
     )
     run.count("refusals checked", refused)
     # C4 to C7.
     run.maximum("C4: ms after the deadline", check_deadlines(history.timed(), SLACK_MS))
-    late = [call for call in history.calls if call["at"] > nemesis.healthy_at]
-    for name, ms in heal_ms(late, nemesis.healthy_at).items():
+    late = [call for call in history.calls if call["at"] > fleet.healthy_at]
+    for name, ms in heal_ms(late, fleet.healthy_at).items():
         process, _, window = name.partition(" ")
         last = [call for call in late if (call["process"], call["window"]) == (process, window)][-1]
-        run.maximum("C5: ms until the store has answered", ms)
+        run.maximum("C5: ms until the store has answered", round(ms))
         if last["by"] in AWAY:
             raise Violation(f"C5: {name} has not healed", [last])
-    if not (nemesis.clock and nemesis.clock.offset_s) and not losses:
+    if not (fleet.clock and fleet.clock.offset_s) and not losses:
         run.count("C6: echoes checked", check_echoes(history.calls))
     check_resources(history)
     run.count("unknown", history.unknown)
@@ -314,106 +326,3 @@ def _clock_changes(calls: Sequence[Admitted]) -> list[Span]:
         for before, after in itertools.pairwise(ordered)
         if abs((after.now_ms - after.at) - (before.now_ms - before.at)) > 100
     ]
-
-
-def shrink(steps: list[Step], is_violated: Callable[[list[Step]], bool], tries: int) -> list[Step]:
-    """Return a shorter list of faults that still violates something: without halves of it, then
-    quarters, and so on, with at most so many `tries`.
-    """
-    part = max(1, len(steps) // 2)
-    while tries and steps:
-        for start in range(0, len(steps), part):
-            shorter = steps[:start] + steps[start + part :]
-            if not tries:
-                break
-            tries -= 1
-            if is_violated(shorter):
-                steps = shorter
-                break
-        else:
-            if part == 1:
-                break
-            part //= 2
-    return steps
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/nemesis", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long in all (5)")
-    parser.add_argument("--seed", type=int, help="seed of all random choices; drawn if missing")
-    parser.add_argument("--turn", type=int, help="one turn, with exactly this seed")
-    parser.add_argument("--faults", metavar="KIND:SEED,...", help="these faults of that turn only")
-    parser.add_argument("--tries", type=int, default=12, help="to shrink a list of faults (12)")
-    options = parser.parse_args(arguments)
-    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    print(f"seed {seed}", flush=True)
-    sums, stop, number = Run(seed, 0), time.monotonic() + options.minutes * 60, 0
-    violated = False
-    try:
-        while not violated and (number == 0 or (time.monotonic() < stop and options.turn is None)):
-            turn = derive_seed(seed, number) % 10**9 if options.turn is None else options.turn
-            number += 1
-            _, steps = draw(turn)
-            if options.faults is not None:
-                parts = [text.split(":") for text in options.faults.split(",") if text]
-                steps = [Step(kind, int(step_seed)) for kind, step_seed in parts]
-            violated = not _turn(sums, turn, steps, options.tries)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    for figure, count in sorted(sums.figures.items()):
-        print(f"{figure:<45} {count:>12,}")
-    print(f"\n{'violated' if violated else 'no violation'}", flush=True)
-    return 1 if violated else 0
-
-
-def _turn(sums: Run, turn: int, steps: list[Step], tries: int) -> bool:
-    """Play one turn, and shrink it if it is violated; return False then."""
-    run, began = Run(turn, 0), time.monotonic()
-    found = _violation(run, turn, steps)
-    sums.gather(dict(run.figures))
-    sums.count("turns")
-    calls, took = run.figures["calls"], time.monotonic() - began
-    shown = "ok" if found is None else "VIOLATION"
-    print(
-        f"turn {turn:<10} {len(steps):>3} faults {calls:>8,} calls {took:6.1f} s  {shown}",
-        flush=True,
-    )
-    if found is None:
-        return True
-    print(f"\n{found}\n", flush=True)
-    last = [found]
-
-    def is_violated(shorter: list[Step]) -> bool:
-        again = _violation(Run(turn, 0), turn, shorter)
-        print(
-            f"  without {len(steps) - len(shorter)} of {len(steps)} faults: {again is not None}",
-            flush=True,
-        )
-        if again is not None:
-            last[0] = again
-        return again is not None
-
-    least = shrink(steps, is_violated, tries)
-    command = ["scripts/nemesis", "--turn", str(turn)]
-    command += ["--faults", ",".join(f"{step.kind}:{step.seed}" for step in least)]
-    print(
-        f"\nturn {turn}, {len(least)} faults: {last[0]}\n\nagain: {shlex.join(command)}\n",
-        flush=True,
-    )
-    return False
-
-
-def _violation(run: Run, turn: int, steps: Sequence[Step]) -> Violation | None:
-    try:
-        play(run, turn, steps)
-    except Violation as violation:
-        return violation
-    except Exception as exc:
-        # A server did not start, or a process ended that should not have.
-        return Violation(f"the turn failed: {exc!r}", [traceback.format_exc()])
-    return None
-
-
-if __name__ == "__main__":
-    faulthandler.register(signal.SIGQUIT, all_threads=True)
-    sys.exit(main(sys.argv[1:]))
