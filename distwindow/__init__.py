@@ -37,7 +37,7 @@ from .ring.decision import Decision
 from .ring.key import Key
 from .ring.limit import Limit
 from .ring.stats import Bucket, ShapingStats, Stats, WindowStats
-from .runtime.worker import exit_on_sigterm
+from .runtime.shutdown import exit_on_sigterm
 from .sentinel.rules import DegradeRule, FlowRule
 from .sentinel.windows.bucket_leap_array import (
     BucketLeapArray,

@@ -4,6 +4,7 @@ templates make of their arguments. What can never work is found before there is 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import inspect
@@ -19,6 +20,19 @@ _FORMATTER = string.Formatter()
 _KINDS = inspect.Parameter
 _VARIABLE = (_KINDS.VAR_KEYWORD, _KINDS.VAR_POSITIONAL)
 _MISSING = object()
+
+RAISED_BY_CALLBACKS = (
+    Exception,
+    SystemExit,
+    KeyboardInterrupt,
+    GeneratorExit,
+    asyncio.CancelledError,
+)
+"""What an application's function may raise that distwindow calls, and that is logged instead of
+raised: nothing of it may end a worker. (A cancellation of the task that calls it is raised where
+that awaits, and never in a plain function.) Not here is what gevent raises in a greenlet from
+outside, such as its `Timeout`.
+"""
 
 
 def is_async_callable(function: Any) -> bool:

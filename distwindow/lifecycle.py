@@ -16,8 +16,9 @@ from .options import Options
 from .ring.commands import Acquire
 from .ring.store import AsyncStore, Store
 from .runtime.flush import FlushResult, FlushSource, flush_due
+from .runtime.flush_job import FlushJob
 from .runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
-from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob, FlushWorker
+from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
 from .stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def raise_failure(failure: DistwindowError | None) -> None:
 def _note_flush(job: FlushJob, store: Any, result: FlushResult) -> None:
     """Note what a flush of `job` has shown besides its failure."""
     outages: Outages | None = getattr(store, "outages", None)
-    job.has_sent = result.has_sent
+    job.had_work = result.has_sent
     job.store_is_away = outages is not None and bool(outages.away)
 
 

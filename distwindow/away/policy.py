@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from .._fork import register_after_fork
-from ..callables import check_not_async, function_name
+from ..callables import RAISED_BY_CALLBACKS, check_not_async, function_name
 from ..errors import ConfigurationError, StoreError, short_repr
 from ..options import Options
 from ..ring.decision import Charge, Decision
@@ -27,7 +27,7 @@ from ..ring.store import AsyncStore, Store
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import JoinedSources
 from ..runtime.strategy import Strategy
-from ..runtime.worker import LOG, RAISED_BY_CALLBACKS
+from ..runtime.timers import LOG
 from .local_share import LocalShare
 from .outages import RETRY_AFTER_S, Health, Outages
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, NoReturn, TypeVar, get_args
 from .._fork import register_after_fork
 from .._locks import was_raised_by_signal_handler
 from ..callables import (
+    RAISED_BY_CALLBACKS,
     check_call_ends_with_work,
     check_decorated,
     check_handler,
@@ -34,7 +35,6 @@ from ..options import ClockChoice, Options
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
-from ..runtime.worker import RAISED_BY_CALLBACKS
 from ..sentinel.circuit_breakers import BreakerState
 from .cache import BreakerCache, CachedBreaker
 from .call import AsyncBreakerCall, BreakerCall

@@ -14,7 +14,8 @@ from functools import partial
 from ..errors import DistwindowError, StoreError, closed_failure, short_repr
 from ..ring.key import AnyKey
 from ..runtime.flush import FlushSource, OutgoingCommand
-from ..runtime.worker import SHUTDOWN, FlushJob
+from ..runtime.flush_job import FlushJob
+from ..runtime.shutdown import SHUTDOWN
 from ..waiting.waiting import WaitQueues
 from .commands import (
     MAX_HOLDERS,
@@ -312,6 +313,9 @@ class HeldSlots(FlushSource):
         self._names = map(template.__mod__, itertools.count())
         """The names of the holders to come."""
         self.next_due_at = math.inf
+        self._has_to_wake = False
+        """True where the worker may not know `next_due_at`, so that the next caller wakes it: the
+        one that lowered it was interrupted, or it was `reschedule`, which wakes nobody."""
 
     # -- the life of a claim --
 
@@ -361,8 +365,7 @@ class HeldSlots(FlushSource):
         process end by themselves (`PLACE_MS`).
         """
         self._left_lines.add(name)
-        if self._lower_due(now):
-            self.wake()
+        self._come_by(now)
 
     def take_free_reply(self, claim: SlotClaim, sent_at: float) -> None:
         """Take an acknowledged free of an ended claim."""
@@ -506,15 +509,24 @@ class HeldSlots(FlushSource):
     def _set_due(self, claim: SlotClaim, at: float) -> None:
         claim.next_due_at = at
         # `reschedule` raises `next_due_at` first, and then reads those of the claims.
-        if at < self.next_due_at and self._lower_due(at):
-            self.wake()
+        if at < self.next_due_at or self._has_to_wake:
+            self._come_by(at)
 
-    def _lower_due(self, at: float) -> bool:
+    def _come_by(self, at: float) -> None:
+        """Have the worker come at `at` (monotonic seconds) or earlier."""
+        self._lower_due(at)
+        if self._has_to_wake:
+            self._has_to_wake = False
+            try:
+                self.wake()
+            except BaseException:  # a signal handler may raise anything in it
+                self._has_to_wake = True  # so that the next caller wakes the worker
+                raise
+
+    def _lower_due(self, at: float) -> None:
         with self._lock:
-            if at >= self.next_due_at:
-                return False
-            self.next_due_at = at
-            return True
+            if at < self.next_due_at:
+                self.next_due_at, self._has_to_wake = at, True
 
 
 def _batches(

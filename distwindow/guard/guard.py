@@ -31,7 +31,7 @@ from ..limiter import AsyncLimiter, Limiter
 from ..options import ClockChoice, Consistency, Options, check_origin
 from ..ring.clock import SYSTEM, Clock
 from ..ring.limit import Limit
-from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushJob
+from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
 from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule
 from .chain import (
     NO_CONTEXT,
@@ -56,7 +56,7 @@ from .slots import (
     RelateSlot,
     rules_that_count,
 )
-from .system import PsutilSampler, SamplingJob, SystemSampling, SystemSlot
+from .system import PsutilSampler, SystemSampling, SystemSlot
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -75,6 +75,7 @@ class BaseGuard:
 
     _clock: Clock
     _store: Any
+    _worker: FlushWorker
     _limiter_class: Any
     _concurrency_class: Any
     _breaker_class: Any
@@ -115,8 +116,8 @@ class BaseGuard:
         self._slots = [*installed, *map(self._checked_slot, slots)]
         self._parts: dict[tuple[Any, Limit | BreakerRule | int], Any] = {}
         """Parts that the slots use, one for all rules that are equal but for their resource."""
-        self._sampling_job: FlushJob | None = None
-        """That of the `SystemRule`, if it needs samples of the machine."""
+        self._sampling: SystemSampling | None = None
+        """Samples the machine for the `SystemRule`; None if that needs no samples."""
         self._is_closed = False
         self._store = self._open_store(store, options)
         self._make_chains(owns_store=self._store is not store)
@@ -210,13 +211,10 @@ class BaseGuard:
         if not rule.needs_sample:
             return None
         sampler = PsutilSampler(self._clock) if self._sampler is None else self._sampler
-        sampling = register_after_fork(SystemSampling(sampler, self._clock))
-        self._sampling_job = self._add_sampling_job(sampling)
+        sampling = register_after_fork(SystemSampling(sampler, self._clock, self._name))
+        self._worker.add_timer(sampling, self._clock)
+        self._sampling = sampling
         return sampling
-
-    def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
-        """Return the job by which the worker samples."""
-        raise NotImplementedError  # threads and tasks have a worker each
 
     def _slot_of(self, rule: Any, named: dict[str, set[str]]) -> ChainSlot:
         if isinstance(rule, AuthorityRule):
@@ -491,14 +489,10 @@ class AsyncGuard(BaseGuard, AsyncClosable):
     """`Guard` for tasks: the same names and arguments, awaited where there is I/O."""
 
     _awaits_slots = True
+    _worker = TASK_WORKER
     _limiter_class, _concurrency_class = AsyncLimiter, AsyncConcurrency
     _breaker_class = AsyncCircuitBreaker
     _open_store = staticmethod(open_async_store)
-
-    def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
-        return TASK_WORKER.add_limiter(
-            sampling, sampling.take_async, self._clock, name=self._name, job_type=SamplingJob
-        )
 
     def entry(
         self,
@@ -516,8 +510,8 @@ class AsyncGuard(BaseGuard, AsyncClosable):
     async def flush(self) -> None:
         """See `Guard.flush`."""
         failure: Exception | None = None
-        if self._sampling_job is not None:
-            self._sampling_job.record_flush(await self._sampling_job.flush(False))
+        if self._sampling is not None:
+            self._sampling.record(self._sampling.run())
         for part in self._parts.values():
             try:
                 await part.flush()
@@ -528,8 +522,8 @@ class AsyncGuard(BaseGuard, AsyncClosable):
 
     async def _close(self) -> None:
         self._is_closed = True
-        if self._sampling_job is not None:
-            await TASK_WORKER.detach(self._sampling_job)
+        if self._sampling is not None:
+            await TASK_WORKER.detach(self._sampling)
         for part in self._parts.values():
             await part.aclose()
         if self._owns_store:
@@ -565,14 +559,10 @@ class Guard(BaseGuard, BlockingClosable):
     work; nothing is connected to before the first call.
     """
 
+    _worker = THREAD_WORKER
     _limiter_class, _concurrency_class = Limiter, Concurrency
     _breaker_class = CircuitBreaker
     _open_store = staticmethod(open_store)
-
-    def _add_sampling_job(self, sampling: SystemSampling) -> FlushJob:
-        return THREAD_WORKER.add_limiter(
-            sampling, sampling.take, self._clock, name=self._name, job_type=SamplingJob
-        )
 
     def entry(
         self,
@@ -606,8 +596,8 @@ class Guard(BaseGuard, BlockingClosable):
         the guard's limiters and breakers raised, when all have tried.
         """
         failure: Exception | None = None
-        if self._sampling_job is not None:
-            self._sampling_job.record_flush(self._sampling_job.flush(False))
+        if self._sampling is not None:
+            self._sampling.record(self._sampling.run())
         for part in self._parts.values():
             try:
                 part.flush()
@@ -618,8 +608,8 @@ class Guard(BaseGuard, BlockingClosable):
 
     def _close(self) -> None:
         self._is_closed = True
-        if self._sampling_job is not None:
-            THREAD_WORKER.detach(self._sampling_job)
+        if self._sampling is not None:
+            THREAD_WORKER.detach(self._sampling)
         for part in self._parts.values():
             part.close()
         if self._owns_store:

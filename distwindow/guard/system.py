@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._locks import was_raised_by_signal_handler
+from ..callables import RAISED_BY_CALLBACKS
 from ..errors import ConfigurationError, SystemOverloaded, short_repr
 from ..ring.clock import NEVER, Clock
-from ..runtime.flush import FlushSource
-from ..runtime.worker import LOG, RAISED_BY_CALLBACKS, FlushJob
+from ..runtime.timers import LOG, Timer
 from ..sentinel.nodes import StatisticNode
 from .chain import ChainSlot, GuardCall, Outcome
 from .rules import SystemRule
@@ -108,71 +108,48 @@ def cpu_usage(before: dict[str, float], after: dict[str, float]) -> float:
     return (total - waiting) / total if total else 0.0
 
 
-class SystemSampling(FlushSource):
-    """The last sample, and when the next one is due: the worker calls `take`."""
+class SystemSampling(Timer):
+    """The last sample, and when the next one is due: the worker calls `run`."""
 
-    def __init__(self, sampler: Sampler, clock: Clock) -> None:
+    def __init__(self, sampler: Sampler, clock: Clock, name: str) -> None:
+        super().__init__(name)
         self._sampler = sampler
         self._monotonic = clock.monotonic
         self.wake: Callable[[], object] = lambda: None
-        self._failure: BaseException | None = None
-        """Why the last sample failed; None after one that succeeded."""
         self.sample = _first_sample(sampler)
         self._sampled_at = self._called_at = self._monotonic()
-        self.after_fork()
+        self.due_at = NEVER
 
     def after_fork(self) -> None:
         """Wait for the next call to wake a worker: those of the parent do not run here."""
-        self.next_due_at = NEVER
+        super().after_fork()
+        self.due_at = NEVER
 
     def on_call(self, now: float) -> None:
         """Note that the guard is in use at `now` (monotonic seconds); called once a second."""
         self._called_at = now
         # A worker that is late may never have started, as there is none before a fork.
-        if self.next_due_at == NEVER or self.next_due_at < now - SAMPLE_EVERY_S:
+        if self.due_at == NEVER or self.due_at < now - SAMPLE_EVERY_S:
             if now - self._sampled_at > IDLE_S:
                 self.sample = UNKNOWN
-            self.next_due_at = now
+            self.due_at = now
             self.wake()
 
-    def take(self, everything: bool) -> BaseException | None:
-        """Sample now; return the error of a sampler that fails, whose sample is unknown. With
-        `everything`, as the process or its event loop ends, do nothing, and return what the last
-        sample has returned.
-        """
-        if everything:
-            return self._failure
-        now = self._monotonic()
-        self._failure = None
+    def run(self) -> BaseException | None:
+        """Sample now, and return the error of a sampler that fails: its sample is unknown."""
+        now, failure = self._monotonic(), None
         try:
             self.sample = _checked(self._sampler())
         except RAISED_BY_CALLBACKS as exc:
             if was_raised_by_signal_handler(exc):
                 raise
-            self.sample, self._failure = UNKNOWN, exc
+            self.sample, failure = UNKNOWN, exc
         self._sampled_at = now
         self.reschedule(now)
-        return self._failure
-
-    async def take_async(self, everything: bool) -> BaseException | None:
-        """Do as `take`, for the worker of an event loop."""
-        return self.take(everything)
+        return failure
 
     def reschedule(self, now: float) -> None:
-        self.next_due_at = now + SAMPLE_EVERY_S if now - self._called_at < IDLE_S else NEVER
-
-
-class SamplingJob(FlushJob):
-    """The job of a `SystemSampling`, and the log lines about it."""
-
-    __slots__ = ()
-
-    @property
-    def has_unsent(self) -> bool:
-        return False
-
-    def needs_retry(self, final: bool) -> bool:
-        return False
+        self.due_at = now + SAMPLE_EVERY_S if now - self._called_at < IDLE_S else NEVER
 
     def log_failure(self, failure: BaseException, *, is_expected: bool) -> None:
         LOG.warning(

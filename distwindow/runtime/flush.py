@@ -75,7 +75,9 @@ class FlushSource:
     next_due_at: float
     """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
     wake: Callable[[], object]
-    """Wakes the worker, as `next_due_at` is earlier than it was. Set by the worker."""
+    """Wakes the worker, as `next_due_at` is earlier than it was. Set by the worker. Where a signal
+    handler raises in it, the worker may not have been woken: the next call here has to do so.
+    """
 
     dropped = 0
     """The number of counts that the store never received, and never will."""

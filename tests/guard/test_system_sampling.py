@@ -20,14 +20,9 @@ import pytest
 
 from distwindow import AsyncGuard, ConfigurationError, Guard, SystemOverloaded, SystemRule
 from distwindow._locks import run_to_completion
-from distwindow.guard.system import (
-    IDLE_S,
-    UNKNOWN,
-    SamplingJob,
-    SystemSampling,
-)
-from distwindow.ring.clock import NEVER
-from distwindow.runtime import worker as flush_job
+from distwindow.guard.system import IDLE_S, UNKNOWN, SystemSampling
+from distwindow.ring.clock import NEVER, SYSTEM
+from distwindow.runtime import timers
 from distwindow.runtime.worker import THREAD_WORKER
 from distwindow.testing import ManualClock
 from tests.guard.guard_worlds import WORLDS, World
@@ -44,7 +39,7 @@ class Wakes:
         self.clock = ManualClock()
         self.taken = 0
         self.count = 0
-        self.sampling = SystemSampling(self._sampler, self.clock)
+        self.sampling = SystemSampling(self._sampler, self.clock, "guard 'g'")
         self.sampling.wake = self._wake
 
     def _sampler(self) -> tuple[float, float]:
@@ -109,9 +104,10 @@ def test_a_closed_guard_is_not_sampled_any_more() -> None:
     guard = Guard("memory://", [RULE], sampler=lambda: (0.0, 0.0))
     with guard.entry("r"):
         pass
-    assert guard._sampling_job in THREAD_WORKER.jobs.active()
+    assert guard._sampling is not None
+    assert not guard._sampling.detached
     guard.close()
-    assert guard._sampling_job not in THREAD_WORKER.jobs.active()
+    assert guard._sampling.detached
 
 
 # -- when -----------------------------------------------------------------------------------------
@@ -124,7 +120,7 @@ def test_the_worker_is_woken_by_the_first_call_and_again_after_a_pause() -> None
     assert wakes.count == 1
     assert wakes.sampling.next_due_at == wakes.clock.monotonic()
     while wakes.sampling.next_due_at != NEVER:
-        wakes.sampling.take(False)
+        wakes.sampling.run()
         wakes.clock.advance(1.0)
     assert wakes.taken == 1 + IDLE_S + 1
     wakes.clock.advance(3600)
@@ -137,7 +133,7 @@ def test_a_guard_in_use_is_sampled_each_second_and_wakes_nobody() -> None:
     wakes = Wakes()
     wakes.call()
     for _ in range(60):
-        wakes.sampling.take(False)
+        wakes.sampling.run()
         wakes.call()
         wakes.clock.advance(1.0)
     assert (wakes.count, wakes.taken) == (1, 61)
@@ -154,17 +150,42 @@ def test_a_worker_that_could_not_start_is_woken_again() -> None:
 def test_a_forked_child_wakes_its_own_worker() -> None:
     wakes = Wakes()
     wakes.call()
-    wakes.sampling.take(False)
+    wakes.sampling.run()
     wakes.sampling.after_fork()
     wakes.call()
     assert wakes.count == 2
 
 
 def test_the_end_of_the_process_samples_nothing() -> None:
-    wakes = Wakes()
-    wakes.call()
-    wakes.sampling.take(True)
-    assert wakes.taken == 1
+    """It runs the timers that flush, and no others."""
+    sampled: list[None] = []
+
+    def sampler() -> tuple[float, float]:
+        sampled.append(None)
+        return 0.0, 0.0
+
+    with Guard("memory://", [RULE], sampler=sampler):
+        THREAD_WORKER.flush_all(SYSTEM.monotonic() + 5, final=True)
+    assert sampled == [None], "the first sample is that of the constructor"
+
+
+def test_the_end_of_a_loop_samples_nothing() -> None:
+    sampled: list[None] = []
+
+    async def main() -> int:
+        by_the_worker = asyncio.Event()
+
+        def sampler() -> tuple[float, float]:
+            sampled.append(None)
+            if len(sampled) == 2:
+                by_the_worker.set()
+            return 0.0, 0.0
+
+        async with AsyncGuard("memory://", [RULE], sampler=sampler).entry("r"):
+            await by_the_worker.wait()
+        return len(sampled)
+
+    assert asyncio.run(main()) == len(sampled)
 
 
 # -- a sampler that fails -------------------------------------------------------------------------
@@ -174,7 +195,7 @@ def test_the_end_of_the_process_samples_nothing() -> None:
 async def test_while_the_sampler_fails_nothing_is_refused_and_that_is_logged_once(
     kind: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flush_job, "SETTLED_S", 0.0)
+    monkeypatch.setattr(timers, "SETTLED_S", 0.0)
     answers: list[Any] = [(0.0, 0.95), OSError("no /proc"), OSError("no /proc"), (0.0, 0.95)]
 
     def sampler() -> Any:
@@ -227,29 +248,15 @@ def test_a_sampler_that_is_no_function_or_fails_is_an_error_of_the_guard() -> No
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_what_a_sampler_raises_is_a_failure_of_the_sample(kind: type[BaseException]) -> None:
     wakes = Wakes()
-    failing = SystemSampling(wakes._sampler, wakes.clock)
+    failing = SystemSampling(wakes._sampler, wakes.clock, "guard 'g'")
 
     def quits() -> None:
         raise kind
 
     failing._sampler = quits
     # In a thread, as in the main thread a KeyboardInterrupt may be that of Ctrl-C.
-    assert isinstance(run_to_completion(lambda: failing.take(False)), kind)
+    assert isinstance(run_to_completion(lambda: failing.run()), kind)
     assert failing.sample == UNKNOWN
-
-
-def test_the_end_of_the_process_does_not_say_that_a_failed_sampler_works_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    answers: list[Any] = [(0.0, 0.0)]
-    clock = ManualClock()
-    sampling = SystemSampling(lambda: answers.pop(), clock)
-    job = SamplingJob(sampling, sampling.take, "guard 'g'")
-    with caplog.at_level(logging.WARNING, logger="distwindow"):
-        for everything in (False, True, True):
-            job.record_flush(job.flush(everything))
-    (failed,) = caplog.messages
-    assert failed.startswith("sampling the machine for guard 'g' failed: IndexError")
 
 
 def test_a_sampler_that_must_be_awaited_is_an_error_of_the_guard() -> None:

@@ -25,7 +25,8 @@ from distwindow.lifecycle import BlockingLifecycle
 from distwindow.ring.clock import SYSTEM
 from distwindow.ring.command import Command
 from distwindow.ring.decision import Source
-from distwindow.runtime.worker import TASK_WORKER, FlushJob
+from distwindow.runtime.flush_job import FlushJob
+from distwindow.runtime.worker import TASK_WORKER
 from distwindow.sentinel.rules import FlowRule
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.interruptions import interrupt_at

@@ -10,52 +10,44 @@ from collections.abc import Iterator
 import pytest
 
 from distwindow import exit_on_sigterm
-from distwindow.runtime import worker as exit_hooks
-from distwindow.runtime import worker as shutdown
-from distwindow.runtime.worker import (
-    EXIT_TIMEOUT_S,
-    FIRST_FLUSH_TIMEOUT_S,
-    FlushJobs,
-    FlushWorker,
-    Shutdown,
-)
+from distwindow.runtime import shutdown
+from distwindow.runtime.flush_job import FlushJobs
+from distwindow.runtime.shutdown import EXIT_TIMEOUT_S, FIRST_FLUSH_TIMEOUT_S, Flusher, Shutdown
 from tests.clock_and_stores import ManualClock
 
 
-class Worker(FlushWorker):
-    """Records until when it may flush."""
+class Worker(Flusher):
+    """Flushes until its deadline, as if the store did not reply, and records that."""
 
-    def __init__(self, ending: Shutdown) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self.jobs = FlushJobs()
+        self.clock = clock
         self.deadlines: list[float] = []
-        ending.add(self)
+
+    def flush_all(self, deadline: float, *, final: bool) -> None:
+        self.deadlines.append(deadline)
+        self.clock.advance(max(0.0, deadline - self.clock.monotonic()))
 
 
 def test_an_exit_has_one_deadline_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does not reply used to take 4 s for each worker."""
-    now = 1000.0
-
-    def flush_slowly(self: Worker, deadline: float, *, final: bool) -> None:
-        nonlocal now
-        self.deadlines.append(deadline)
-        now = max(now, deadline)  # as if the store had not replied until then
-
-    monkeypatch.setattr(shutdown, "monotonic", lambda: now)
+    clock, ending = ManualClock(), Shutdown()
+    monkeypatch.setattr(shutdown, "monotonic", clock.monotonic)
     monkeypatch.setattr(shutdown, "report_lost", lambda jobs: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(Worker, "flush_all", flush_slowly)
-    ending = Shutdown()
-    workers = [Worker(ending), Worker(ending)]
+    began, workers = clock.monotonic(), [Worker(clock), Worker(clock)]
+    for worker in workers:
+        ending.add(worker)
     ending.flush_at_exit()
     assert [worker.deadlines for worker in workers] == [
-        [1000 + FIRST_FLUSH_TIMEOUT_S, 1000 + EXIT_TIMEOUT_S]
+        [began + FIRST_FLUSH_TIMEOUT_S, began + EXIT_TIMEOUT_S]
     ] * 2
 
 
 @pytest.fixture
 def sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """SIGTERM has its default action, and the tests' own handler afterwards."""
-    monkeypatch.setattr(exit_hooks, "_last_sigterm_at", float("-inf"))
+    monkeypatch.setattr(shutdown, "_last_sigterm_at", float("-inf"))
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, handler)
@@ -68,7 +60,7 @@ def test_exit_on_sigterm_ends_the_process_once(
     the first exception was dropped.
     """
     clock = ManualClock()
-    monkeypatch.setattr(exit_hooks, "SYSTEM", clock)
+    monkeypatch.setattr(shutdown, "SYSTEM", clock)
     exit_on_sigterm()
     exit_on_sigterm()
     with pytest.raises(SystemExit) as ended:
@@ -76,7 +68,7 @@ def test_exit_on_sigterm_ends_the_process_once(
     assert ended.value.code == 143
     exit_on_sigterm()
     signal.raise_signal(signal.SIGTERM)
-    clock.advance(exit_hooks.REPEATS_IGNORED_S)
+    clock.advance(shutdown.REPEATS_IGNORED_S)
     with pytest.raises(SystemExit):
         signal.raise_signal(signal.SIGTERM)
 

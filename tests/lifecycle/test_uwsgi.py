@@ -15,7 +15,7 @@ import pytest
 
 from distwindow import AsyncLimiter, Limiter
 from distwindow._locks import OneShotEvent, start_thread
-from distwindow.runtime import worker as ours
+from distwindow.runtime import shutdown as ours
 
 
 @pytest.fixture

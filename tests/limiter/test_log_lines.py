@@ -14,9 +14,10 @@ import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
 from distwindow.ring.clock import NEVER
-from distwindow.runtime import worker as flush_job
+from distwindow.runtime import timers
 from distwindow.runtime import worker as tasks
-from distwindow.runtime.worker import FlushJob, WorkerThread
+from distwindow.runtime.flush_job import FlushJob, report_lost
+from distwindow.runtime.worker import WorkerThread
 from distwindow.stores.redis.urls import masked_url
 from tests.clock_and_stores import ManualClock
 from tests.servers import Proxy, Refuse, Standalone, until
@@ -58,31 +59,31 @@ def test_a_flush_that_fails_and_works_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
-    monkeypatch.setattr(flush_job, "monotonic", clock.monotonic)
+    monkeypatch.setattr(timers, "monotonic", clock.monotonic)
     strategy = PendingStrategy(counts=47)
     strategy.next_due_at = NEVER
     job = job_of(strategy)
     unreachable = StoreError("host:6379 is not reachable")
     for _ in range(14):  # the slots of a cluster move: flushes fail and succeed in turn
-        job.record_flush(unreachable)
-        job.record_flush(unreachable)
-        clock.advance(flush_job.SETTLED_S - 1)
-        job.record_flush(None)
-        clock.advance(flush_job.SETTLED_S - 1)
-    job.record_flush(unreachable)
+        job.record(unreachable)
+        job.record(unreachable)
+        clock.advance(timers.SETTLED_S - 1)
+        job.record(None)
+        clock.advance(timers.SETTLED_S - 1)
+    job.record(unreachable)
     strategy.dropped = 5
-    job.has_sent = False  # such a flush says nothing of the store
-    job.record_flush(None)
+    job.had_work = False  # such a flush says nothing of the store
+    job.record(None)
     assert job.next_due_at == NEVER
-    job.has_sent = True
-    job.record_flush(None)
-    clock.advance(flush_job.SETTLED_S)
+    job.had_work = True
+    job.record(None)
+    clock.advance(timers.SETTLED_S)
     assert job.next_due_at == clock.monotonic(), "the worker comes although nothing is to be sent"
-    job.has_sent = False
-    job.record_flush(None)
-    job.record_flush(None)
+    job.had_work = False
+    job.record(None)
+    job.record(None)
     strategy.permits = 12
-    job.record_flush(unreachable)
+    job.record(unreachable)
     kept = "kept here; the next flush tries again"
     assert caplog.messages == [
         f"flushing the counts of {NAME} failed: host:6379 is not reachable; 47 counts {kept}",
@@ -99,8 +100,8 @@ def test_an_unexpected_error_is_logged_when_it_begins(caplog: pytest.LogCaptureF
 
     worker = WorkerThread()
     job = job_of(PendingStrategy(counts=3), work)
-    worker._run_job(job)
-    worker._run_job(job)
+    worker._run_timer(job)
+    worker._run_timer(job)
     assert caplog.messages == [
         f"flushing the counts of {NAME} failed with an unexpected error; "
         "3 counts kept here; the next flush tries again"
@@ -117,7 +118,7 @@ def test_what_is_lost_as_a_process_ends(caplog: pytest.LogCaptureFixture) -> Non
     ]
     lost[0].failure = lost[2].failure = lost[3].failure = StoreError("host:6379 is not reachable")
     for _ in range(2):
-        flush_job.report_lost(lost)
+        report_lost(lost)
     ended = "the process was ended before they could be sent"
     assert caplog.messages == [
         f"7 counts of {NAME} were lost: {ended} (host:6379 is not reachable)",
@@ -229,7 +230,7 @@ def test_counts_that_are_given_up_are_reported(
     proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store is unreachable for longer than their window."""
-    monkeypatch.setattr(flush_job, "SETTLED_S", 0.0)
+    monkeypatch.setattr(timers, "SETTLED_S", 0.0)
     with Limiter(
         proxy.url, "1000/100ms", prefix=prefix, consistency="eventual", sync_interval=0.01
     ) as limiter:

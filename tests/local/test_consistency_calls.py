@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
-from distwindow.runtime import worker as flush_job
+from distwindow.runtime import timers
 from tests.harness import Harness, LimiterAdapter, admin, used
 from tests.servers import Delay, Proxy, Refuse, until
 from tests.servers.wait import free_port
@@ -98,7 +98,7 @@ def test_flushes_that_begin_to_fail_are_logged_once_and_so_is_their_recovery(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(flush_job, "SETTLED_S", 0.2)
+    monkeypatch.setattr(timers, "SETTLED_S", 0.2)
     caplog.set_level(logging.WARNING, "distwindow")
     limiter = harness.limiter(
         proxy.url, "1000/hour", prefix=prefix, consistency="eventual", sync_interval=0.01

@@ -11,6 +11,7 @@ import gc
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import pytest
@@ -28,6 +29,8 @@ from distwindow import (
     SystemRule,
     connect,
 )
+from distwindow.concurrency.commands import HoldReply
+from distwindow.concurrency.held import HeldSlots
 from distwindow.guard.system import SystemSlot
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Read
@@ -36,7 +39,7 @@ from distwindow.runtime.command_cache import CommandCache
 from distwindow.sentinel.rules import Rule
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
-from tests.interruptions import interrupt_at
+from tests.interruptions import Interruption, interrupt_at
 
 LIMITS = "20/minute;60/hour"
 
@@ -323,3 +326,29 @@ def test_after_an_interrupted_wake_up_the_next_call_wakes_the_worker(mode: Any) 
     limiter.decider.strategy.wake = lambda: woken.append(True)
     limiter.try_acquire("k")
     assert woken == [False, True]
+
+
+def test_after_an_interrupted_end_of_a_slot_the_next_hold_wakes_the_worker() -> None:
+    """Wherever the end is interrupted, and though the next slot is due later: else the worker would
+    not come to renew that one either.
+    """
+    woken: list[bool] = []
+
+    def interrupted() -> None:
+        raise Interruption
+
+    number, place = 0, ""
+    while place is not None:
+        number += 1
+        held = HeldSlots(2, 30_000, lambda: "owner")
+        first, second = (held.new_claim("k", b"k") for _ in range(2))
+        for claim in (first, second):
+            held.add(claim, 0.0)
+            claim.on_reply(HoldReply(True, 1, 30_000, 0), 0.0)
+        held.wake = interrupted
+        place = interrupt_at(number, partial(held.end, first, 5.0), "distwindow.")  # type: ignore[assignment]
+        held.wake = lambda: woken.append(True)
+        held.on_granted(second)
+        assert len(woken) == number, place
+        assert held.next_due_at <= 10.0, place
+    assert number > 3

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 import pytest
 
 from distwindow import ConfigurationError, DistwindowError, StoreTimeout, StoreUnavailable
 from distwindow.ring.clock import NEVER, SYSTEM
 from distwindow.ring.commands import Read
-from distwindow.runtime import worker as shutdown
+from distwindow.runtime import shutdown
 from distwindow.runtime.flush import (
     FlushSchedule,
     FlushSource,
@@ -26,8 +27,10 @@ from distwindow.runtime.flush import (
     flush_due,
     send_all,
 )
+from distwindow.runtime.flush_job import FlushJob, FlushJobs
 from distwindow.runtime.steps import run_blocking
-from distwindow.runtime.worker import FlushJob, FlushJobs, WorkerTasks, WorkerThread
+from distwindow.runtime.timers import Timer, Timers
+from distwindow.runtime.worker import WorkerTasks, WorkerThread
 from tests.servers import until
 
 
@@ -70,15 +73,34 @@ class Work:
     def reschedule(self, now: float) -> None: ...
 
 
+class Watched(Work):
+    """Counts how often the worker looks at it."""
+
+    looks = 0
+
+    @property
+    def next_due_at(self) -> float:
+        self.looks += 1
+        return self._due_at
+
+    @next_due_at.setter
+    def next_due_at(self, at: float) -> None:
+        self._due_at = at
+
+
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> WorkerThread:
-    """A worker that is no part of the shutdown of this process."""
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers of a test are no part of the shutdown of this process."""
     monkeypatch.setattr("distwindow.runtime.worker.SHUTDOWN", shutdown.Shutdown())
     monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
+
+
+@pytest.fixture
+def worker(alone: None) -> WorkerThread:
     return WorkerThread()
 
 
-def serve(worker: WorkerThread, work: Any) -> FlushJob:
+def serve(worker: WorkerThread | WorkerTasks, work: Any) -> FlushJob:
     return worker.add_limiter(work, work.send, SYSTEM, name="a test")
 
 
@@ -121,25 +143,31 @@ def every_moment(step: Callable[[], object], after: Callable[[], object]) -> int
 
 
 def test_a_wake_up_that_is_interrupted(worker: WorkerThread) -> None:
-    """After the next wake-up the same thread sends everything."""
+    """After the next wake-up the same thread sends everything: also what the other limiter has
+    counted, if its own wake-up came as far as to say for whom it is.
+    """
     works = [Work(), Work()]
-    for work in works:
-        serve(worker, work)
+    jobs = [serve(worker, work) for work in works]
+    made_good = 0
 
     def after() -> None:
+        nonlocal made_good
+        if jobs[0] in worker._woken:
+            made_good += 1
+        elif works[0].sent < works[0].counted:
+            works[0].count()
         works[1].count()
         until(lambda: works[0].sent == works[0].counted, timeout=5)
         until(lambda: works[1].sent == works[1].counted, timeout=5)
 
     assert every_moment(works[0].count, after) > 2
     assert works[0].counted > 2
+    assert made_good
     assert len(works[0].senders | works[1].senders) == 1
 
 
-def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_wake_up_that_is_interrupted(alone: None) -> None:
     """There is never a second thread beside the first."""
-    monkeypatch.setattr("distwindow.runtime.worker.SHUTDOWN", shutdown.Shutdown())
-    monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
     for number in range(1, 30):
         worker, work = WorkerThread(), Work()
         serve(worker, work)
@@ -152,6 +180,102 @@ def test_the_first_wake_up_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) 
         if not was_interrupted:
             break
     assert number > 2
+
+
+# -- what a pass costs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [WorkerThread, WorkerTasks])
+async def test_a_pass_looks_only_at_what_is_due(alone: None, kind: Any) -> None:
+    """However many others there are: that have nothing to do, or are queued for a later time."""
+    worker, work = kind(), Work()
+    idle, later = [[Watched() for _ in range(1000)] for _ in range(2)]
+    jobs = [serve(worker, each) for each in (work, *idle, *later)]
+    for each in later:
+        each.next_due_at = SYSTEM.monotonic() + 3600
+        each.wake()
+    await sent(work)
+    for each in idle + later:
+        each.looks = 0
+    for _ in range(20):
+        await sent(work)
+    assert sum(each.looks for each in idle + later) == 0, jobs
+
+
+async def sent(work: Work) -> None:
+    """Count, and wait for the pass of a worker that sends it."""
+    work.count()
+    await asyncio.to_thread(until, lambda: work.sent == work.counted, every=0.001)
+
+
+class Alarm(Timer):
+    """A timer that is due when it is told to be."""
+
+    due_at = NEVER
+
+
+def test_a_timer_comes_at_the_time_that_it_has_last() -> None:
+    """It is queued for an earlier time, or for a later one by a flush that is not the worker's."""
+    timers, (first, second) = Timers(), (Alarm("first"), Alarm("second"))
+    first.due_at, second.due_at = 10.0, 20.0
+    for timer in (first, second):
+        timers.add(timer)
+    second.due_at = 5.0
+    timers.add(second)
+    first.due_at = 15.0
+    assert timers.take_due(4.9) == []
+    assert timers.take_due(10.0) == [second]
+    second.due_at = NEVER
+    timers.requeue([second])
+    assert (timers.next_due_at, list(timers)) == (15.0, [first])
+    assert timers.take_due(25.0) == [first]
+    timers.add(first)
+    assert timers.take_due(25.0) == [], "it runs already"
+    first.due_at = NEVER
+    timers.requeue([first])
+    assert (timers.next_due_at, len(timers)) == (NEVER, 0)
+
+
+def test_times_that_are_given_up_take_no_room() -> None:
+    """A lease of an hour whose counts are flushed each second is due in an hour after each flush,
+    and a limiter may be made and closed for each request.
+    """
+    timers, kept = Timers(), Alarm("kept")
+    for now in range(1000):
+        kept.due_at = 5000.0
+        timers.requeue(timers.take_due(now))
+        kept.due_at = now + 1.0
+        timers.add(kept)
+        closed = Alarm("closed")
+        closed.due_at = 5000.0
+        timers.add(closed)
+        timers.discard(closed)
+    assert len(timers) == 1
+    assert len(timers._heap) < 200
+    kept.due_at = 5000.0
+    assert timers.take_due(1000.0) == []
+    assert timers.take_due(5000.0) == [kept], "once"
+
+
+def test_a_timer_lives_while_it_is_queued() -> None:
+    timers, timer = Timers(), Alarm("dropped")
+    timer.due_at, alive = 5.0, ref(timer)
+    timers.add(timer)
+    del timer
+    assert [each.name for each in timers] == ["dropped"]
+    timers.discard(next(iter(timers)))
+    assert alive() is None
+
+
+def test_a_task_that_is_interrupted_loses_no_timer() -> None:
+    """The next one begins with all that the first had taken out of the heap."""
+    timers, timer = Timers(), Alarm("taken")
+    timer.due_at = 5.0
+    timers.add(timer)
+    assert timers.take_due(5.0) == Timers(timers).take_due(5.0) == [timer]
+
+
+# -- who waits for a run --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["wait_for", "detach"])
@@ -172,8 +296,8 @@ def test_waiting_that_is_interrupted(worker: WorkerThread, name: str) -> None:
 
     def after() -> None:
         release.set()
-        if job.flush_done is not None:
-            job.flush_done.wait(5)
+        if job.run_done is not None:
+            job.run_done.wait(5)
         entered.clear()
         release.clear()
         work.count()
@@ -208,11 +332,9 @@ def test_nothing_that_a_flush_raises_ends_the_thread(
 
 
 async def test_nothing_that_a_flush_raises_ends_the_task(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alone: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("distwindow.runtime.worker.SHUTDOWN", shutdown.Shutdown())
-    monkeypatch.setattr(shutdown.Shutdown, "hook_exit", lambda *_: None)
-    monkeypatch.setattr("distwindow.runtime.worker.SETTLED_S", 0.0)
+    monkeypatch.setattr("distwindow.runtime.timers.SETTLED_S", 0.0)
     worker, works = WorkerTasks(), [Work(), Work()]
     failures: list[BaseException] = [asyncio.CancelledError(), Raised(), GeneratorExit()]
 
@@ -354,10 +476,10 @@ def test_a_shutdown_repeats_what_may_succeed(
 def test_a_flush_that_had_nothing_to_send_does_not_say_that_flushing_works() -> None:
     job = FlushJob(Work(), lambda everything: None, "a test")  # type: ignore[arg-type]  # in place of a strategy
     job.strategy.dropped = 0
-    job.record_flush(StoreUnavailable("away", charged=False))
+    job.record(StoreUnavailable("away", charged=False))
     for has_sent in (False, True):
-        job.has_sent = has_sent
-        job.record_flush(None)
+        job.had_work = has_sent
+        job.record(None)
         assert (job.settled_at < NEVER) == has_sent
 
 
