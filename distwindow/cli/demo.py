@@ -34,7 +34,8 @@ from ..stores.redis.handshake import MIN_VERSION
 from ..stores.redis.urls import masked_url
 from .command import DEFAULT_PREFIX, EXIT_INTERRUPTED, PrefixOption, report_errors
 from .demo_workers import Report, WorkerOptions, WorkerPool
-from .render import Cell, Column, Table, bar, make_console, printable
+from .render import bar, make_console, printable
+from .table import Cell, Column, Table
 
 # --------------------------------------------------------------------------------------------------
 #

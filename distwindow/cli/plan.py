@@ -15,7 +15,8 @@ import typer
 
 from .. import Limit
 from .command import JsonOption, report_errors
-from .render import Column, Table, format_rate, make_console
+from .render import format_rate, make_console
+from .table import Column, Table
 
 MODES = ("direct", "leased", "eventual")
 

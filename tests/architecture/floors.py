@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("away",),
     ("stores",),
     ("connect",),
-    ("lifecycle",),
+    ("lifecycle", "inspect"),
     ("decorator", "entry", "acquire", "reserve"),
     ("breaker", "concurrency"),
     ("limiter",),
@@ -48,7 +48,7 @@ BESIDE = {
     ("failure_types", "_locks"), ("breaker", "concurrency"),
 }  # fmt: skip
 """Rooms of one floor of which the first may import the second."""
-OPEN_TO_PROGRAMS = {"connect", "lifecycle"}
+OPEN_TO_PROGRAMS = {"connect", "inspect", "lifecycle"}
 """What programs import from the floors of the limiters besides the package itself."""
 
 
@@ -171,6 +171,8 @@ def _outside(package: str, here: str, item: Import) -> str | None:
         if top == "time" and item.source != f"{package}.ring.clock":
             return "of ring only ring.clock reads a clock; others are given the time"
     floor, stores = _floor(here), _floor("stores")
+    if top in ("typer", "click", "rich") and here != "cli":
+        return "only the command line imports typer and rich"
     if top == "redis" and floor is not None and stores is not None and floor < stores:
         return "redis is imported from the floor of the stores upwards"
     return None

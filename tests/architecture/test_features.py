@@ -79,6 +79,7 @@ def test_the_rest_works_without_shaping_minute_views_and_reservations(tmp_path: 
         "shaping",
         "minute",
         "reserve",
+        "inspect",
         "cli",
         "contrib",
         "testing",
