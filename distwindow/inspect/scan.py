@@ -81,7 +81,7 @@ def _add(page: NamePage, prefix: str, name: bytes, selection: Selection) -> None
         if selection.includes(key_prefix_of(name), slots_key):
             page.slots[name] = slots_key
     elif (breaker := parse_breaker_name(prefix, name)) is not None:
-        if not breaker.is_senders and selection.includes(b"", breaker.key):
+        if not breaker.is_senders and selection.includes(key_prefix_of(name), breaker.key):
             page.breakers[name] = breaker
     elif not (is_senders_name(prefix, name) or is_line_name(prefix, name)):
         page.foreign += 1
