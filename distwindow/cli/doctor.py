@@ -20,6 +20,7 @@ from rich.text import Text
 from .. import Concurrency, ConfigurationError, DistwindowError, Limiter, __version__
 from ..concurrency.commands import SLOT_COMMANDS
 from ..errors import counted
+from ..inspect.servers import Server, open_servers
 from ..options import ClockChoice
 from ..ring.clock import SYSTEM
 from ..ring.command import load_script, script_names, scripts_folder
@@ -35,10 +36,8 @@ from .command import (
     DEFAULT_URL,
     JsonOption,
     PrefixOption,
-    Server,
     UrlOption,
     mask_passwords,
-    open_servers,
     report_errors,
 )
 from .render import make_console, printable

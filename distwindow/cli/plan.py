@@ -15,13 +15,10 @@ import typer
 
 from .. import Limit
 from .command import JsonOption, report_errors
-from .render import Column, Table, format_rate, make_console
+from .render import format_rate, make_console
+from .table import Column, Table
 
 MODES = ("direct", "leased", "eventual")
-
-# --------------------------------------------------------------------------------------------------
-#
-# What things cost.
 
 
 class Costs(NamedTuple):
@@ -75,11 +72,6 @@ def process_bytes(mode: str, keys: float) -> float:
     """Return the bytes that a process keeps of so many keys, by default (docs/operations.md)."""
     per_key = {"direct": 0, "leased": 400, "eventual": 1500}[mode]
     return 700 * min(keys, 32_768) + per_key * min(keys, 100_000)
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# One process and one key.
 
 
 class Fleet(NamedTuple):
@@ -266,10 +258,6 @@ def eventual_load(fleet: Fleet) -> PairLoad:
 
 LOADS = {"direct": direct_load, "leased": leased_load, "eventual": eventual_load}
 
-# --------------------------------------------------------------------------------------------------
-#
-# The whole fleet.
-
 
 class Plan(NamedTuple):
     """What a fleet needs in one mode."""
@@ -405,11 +393,6 @@ def parts_needed(fleet: Fleet, mode: str, costs: Costs = COSTS) -> int | None:
         if make_plan(split(fleet, parts), mode, costs=costs).key_cores <= BUSY:
             return parts
     return None
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The command.
 
 
 @report_errors

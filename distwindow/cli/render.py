@@ -1,4 +1,6 @@
-"""What the commands print: text for a terminal, keys as words of a shell, and tables."""
+"""What the commands print to, and how: text that is safe for a terminal, and keys as words of a
+shell, which reads the same key again.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,22 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+PIPE_WIDTH = 160
+"""Columns of text that goes into a pipe or a file, which has no width of its own."""
+_PARTIAL_BLOCKS = " ▏▎▍▌▋▊▉█"
+"""Blocks of 0 to 8 eighths of a character."""
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+_UNQUOTED = re.compile(r"[A-Za-z0-9_@%+=:,./-]|[^\x00-\x7f]")
+"""Characters that have no special meaning in bash."""
+_SHORT_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 
 
 class OutputError(OSError):
@@ -57,13 +64,6 @@ def redirect_to_devnull(stream: TextIO | None) -> None:
     with suppress(OSError, ValueError, AttributeError):  # in tests it is not a file
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, stream.fileno())  # type: ignore[union-attr]  # the error is suppressed
-
-
-PIPE_WIDTH = 160
-"""Columns of text that goes into a pipe or a file, which has no width of its own."""
-
-_PARTIAL_BLOCKS = " ▏▎▍▌▋▊▉█"
-"""Blocks of 0 to 8 eighths of a character."""
 
 
 class _Console(Console):
@@ -148,18 +148,6 @@ def supports_unicode() -> bool:
     return (encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf8sig")
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# Keys as text: quoted so that a shell reads the same key again, and the spellings of one key.
-#
-# The text of a key is that of `unescape` in `ring/key.py`: bytes that are not UTF-8 are surrogates.
-
-_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
-_UNQUOTED = re.compile(r"[A-Za-z0-9_@%+=:,./-]|[^\x00-\x7f]")
-"""Characters that have no special meaning in bash."""
-_SHORT_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
-
-
 def shell_word(text: str) -> str:
     """Return the key of this text as one word of bash that is safe to print.
 
@@ -178,16 +166,6 @@ def shell_word(text: str) -> str:
     return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
-def json_text(text: str) -> str:
-    """Return the key of this text for JSON, where many readers refuse lone surrogates."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def spellings(text: str) -> set[str]:
-    """Return the texts that name the key of this text: in commands, in tables and in JSON."""
-    return {text, text.replace("\0", "%00"), json_text(text)}
-
-
 def _is_displayable(char: str) -> bool:
     return char.isprintable() and (char.isascii() or supports_unicode())
 
@@ -199,150 +177,3 @@ def _ansi_c_quoted(char: str) -> str:
     if _is_displayable(char):
         return char
     return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# Tables for terminals and pipes. No cell is ever truncated, so that keys can be copied whole.
-#
-# They are laid out here and not by rich, because this way a hundred thousand lines take a second,
-# and a pipe gets the same table without colours.
-
-_GAP = "  "
-_FIRST_COLUMN_SHARE = 0.6
-"""The share of the width that the first column may take. Longer cells get lines of their own."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table."""
-
-    title: str
-    align_right: bool = False
-    omit_order: int = 0
-    """In a terminal that is too narrow, columns are omitted, the highest number first; 0: never."""
-    name: str = ""
-    """The name of an omitted column in the note below the table, where it has no title."""
-
-
-Cell = tuple[str, str]
-"""A text and its rich style, which may be empty."""
-
-
-class Table:
-    """Rows of cells below a line of titles.
-
-    With a `width`, columns are omitted until a line fits. A cell of the first column that is still
-    too long stands on a line of its own above the rest of its row. `after` is the table that was
-    printed just before: with the same columns, this one continues it without titles.
-    """
-
-    def __init__(
-        self,
-        columns: Sequence[Column],
-        rows: Sequence[Sequence[Cell]],
-        width: int | None = None,
-        *,
-        after: Table | None = None,
-    ) -> None:
-        self._columns = columns
-        self._rows = rows
-        self._shown_columns = list(range(len(columns)))
-        self._widths = [
-            max([len(column.title), *(_width(row[i][0]) for row in rows)])
-            for i, column in enumerate(columns)
-        ]
-        if width is not None:
-            self._fit_width(width)
-        self._continues = False
-        if after is not None and after.titles == self.titles:
-            self._continues = True
-            self._widths = list(map(max, self._widths, after._widths))
-
-    @property
-    def titles(self) -> list[str]:
-        """The titles of the shown columns."""
-        return [self._columns[i].title for i in self._shown_columns]
-
-    @property
-    def omitted(self) -> list[str]:
-        """The titles or names of the columns for which the width does not suffice."""
-        return [
-            column.title or column.name
-            for i, column in enumerate(self._columns)
-            if i not in self._shown_columns
-        ]
-
-    def styled_lines(self) -> Iterator[Text]:
-        """Yield the lines with their styles, the titles first."""
-        if not self._continues:
-            yield Text(self._line([column.title for column in self._columns]), style="bold")
-        for row in self._rows:
-            first, style = row[0]
-            own_line = self._is_too_long(first)
-            if own_line:
-                yield Text(first, style=style, no_wrap=True)
-            cells = self._padded(["" if own_line else first, *(text for text, _ in row[1:])])
-            line = Text(no_wrap=True)
-            for n, (i, cell) in enumerate(zip(self._shown_columns, cells, strict=True)):
-                line.append(_GAP if n else "").append(cell, row[i][1] or None)
-            line.rstrip()
-            yield line
-
-    def plain_lines(self) -> Iterator[str]:
-        """Yield the same lines without styles."""
-        if not self._continues:
-            yield self._line([column.title for column in self._columns])
-        for row in self._rows:
-            cells = [text for text, _ in row]
-            if self._is_too_long(cells[0]):
-                yield cells[0]
-                cells[0] = ""
-            yield self._line(cells)
-
-    def print_to(self, console: Console) -> None:
-        """Print the table: with styles on a terminal, else plain."""
-        if console.is_terminal:
-            for text in self.styled_lines():
-                console.print(text, crop=False)
-        else:
-            for line in self.plain_lines():
-                print(line, file=console.file)
-
-    def _fit_width(self, width: int) -> None:
-        title_width = len(self._columns[0].title)
-        cell_widths = [_width(row[0][0]) for row in self._rows]
-        most = width * _FIRST_COLUMN_SHARE
-        wanted = max([title_width, *(cells for cells in cell_widths if cells <= most)])
-        omissible = [i for i, column in enumerate(self._columns) if column.omit_order]
-        for i in sorted(omissible, key=lambda i: -self._columns[i].omit_order):
-            if wanted <= self._first_column_room(width):
-                break
-            self._shown_columns.remove(i)
-        room = self._first_column_room(width)
-        self._widths[0] = max([title_width, *(cells for cells in cell_widths if cells <= room)])
-
-    def _first_column_room(self, width: int) -> int:
-        """Return the columns of `width` that the other shown columns leave to the first one."""
-        return width - sum(self._widths[i] + len(_GAP) for i in self._shown_columns[1:])
-
-    def _is_too_long(self, first: str) -> bool:
-        return _width(first) > self._widths[0]
-
-    def _line(self, cells: Sequence[str]) -> str:
-        return _GAP.join(self._padded(cells)).rstrip()
-
-    def _padded(self, cells: Sequence[str]) -> list[str]:
-        return [
-            _pad(cells[i], self._widths[i], align_right=self._columns[i].align_right)
-            for i in self._shown_columns
-        ]
-
-
-def _pad(cell: str, width: int, *, align_right: bool) -> str:
-    padding = " " * (width - _width(cell))
-    return padding + cell if align_right else cell + padding
-
-
-def _width(text: str) -> int:
-    return len(text) if text.isascii() else cell_len(text)

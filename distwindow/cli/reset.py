@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -9,32 +10,23 @@ from typing import Annotated
 import typer
 
 from ..errors import counted
-from ..ring.key import RingNameParts, check_prefix, line_name, shaping_name
-from .breakers import breaker_page, is_breaker_name
-from .command import (
-    DEFAULT_PREFIX,
-    DEFAULT_URL,
-    PIPELINE_SIZE,
-    PrefixOption,
-    Server,
-    UrlOption,
-    open_servers,
-    report_errors,
-)
-from .render import printable, shell_word, spellings
-from .scan import (
-    Page,
-    ProgressLine,
+from ..inspect.key_text import spellings
+from ..inspect.reset import StoredName, delete, stored_names
+from ..inspect.selection import (
     Selection,
     any_of,
     argument_key_prefix,
     has_wildcards,
+    key_prefix_of,
+    kind_of,
     matching_keys,
     named_keys,
-    ring_key_prefix,
-    scan_names,
 )
-from .stats import find_slots, is_slots_name
+from ..inspect.servers import open_servers
+from ..ring.key import check_prefix
+from .command import DEFAULT_PREFIX, DEFAULT_URL, PrefixOption, UrlOption, report_errors
+from .progress import ProgressLine
+from .render import printable, shell_word
 
 
 @report_errors
@@ -72,15 +64,10 @@ def reset(
     with open_servers(url) as servers, ProgressLine(servers) as line:
         scanned = 0
         for server in servers:
-            # A name like a ring's that is not a hash belongs to another program, and is kept.
-            for names in scan_names(server, prefix, selection, redis_type="hash"):
-                page = names.rings + names.shaped + breaker_page(names.breakers, server)
-                found.add(page if dry_run else _delete(server, page))
-                scanned += names.names
+            for count, names in stored_names(server, prefix, selection):
+                found.add(names if dry_run else delete(server, names))
+                scanned += count
                 line.update(scanned)
-            # Their holders are told that they have lost their slots when these are renewed.
-            slots = find_slots(server, prefix, selection)
-            found.add(slots if dry_run else _delete(server, slots))
     done = "would be deleted" if dry_run else "deleted"
     if not pattern:
         for argument in keys:
@@ -88,7 +75,7 @@ def reset(
         return
     if dry_run:
         for key in sorted(found.keys.values(), key=lambda key: key.text):
-            typer.echo(f"{shell_word(key.text)}: {_windows([key])} {done}")
+            typer.echo(f"{shell_word(key.text)}: {_names([key])} {done}")
     for argument, one in zip(keys, selections, strict=True):
         _print_result(argument, found.selected_by(one), prefix, done, pattern=True)
 
@@ -96,24 +83,24 @@ def reset(
 @dataclass
 class _FoundKey:
     text: str
-    rings: set[bytes] = field(default_factory=set)
+    names: set[bytes] = field(default_factory=set)
 
 
 class _FoundKeys:
-    """The keys that the scan has found, by the prefixes of their rings' names."""
+    """The keys that the scan has found, by what their names begin with."""
 
     def __init__(self) -> None:
         self.keys: dict[bytes, _FoundKey] = {}
         self._by_spelling: dict[str, set[bytes]] = {}
 
-    def add(self, page: Page) -> None:
-        for name, ring in page:
-            key_prefix = ring_key_prefix(name)
+    def add(self, names: Iterable[StoredName]) -> None:
+        for raw, text in names:
+            key_prefix = key_prefix_of(raw)
             if key_prefix not in self.keys:
-                self.keys[key_prefix] = _FoundKey(ring.key)
-                for text in spellings(ring.key):
-                    self._by_spelling.setdefault(text, set()).add(key_prefix)
-            self.keys[key_prefix].rings.add(name)
+                self.keys[key_prefix] = _FoundKey(text)
+                for spelling in spellings(text):
+                    self._by_spelling.setdefault(spelling, set()).add(key_prefix)
+            self.keys[key_prefix].names.add(raw)
 
     def named(self, argument: str, prefix: str) -> list[_FoundKey]:
         """Return the keys of which `argument` is a spelling."""
@@ -128,27 +115,13 @@ class _FoundKeys:
         ]
 
 
-def _delete(server: Server, page: Page) -> Page:
-    """Delete these rings. Return those that existed."""
-    deleted: list[tuple[bytes, RingNameParts]] = []
-    for at in range(0, len(page), PIPELINE_SIZE):
-        part = page[at : at + PIPELINE_SIZE]
-        pipeline = server.client.pipeline(transaction=False)
-        for name, _ in part:
-            pipeline.unlink(name, shaping_name(name), line_name(name))
-        for ring, count in zip(part, pipeline.execute(), strict=True):
-            if count:
-                deleted.append(ring)
-    return deleted
-
-
 def _print_result(
     argument: str, keys: Sequence[_FoundKey], prefix: str, done: str, *, pattern: bool = False
 ) -> None:
     shown = printable(argument)  # as it was typed
     if keys:
         key_count = f"{counted(len(keys), 'key')}, " if pattern else ""
-        typer.echo(f"{shown}: {key_count}{_windows(keys)} {done}")
+        typer.echo(f"{shown}: {key_count}{_names(keys)} {done}")
         return
     hint = ""
     if not pattern and has_wildcards(argument):
@@ -156,13 +129,12 @@ def _print_result(
     typer.echo(f"{shown}: nothing to delete under the prefix {prefix!r}{hint}")
 
 
-def _windows(keys: Iterable[_FoundKey]) -> str:
-    names = [name for key in keys for name in key.rings]
-    slots, breakers = sum(map(is_slots_name, names)), sum(map(is_breaker_name, names))
-    windows = len(names) - slots - breakers
-    parts = [counted(windows, "window")] if windows else []
-    if slots:
-        parts.append(counted(slots, "set") + " of slots")
-    if breakers:
-        parts.append(counted(breakers, "circuit breaker"))
+def _names(keys: Iterable[_FoundKey]) -> str:
+    """Return what these keys have: `2 windows and 1 set of slots`."""
+    counts = Counter(kind_of(name) for key in keys for name in key.names)
+    parts = [counted(counts["window"], "window")] if counts["window"] else []
+    if counts["slots"]:
+        parts.append(counted(counts["slots"], "set") + " of slots")
+    if counts["breaker"]:
+        parts.append(counted(counts["breaker"], "circuit breaker"))
     return " and ".join(parts)

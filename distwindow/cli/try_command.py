@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from .. import Decision, Limiter
+from ..inspect.key_text import parse_key
 from .command import (
     DEFAULT_PREFIX,
     DEFAULT_URL,
     JsonOption,
     PrefixOption,
     UrlOption,
-    parse_key,
     report_errors,
 )
 from .render import format_duration, make_console

@@ -11,7 +11,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .command import Server, describe_outage, open_servers, print_error, single_line
+from ..inspect.servers import Server, open_servers
+from .command import describe_outage, print_error, single_line
 from .render import format_duration
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 _RETRY_S = 1.0
 """During an outage, the longest time between two attempts, and between updates of the age shown."""
+
+
+Draw = Callable[[list[Text], str], None]
+"""Shows the lines of a table, and a note below it."""
 
 
 class View(Protocol):
@@ -87,9 +92,7 @@ class TerminalView:
     def __init__(
         self,
         console: Console,
-        make_lines: Callable[
-            [Sequence[Server], Callable[[list[Text], str], None]], tuple[list[Text], str]
-        ],
+        make_lines: Callable[[Sequence[Server], Draw], tuple[list[Text], str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._make_lines, self._clock = console, make_lines, clock

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = ("contrib", "cli", "testing")
+KNOW_ALL = ("inspect", *PROGRAMS)
+"""What shows or reads all features, and goes with any of them."""
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("_fork",),
@@ -28,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("away",),
     ("stores",),
     ("connect",),
-    ("lifecycle",),
+    ("lifecycle", "inspect"),
     ("decorator", "entry", "decider"),
     ("reserve",),
     ("breaker", "concurrency"),
@@ -61,7 +63,7 @@ FEATURES: dict[str, set[str]] = {
     "guard": set(),
 }
 """What can be deleted, and the rooms which import it, besides the programs and the package."""
-OPEN_TO_PROGRAMS = {"connect", "lifecycle"}
+OPEN_TO_PROGRAMS = {"connect", "inspect", "lifecycle"}
 """What programs import from the floors of the limiters besides the package itself."""
 
 
@@ -159,7 +161,7 @@ def _violation(package: str, item: Import) -> str | None:
 def _inside(here: str, there: str, item: Import) -> str | None:
     source, target = _floor(here), _floor(there)
     feature, importer = there.removesuffix(" lower"), here.removesuffix(" lower")
-    if importer not in FEATURES.get(feature, {importer}) | {feature, "", *PROGRAMS}:
+    if importer not in FEATURES.get(feature, {importer}) | {feature, "", *KNOW_ALL}:
         return f"{feature} can be deleted, and is imported by {FEATURES[feature]} alone"
     if here == there or source is None or target is None:
         return None  # `_without_floor` reports the latter
@@ -187,6 +189,8 @@ def _outside(package: str, here: str, item: Import) -> str | None:
         if top == "time" and item.source != f"{package}.ring.clock":
             return "of ring only ring.clock reads a clock; others are given the time"
     floor, stores = _floor(here), _floor("stores")
+    if top in ("typer", "click", "rich") and here != "cli":
+        return "only the command line imports typer and rich"
     if top == "redis" and floor is not None and stores is not None and floor < stores:
         return "redis is imported from the floor of the stores upwards"
     return None

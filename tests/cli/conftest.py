@@ -49,7 +49,7 @@ def cli(
     """Return a function that runs a command in this process, by default on the plain server. It
     shows no progress, which a busy machine would add to what is compared.
     """
-    monkeypatch.setattr("distwindow.cli.scan._PIPE_S", (math.inf, math.inf))
+    monkeypatch.setattr("distwindow.cli.progress._PIPE_S", (math.inf, math.inf))
 
     def run(*arguments: str, store: str = redis_url, own: str = prefix) -> Result:
         capsys.readouterr()

@@ -152,6 +152,17 @@ def test_reset_closes_breakers(cli: Cli, redis_url: str, prefix: str) -> None:
     )
 
 
+@pytest.mark.parametrize("command", ["reset", "stats"])
+def test_the_breaker_of_a_key_that_is_too_long_for_a_name_is_found(
+    cli: Cli, redis_url: str, prefix: str, command: str
+) -> None:
+    key = "service:" * 20
+    with CircuitBreaker(redis_url, ErrorCount(2), prefix=prefix) as breaker, breaker.call(key):
+        pass
+    found = {"reset": f"{key}: 1 circuit breaker deleted", "stats": "error_count"}
+    assert found[command] in cli(command, key).out
+
+
 def test_adaptive_breakers_have_no_state(cli: Cli, redis_url: str, prefix: str) -> None:
     with AdaptiveBreaker(redis_url, prefix=prefix) as breaker:
         for fails in (False, True, True):

@@ -15,8 +15,8 @@ import pytest
 
 from distwindow import Limiter
 from distwindow.cli import doctor
-from distwindow.cli.command import Server
 from distwindow.cli.doctor import acl_rule
+from distwindow.inspect.servers import Server
 from distwindow.ring import command as script
 from tests.cli.conftest import Cli, Result
 from tests.servers import Standalone, until

@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distwindow import Key, Limiter
-from distwindow.cli.render import json_text, shell_word, spellings
+from distwindow.cli.render import shell_word
+from distwindow.inspect.key_text import json_text, spellings
 from tests.cli.conftest import Cli
 
 KEYS: list[str | bytes | Key] = [

@@ -16,10 +16,13 @@ import redis
 from rich.console import Console
 
 from distwindow import Key, Limiter, Stats
-from distwindow.cli import stats as stats_query
-from distwindow.cli.command import Server, open_servers
-from distwindow.cli.scan import ProgressLine, all_keys
-from distwindow.cli.stats import Order, Query, _View
+from distwindow.cli import stats as stats_command
+from distwindow.cli.progress import ProgressLine
+from distwindow.inspect import query as stats_query
+from distwindow.inspect.query import Query
+from distwindow.inspect.ranking import Order
+from distwindow.inspect.selection import all_keys
+from distwindow.inspect.servers import Server, open_servers
 from tests.cli.conftest import Cli, fill
 from tests.servers import Standalone
 
@@ -314,15 +317,15 @@ def test_a_terminal_shows_the_first_keys_of_those_found_so_far(
     redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ranked answer is known at the end of the scan, and a million keys take half a minute."""
-    monkeypatch.setattr(stats_query, "_PAGE_EVERY_S", 0.0)
-    monkeypatch.setattr(stats_query, "_RANKED_WITHIN_S", 0.0)
+    monkeypatch.setattr(stats_command, "_PAGE_EVERY_S", 0.0)
+    monkeypatch.setattr(stats_command, "_FIRST_PAGE_S", 0.0)
     fill(redis_url, prefix, 3000)
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: True)
     console = Console(file=screen, force_terminal=True, color_system=None, width=160, height=20)
-    query = Query(prefix, all_keys(prefix), Order.KEY, 5, False, "all")
+    first = Query(prefix, all_keys(prefix), Order.KEY, 5, False, "all")
     with open_servers(redis_url) as servers:
-        _View(query, console, "nothing").print_tables(servers)
+        stats_command._View(first, console, "nothing").print_tables(servers)
     *pages, last = screen.getvalue().split("the first ones so far; scanning: ")
     assert [page.count("user:") for page in pages] == [5] * len(pages) != []
     assert re.findall(r"(user:\d+) ", last) == [f"user:{i}" for i in (0, 1, 10, 100, 1000)]
@@ -333,7 +336,7 @@ def test_in_a_pipe_the_progress_is_a_line_now_and_then(
     client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("distwindow.cli.scan.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("distwindow.cli.progress.time.monotonic", lambda: now[0])
     with ProgressLine([Server("", client, None)]) as line:
         for names in range(80):
             line.update(names * 1000)

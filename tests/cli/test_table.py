@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from distwindow.cli.render import Cell, Column, Table
+from distwindow.cli.table import Cell, Column, Table
 
 COLUMNS = [
     Column("KEY"),

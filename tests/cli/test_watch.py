@@ -20,7 +20,7 @@ from rich.text import Text
 
 from distwindow import ConfigurationError, Limiter, StoreTimeout
 from distwindow.cli import watch
-from distwindow.cli.command import Server
+from distwindow.inspect.servers import Server
 from tests.cli.conftest import Cli, fill
 from tests.cli.terminal import Terminal
 from tests.interruptions import restore_sigint
