@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from distwindow import testing
+from distwindow import Limiter, testing
 from distwindow.connect import open_async_store, open_store
 from distwindow.options import Options
 from distwindow.ring.command import Command
@@ -76,3 +76,18 @@ def awaiting(where: Any) -> Iterator[Execute]:
     yield execute
     loop.run_until_complete(close())
     loop.close()
+
+
+class Awaited:
+    """A blocking limiter whose methods are coroutine functions."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._limiter, name)
+
+        async def call(*args: Any, **options: Any) -> Any:
+            return method(*args, **options)
+
+        return call

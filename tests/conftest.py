@@ -25,6 +25,7 @@ import redis
 
 from distwindow.ring.command import load_script, script_names
 from tests import bytecode, event_loops, examples, logging_state
+from tests.clock_and_stores import Execute, blocking, memory
 from tests.harness import HARNESSES, STALLS, Harness
 from tests.patience import patient
 from tests.servers import (
@@ -271,6 +272,23 @@ def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
 def examples_url(redis_url: str) -> Iterator[str]:
     """`redis://…` of a plain server for property tests: each of their examples has its own keys."""
     yield from own_server(redis_url)
+
+
+@pytest.fixture(scope="module", params=["memory", "redis"])
+def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
+    """Executes commands in a store in memory, and on Redis."""
+    if request.param == "memory":
+        with memory() as store:
+            yield store
+    else:
+        with blocking(request.getfixturevalue("examples_url")) as store:
+            yield store
+
+
+@pytest.fixture(params=["memory", "redis"])
+def where(request: pytest.FixtureRequest) -> str:
+    """The address of a store in memory, and of a server."""
+    return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
 
 
 @pytest.fixture(scope="module")

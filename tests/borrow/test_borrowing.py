@@ -5,7 +5,6 @@ admission into the bucket in which the call proceeds, and looks at every window 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
@@ -21,20 +20,10 @@ from distwindow.ring.decisions import decision_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.stats import window_at
 from distwindow.stores.memory import MemoryStore
-from tests.clock_and_stores import T0, Execute, blocking, fresh_key, memory
+from tests.clock_and_stores import T0, Execute, fresh_key
 
 W = 60_000
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-
-
-@pytest.fixture(scope="module", params=["memory", "redis"])
-def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
-    if request.param == "memory":
-        with memory() as store:
-            yield store
-    else:
-        with blocking(request.getfixturevalue("examples_url")) as store:
-            yield store
 
 
 class Ledger:

@@ -17,33 +17,12 @@ import redis
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
 from distwindow.runtime.steps import Sleep
 from distwindow.waiting.waiting import PermitWaiter
-from tests.clock_and_stores import ManualClock, fresh_key
+from tests.clock_and_stores import Awaited, ManualClock, fresh_key
 from tests.limiter.first_call import each_limiter, error_of
 from tests.servers import until
 
-
-class Awaited:
-    """A blocking limiter whose methods are coroutine functions."""
-
-    def __init__(self, limiter: Limiter) -> None:
-        self._limiter = limiter
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._limiter, name)
-
-        async def call(*args: Any, **options: Any) -> Any:
-            return method(*args, **options)
-
-        return call
-
-
 Scenario = Callable[[Any, str, ManualClock], Awaitable[Any]]
 Run = Callable[..., Any]
-
-
-@pytest.fixture(params=["memory", "redis"])
-def where(request: pytest.FixtureRequest) -> str:
-    return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
 
 
 KINDS = ["blocking", "asyncio"]

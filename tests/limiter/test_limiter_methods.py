@@ -12,20 +12,12 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
-from tests.clock_and_stores import ManualClock, fresh_key
+from tests.clock_and_stores import Awaited, ManualClock, fresh_key
 
 
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
-
-
-@pytest.fixture(params=["memory", "redis"])
-def where(request: pytest.FixtureRequest) -> str:
-    if request.param == "memory":
-        return "memory://"
-    url: str = request.getfixturevalue("redis_url")
-    return url
 
 
 @pytest.fixture
@@ -52,19 +44,6 @@ def run(request: pytest.FixtureRequest, where: str, clock: ManualClock) -> RunSc
             return await scenario(Awaited(other))
 
     return lambda scenario: asyncio.run(play(scenario))
-
-
-class Awaited:
-    """A blocking limiter whose methods are coroutine functions."""
-
-    def __init__(self, limiter: Limiter) -> None:
-        self._limiter = limiter
-
-    def __getattr__(self, name: str) -> Any:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return getattr(self._limiter, name)(*args, **kwargs)
-
-        return call
 
 
 # -- peek, stats, refund, reset -------------------------------------------------------------------

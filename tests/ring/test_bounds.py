@@ -7,7 +7,6 @@ strict   at most the limit in any window; in return a saturated key gets n / (n 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -18,20 +17,10 @@ from distwindow import BucketLeapArray, Event, Limit
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.limit import Bound
-from tests.clock_and_stores import T0, Execute, blocking, fresh_key, memory
+from tests.clock_and_stores import T0, Execute, fresh_key
 
 W = 60_000
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-
-
-@pytest.fixture(scope="module", params=["memory", "redis"])
-def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
-    if request.param == "memory":
-        with memory() as store:
-            yield store
-    else:
-        with blocking(request.getfixturevalue("examples_url")) as store:
-            yield store
 
 
 class Arrival(NamedTuple):

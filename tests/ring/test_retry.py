@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +11,7 @@ from distwindow.ring.decision import Charge
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.replies import AcquireReply
 from distwindow.ring.stats import window_at
-from tests.clock_and_stores import T0, Execute, blocking, fresh_key, memory
+from tests.clock_and_stores import T0, Execute, fresh_key
 
 W = 60_000
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -38,16 +35,6 @@ past_calls = st.lists(
     min_size=1,
     max_size=30,
 )
-
-
-@pytest.fixture(scope="module", params=["memory", "redis"])
-def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
-    if request.param == "memory":
-        with memory() as store:
-            yield store
-    else:
-        with blocking(request.getfixturevalue("examples_url")) as store:
-            yield store
 
 
 class CalledKey:

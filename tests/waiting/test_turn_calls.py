@@ -13,32 +13,11 @@ import pytest
 
 from distwindow import AsyncLimiter, ConfigurationError, Key, Limit, Limiter
 from distwindow.waiting.commands import AcquireTurn
-from tests.clock_and_stores import ManualClock, fresh_key
+from tests.clock_and_stores import Awaited, ManualClock, fresh_key
 from tests.event_loops import uvloop_param
-
-
-class Awaited:
-    """A blocking limiter whose methods are coroutine functions."""
-
-    def __init__(self, limiter: Limiter) -> None:
-        self._limiter = limiter
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._limiter, name)
-
-        async def call(*args: Any, **options: Any) -> Any:
-            return method(*args, **options)
-
-        return call
-
 
 Scenario = Callable[[Any, str, ManualClock], Awaitable[Any]]
 Run = Callable[..., Any]
-
-
-@pytest.fixture(params=["memory", "redis"])
-def where(request: pytest.FixtureRequest) -> str:
-    return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
 
 
 @pytest.fixture(params=["blocking", "asyncio", uvloop_param()])
