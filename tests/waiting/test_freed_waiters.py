@@ -155,7 +155,7 @@ def test_close_wakes_threads_that_wait(
     limiter.close()
     for thread in threads:
         thread.join(20)
-    assert ["closed" in str(error) for error in errors] == [True] * 3
+    assert ["closed" in str(error) for error in errors] == [True] * 3, errors
     if keeps_store:
         store.close()
 
