@@ -18,9 +18,10 @@
     `acquire`, priority      a command that may borrow      in a queue of its own, then for its
                                                             bucket, when the next one is served
 
-Where the store gives no answer, `on_store_error` does. Each call has one answer, which passes
-`answered` on its way to the caller. Only the answers of `decide_locally` do not, so that a leased
-call costs nothing more: these are counted in the state of their key.
+Where the store gives no answer, `on_store_error` does. Each decision of the store and of
+`on_store_error` passes `answered` as it is made, also those by which a call that waits is refused.
+Those of `decide_locally` do not, so that a leased call costs nothing more: they are counted where
+they are made, in the state of their key.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from types import coroutine
 from typing import Any, NoReturn, TypeAlias
 
 from ._fork import register_after_fork
@@ -83,7 +83,8 @@ def wait_until_admitted(command: Acquire, waiter: PermitWaiter) -> Operation[Dec
         yield Sleep(decision.retry_after)
 
 
-def _raise_closed(key: AnyKey, cost: int) -> NoReturn:
+def raise_closed(key: AnyKey, cost: int) -> NoReturn:
+    """Take the place of `decide_locally` in what is closed."""
     raise closed_failure()
 
 
@@ -115,8 +116,9 @@ class BaseDecider:
         self.strategy = make_strategy(options, commands, store, decide_at_once)
         self.decide_locally = self.strategy.decide_locally
         """Answer a call by what this process holds; None where the store has to be asked."""
-        self.borrowing = Borrowing(commands, self.strategy, store.decided_by, options)
-        self.turns = Turns(commands, self.strategy, store.decided_by, store.clock)
+        source = store.decided_by
+        self.borrowing = Borrowing(commands, self.strategy, source, options, self.answered)
+        self.turns = Turns(commands, self.strategy, source, store.clock, self.answered)
         self.policy = StoreErrorPolicy(options, commands, store, self.strategy, store_id)
         self.queues = register_after_fork(WaitQueues(options.time))
         self.run = run
@@ -129,14 +131,14 @@ class BaseDecider:
         """`try_acquire` for callers that proceed as soon as it has admitted them."""
 
     def answered(self, decision: Decision) -> Decision:
-        """Return `decision`, which is on its way to the caller: see above."""
+        """Return `decision`, which was made just now: see above."""
         if self._observe is not None and decision.source == "store":
             self._observe(decision)
         return decision
 
     def close(self) -> None:
         """Have each call raise from here on, waiting ones too."""
-        self.decide_locally = _raise_closed
+        self.decide_locally = raise_closed
         self.commands.close()
         self.queues.close()
 
@@ -222,7 +224,7 @@ class Decider(BaseDecider):
 
     def try_acquire(self, key: AnyKey, cost: int) -> Decision:
         decision = self.decide_locally(key, cost)
-        return self.answered(self.ask(key, cost)) if decision is None else decision
+        return self.ask(key, cost) if decision is None else decision
 
     def ask(self, key: AnyKey, cost: int) -> Decision:
         """Return the answer to a call after `decide_locally` has returned None."""
@@ -236,16 +238,16 @@ class Decider(BaseDecider):
                 if not decision[0]:
                     self.strategy.cache_refusal(decision[1], decision, sent_at)
         except StoreError as exc:
-            return self.policy.decide(key, cost, exc)
-        return decision
+            decision = self.policy.decide(key, cost, exc)
+        return self.answered(decision)
 
     def try_special(self, key: AnyKey, cost: int, priority: object, enqueue: object) -> Decision:
         """Answer a call with `priority` or `enqueue`."""
         try:
             decision: Decision = self.run(self._special(key, cost, priority, enqueue))
         except StoreError as exc:
-            decision = self.policy.decide(key, cost, exc)
-        return self.answered(decision)
+            decision = self.answered(self.policy.decide(key, cost, exc))
+        return decision
 
     def acquire_all(self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False) -> Decision:
         """Answer a call over several keys: `calls` has the charges of each."""
@@ -255,10 +257,10 @@ class Decider(BaseDecider):
             if enqueue:
                 decision: Decision = self.run(self.turns.attempt_all(command, enqueue), deadline)
             else:
-                decision = self.store.decide(command, deadline)
+                decision = self.answered(self.store.decide(command, deadline))
         except StoreError as exc:
-            decision = self.policy.decide_all(calls, exc)
-        return self.answered(decision)
+            decision = self.answered(self.policy.decide_all(calls, exc))
+        return decision
 
     def acquire(self, key: AnyKey, cost: int, timeout: float | None, priority: bool) -> Decision:
         """Answer a call that waits until it is admitted; see the table above."""
@@ -269,23 +271,17 @@ class Decider(BaseDecider):
         began_at = queues.clock.monotonic()
         times_freed = queues.times_freed
         if self._is_plain(priority):
-            decision = self.decide_locally(key, cost)
-            if decision is None:
-                decision = self.ask(key, cost)
-                if decision.allowed:
-                    return self.answered(decision)
-            elif decision.allowed:
+            decision = self.try_acquire(key, cost)
+            if decision.allowed:
                 return decision
             refused.append(decision)  # takes the place of asking once
         command, wait = self._wait_for(key, cost, priority)
 
-        def ask_again(step: StoreStep) -> Any:
-            if step is not command:
-                return self._execute(step)
-            if refused:
-                return refused.pop()
-            decision = self.decide_locally(key, cost)
-            return self.policy.observed(self.ask(key, cost)) if decision is None else decision
+        def execute(step: StoreStep) -> Any:
+            if step is command:
+                return refused.pop() if refused else self.try_acquire(key, cost)
+            reply = self._execute(step)
+            return self.answered(reply) if isinstance(step, Acquire) else reply
 
         waiter = PermitWaiter(queues, command, timeout, priority=priority, began_at=began_at)
         try:
@@ -293,20 +289,16 @@ class Decider(BaseDecider):
                 refused.clear()  # there may be room by now
             sleep = InterruptibleSleep(waiter, self.clock, self.clock.sleep)
             try:
-                decision = run_blocking(wait(waiter), ask_again, sleep)
+                return run_blocking(wait(waiter), execute, sleep)
             except StoreError:
                 if self.policy.raises_always:
                     raise
-                decision = run_blocking(wait_until_admitted(command, waiter), ask_again, sleep)
-        except RateLimitExceeded as exc:
-            self.answered(exc.decision)
-            raise
+            return run_blocking(wait_until_admitted(command, waiter), execute, sleep)
         finally:
             try:
                 waiter.leave()
             finally:
                 waiter.leave()  # a signal handler may have raised in the first
-        return self.answered(decision)
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         command = self._record(decision, failed, rt_ms)
@@ -354,8 +346,7 @@ class Attempt(Unawaited[Decision]):
         if decision is not None:
             decider.calls_without_wait += 1
             return decision
-        decision = yield from decider.ask(self._key, self._cost)
-        return decider.answered(decision)
+        return (yield from decider.ask(self._key, self._cost))
 
 
 class AsyncDecider(BaseDecider):
@@ -371,14 +362,17 @@ class AsyncDecider(BaseDecider):
         self, key: AnyKey, cost: int, priority: object, enqueue: object
     ) -> Decision:
         """See `Decider.try_special`."""
-        await self._let_others_run()
+        if self.calls_without_wait >= _YIELD_EVERY:
+            self.calls_without_wait = 0
+            running_loop()
+            await asyncio.sleep(0)
         try:
             decision: Decision = await self.run(self._special(key, cost, priority, enqueue))
         except StoreError as exc:
-            decision = self.policy.decide(key, cost, exc)
+            return self.answered(self.policy.decide(key, cost, exc))
         if decision.source != "store":
             self.calls_without_wait += 1
-        return self.answered(decision)
+        return decision
 
     async def acquire_all(
         self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False
@@ -391,10 +385,10 @@ class AsyncDecider(BaseDecider):
                 turn = self.turns.attempt_all(command, enqueue)
                 decision: Decision = await self.run(turn, deadline)
             else:
-                decision = await self.store.decide(command, deadline)
+                decision = self.answered(await self.store.decide(command, deadline))
         except StoreError as exc:
-            decision = self.policy.decide_all(calls, exc)
-        return self.answered(decision)
+            decision = self.answered(self.policy.decide_all(calls, exc))
+        return decision
 
     async def acquire(
         self, key: AnyKey, cost: int, timeout: float | None, priority: bool
@@ -407,25 +401,17 @@ class AsyncDecider(BaseDecider):
         began_at = queues.clock.monotonic()
         times_freed = queues.times_freed
         if self._is_plain(priority):
-            decision = await self._decide_at_once(key, cost)
-            if decision is None:
-                decision = await self.ask(key, cost)
-                if decision.allowed:
-                    return self.answered(decision)
-            elif decision.allowed:
+            decision = await self.try_acquire(key, cost)
+            if decision.allowed:
                 return decision
             refused.append(decision)
         command, wait = self._wait_for(key, cost, priority)
 
-        async def ask_again(step: StoreStep) -> Any:
-            if step is not command:
-                return await self._execute(step)
-            if refused:
-                return refused.pop()
-            decision = await self._decide_at_once(key, cost)
-            if decision is None:
-                decision = self.policy.observed(await self.ask(key, cost))
-            return decision
+        async def execute(step: StoreStep) -> Any:
+            if step is command:
+                return refused.pop() if refused else await self.try_acquire(key, cost)
+            reply = await self._execute(step)
+            return self.answered(reply) if isinstance(step, Acquire) else reply
 
         waiter = AsyncPermitWaiter(queues, command, timeout, priority=priority, began_at=began_at)
         try:
@@ -433,17 +419,13 @@ class AsyncDecider(BaseDecider):
                 refused.clear()  # there may be room by now
             sleep = AsyncInterruptibleSleep(waiter, self.clock, self.store.sleep)
             try:
-                decision = await run_async(wait(waiter), ask_again, sleep)
+                return await run_async(wait(waiter), execute, sleep)
             except StoreError:
                 if self.policy.raises_always:
                     raise
-                decision = await run_async(wait_until_admitted(command, waiter), ask_again, sleep)
-        except RateLimitExceeded as exc:
-            self.answered(exc.decision)
-            raise
+            return await run_async(wait_until_admitted(command, waiter), execute, sleep)
         finally:
             waiter.leave()
-        return self.answered(decision)
 
     async def record(self, decision: Decision, failed: bool, rt_ms: int) -> None:
         command = self._record(decision, failed, rt_ms)
@@ -458,7 +440,6 @@ class AsyncDecider(BaseDecider):
             return self.policy.peek(key, exc)
         return decision
 
-    @coroutine
     def ask(self, key: AnyKey, cost: int) -> Generator[Any, Any, Decision]:
         """See `Decider.ask`."""
         self.calls_without_wait = 0
@@ -473,22 +454,8 @@ class AsyncDecider(BaseDecider):
                 if not decision.allowed:
                     self.strategy.cache_refusal(decision.key, decision, sent_at)
         except StoreError as exc:
-            return self.policy.decide(key, cost, exc)
-        return decision
-
-    async def _decide_at_once(self, key: AnyKey, cost: int) -> Decision | None:
-        """Do `decide_locally`, and let other tasks run as `Attempt` does."""
-        await self._let_others_run()
-        decision = self.decide_locally(key, cost)
-        if decision is not None:
-            self.calls_without_wait += 1
-        return decision
-
-    async def _let_others_run(self) -> None:
-        if self.calls_without_wait >= _YIELD_EVERY:
-            self.calls_without_wait = 0
-            running_loop()
-            await asyncio.sleep(0)
+            decision = self.policy.decide(key, cost, exc)
+        return self.answered(decision)
 
     async def _proceed(self, key: AnyKey, cost: int) -> Decision:
         decision = await self.try_acquire(key, cost)

@@ -23,7 +23,7 @@ from .breaker.entry import (
     call_of,
 )
 from .connect import in_process_attempt, make_views, store_name
-from .decider import AsyncDecider, Attempt, BaseDecider, Decider
+from .decider import AsyncDecider, Attempt, BaseDecider, Decider, raise_closed
 from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
 from .entry import AsyncEntry, Entry, EntrySettings
 from .errors import ConfigurationError
@@ -124,8 +124,8 @@ class BaseLimiter:
 
     def _refuse_calls(self) -> None:
         """Have each call raise from here on, waiting ones too, and on a store that stays open."""
+        self._decide_locally = raise_closed
         self.decider.close()
-        self._decide_locally = self.decider.decide_locally
 
     def health(self) -> Health:
         """Return what is known of the store: whether it is away, and since when."""
@@ -412,7 +412,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         decision = self._decide_locally(key, cost)
         if decision is not None:
             return decision
-        return self.decider.answered(self.decider.ask(key, cost))
+        return self.decider.ask(key, cost)
 
     def try_acquire_all(self, items: Iterable[Sequence[Any]], enqueue: bool = False) -> Decision:
         """Acquire over several keys, each with its own limits: `[(key, limits, cost), ...]`; all

@@ -103,12 +103,6 @@ class StoreErrorPolicy:
         """What takes in the decisions of the store; None where nothing wants them."""
         return None if self.local is None else self.local.observe
 
-    def observed(self, decision: Decision) -> Decision:
-        """Return `decision`, of whichever way to call, after `observe` has taken it in."""
-        if self.local is not None and decision.source == "store":
-            self.local.observe(decision)
-        return decision
-
     def announce(self) -> None:
         """Have this process counted among those that share the limits, before its first call."""
         if self.local is not None:

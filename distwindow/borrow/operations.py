@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 
 from ..errors import ConfigurationError, RateLimitExceeded
@@ -36,7 +37,7 @@ class PriorityCall:
             max_borrowed=tuple([int(charge.limit.amount * settings.share) for charge in charges]),
         )
         reply = yield from send(command)
-        return borrow_decision(command, reply, settings.source)
+        return settings.answered(borrow_decision(command, reply, settings.source))
 
     def wait_until_admitted(self, waiter: PermitWaiter) -> Operation[Decision]:
         """Repeat the call until it is admitted, sleep for `retry_after` in between, and then until
@@ -77,10 +78,12 @@ class Borrowing:
         strategy: Strategy,
         source: Source,
         options: Options,
+        answered: Callable[[Decision], Decision],
     ) -> None:
-        """`source`: what decides a call that is sent to the store."""
+        """`source`: what decides a call that is sent to the store; `answered`: what hears of it."""
         self.strategy = strategy
         self.source = source
+        self.answered = answered
         self.max_wait = options.max_wait
         self.share = Decimal(str(options.borrow_share))
         """A decimal fraction, because 0.29 * 100 is less than 29 as a float."""

@@ -474,12 +474,18 @@ class Turns:
     """The calls of one limiter that take places in lines."""
 
     def __init__(
-        self, commands: CommandCache, strategy: Strategy, source: Source, clock: Clock
+        self,
+        commands: CommandCache,
+        strategy: Strategy,
+        source: Source,
+        clock: Clock,
+        answered: Callable[[Decision], Decision],
     ) -> None:
-        """`source`: what decides a call that is sent to the store."""
+        """`source`: what decides a call that is sent to the store; `answered`: what hears of it."""
         self._command_cache = commands
         self._strategy = strategy
         self._source = source
+        self._answered = answered
         self._monotonic = clock.monotonic
         self.takes_next = not strategy.uses_leases
         """With leases the next waiter asks plainly, as its call may lease permits for others."""
@@ -514,7 +520,7 @@ class Turns:
         _check_has_line(acquire, enqueue)
         command = AcquireTurn(acquire.charges)
         reply = yield from send(command)
-        decision = turn_decision(command, reply, self._source)
+        decision = self._answered(turn_decision(command, reply, self._source))
         if not decision.allowed:
             decision = decision._replace(retry_after=reply.turn_in_ms / 1000)
         return decision
@@ -532,7 +538,7 @@ class Turns:
             return TurnAnswer(leased, RetryAt(leased.now_ms, sent_at))
         command = AcquireTurn(charges, held_ms=held_ms, takes_next=takes_next)
         reply = yield from send(command)
-        decision = turn_decision(command, reply, self._source)
+        decision = self._answered(turn_decision(command, reply, self._source))
         if not decision.allowed:
             self._strategy.cache_refusal(decision.key, decision, sent_at)
         turn = RetryAt(

@@ -51,9 +51,6 @@ class Raise:
     def __init__(self, options: Any, commands: Any, store: Any, strategy: Any, name: str) -> None:
         self.source = import_module("distwindow.runtime.flush").JoinedSources([strategy])
 
-    def observed(self, decision: Any) -> Any:
-        return decision
-
     def __getattr__(self, name: str) -> Any:
         return Nothing
 

@@ -10,7 +10,7 @@ from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire
 from distwindow.ring.decision import Source
 from distwindow.ring.decisions import decision_of
-from distwindow.stores.memory import MemoryStore
+from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.clock_and_stores import ManualClock
 
 NOT_SENT = StoreUnavailable("it refuses connections", charged=False)
@@ -47,6 +47,12 @@ class RemoteStore(MemoryStore):
     ) -> list[Any]:
         self.exchanges.append(len(commands))
         return [self.failure or self.execute(command) for command in commands]
+
+
+class AsyncRemoteStore(AsyncMemoryStore):
+    """A `RemoteStore` for tasks."""
+
+    decided_by: Source = "store"
 
 
 def limiter_on(

@@ -1,12 +1,11 @@
-"""Each call of a limiter has one answer, which passes `answered` on its way to the caller, in each
-way to call and whoever has answered. Those of `decide_locally` do not: they are counted where they
-are made.
+"""Each decision of the store and of `on_store_error` passes `answered` once, as it is made, in each
+way to call. Those of `decide_locally` do not: they are counted where they are made.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,89 +13,169 @@ import pytest
 from distwindow import (
     AsyncGuard,
     AsyncLimiter,
-    ConfigurationError,
     DistwindowError,
     FlowRule,
     Guard,
     Limiter,
+    RateLimitExceeded,
 )
+from distwindow.away.policy import StoreErrorPolicy
+from distwindow.borrow.commands import Borrow
 from distwindow.decider import BaseDecider
+from distwindow.ring.command import Command
+from distwindow.ring.commands import Acquire, Lease
+from distwindow.waiting.commands import AcquireTurn
 from tests.away.sharing_process import WAYS, asking_of_web
-from tests.clock_and_stores import fresh_key
+from tests.away.stores import NOT_SENT, AsyncRemoteStore, RemoteStore
+from tests.clock_and_stores import ManualClock, fresh_key
 
-NOBODY = "redis://127.0.0.1:1"
-WAITING = {way for way in WAYS if way.startswith(("acquire", "reserve")) and "all" not in way}
-"""These ask again, and may be answered in this process then."""
+LIMITERS = pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
 
 
-class Answers:
-    """The answers of all limiters of this process."""
+class Decisions:
+    """The decisions that are made in this process, and those that have passed."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.made = 0
+        """By a `Store` below, and by policies."""
         self.passed: list[Any] = []
         self.local: list[Any] = []
-        answered = BaseDecider.answered
+        """What `decide_locally` has decided."""
+        self.clock: ManualClock | None = None
+        answered, made = BaseDecider.answered, BaseDecider.__init__
 
-        def noting(decider: BaseDecider, decision: Any) -> Any:
+        def note(decider: BaseDecider, decision: Any) -> Any:
             self.passed.append(decision)
+            assert self.clock is None or decision.now_ms == self.clock.now_ms()
             return answered(decider, decision)
 
-        patch.setattr(BaseDecider, "answered", noting)
+        def watch(decider: BaseDecider, *parts: Any) -> None:
+            made(decider, *parts)
+            decide = decider.decide_locally
 
-    def watch(self, limiter: Any) -> Any:
-        """Note what `limiter` decides in this process; return it."""
-        decide = limiter.decider.decide_locally
+            def note_local(key: Any, cost: int) -> Any:
+                decision = decide(key, cost)
+                if decision is not None:
+                    self.local.append(decision)
+                return decision
 
-        def noting(key: Any, cost: int) -> Any:
-            decision = decide(key, cost)
-            if decision is not None:
-                self.local.append(decision)
+            decider.decide_locally = note_local
+
+        patch.setattr(BaseDecider, "answered", note)
+        patch.setattr(BaseDecider, "__init__", watch)
+        for name in ("decide", "decide_all"):
+            patch.setattr(StoreErrorPolicy, name, self._counted(getattr(StoreErrorPolicy, name)))
+
+    def _counted(self, decide: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            decision = decide(*arguments)
+            self.made += 1
             return decision
 
-        limiter.decider.decide_locally = limiter._decide_locally = noting
-        return limiter
+        return counted
 
-    async def check(self, way: str, answer: Any, *, waits: bool = False) -> None:
-        self.passed.clear()
-        self.local.clear()
+    async def call(self, call: Callable[[], Any]) -> None:
+        """Make a call, which may be refused, and not with each consistency and limit."""
         try:
-            found = answer()
+            found = call()
             if isinstance(found, Awaitable):
-                found = await found
-        except ConfigurationError:
-            return  # not with this consistency
+                await found
         except DistwindowError:
             pass
-        passed, local = len(self.passed), bool(self.local)
-        assert passed == (not local) or (waits and passed == 1), (way, self.passed, self.local)
 
 
-@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+class Store(RemoteStore):
+    """A store that counts what it decides."""
+
+    def __init__(self, clock: ManualClock, decisions: Decisions) -> None:
+        super().__init__(clock)
+        self._decisions = decisions
+
+    def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
+        reply = super().execute(command, deadline)
+        self._decisions.made += isinstance(command, (Acquire, AcquireTurn, Borrow, Lease))
+        return reply
+
+
+def limiter_on(kind: Any, store: Store, limits: str, consistency: Any, **options: Any) -> Any:
+    return kind(
+        store if kind is Limiter else AsyncRemoteStore(store), limits, time=store.clock,
+        consistency=consistency, **options,
+    )  # fmt: skip
+
+
+@LIMITERS
 @pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
-@pytest.mark.parametrize("answers", ["admit", "refuse", "allow", "deny", "local"])
-def test_each_answer_passes_once(
-    kind: Any, consistency: Any, answers: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limits", ["4/minute", "4/minute paced 100s"])
+@pytest.mark.parametrize("answers", ["raise", "allow", "deny", "local"])
+def test_each_decision_passes_once_as_it_is_made(
+    kind: Any, consistency: Any, limits: str, answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_away = answers in ("allow", "deny", "local")
-    noted = Answers(monkeypatch)
+    decisions = Decisions(monkeypatch)
+    clock = decisions.clock = ManualClock()
+    store = Store(clock, decisions)
+    waits = {
+        "acquire, waiting": lambda limiter, key: limiter.acquire(key, 2, timeout=100.0),
+        "priority, waiting": lambda limiter, key: limiter.acquire(key, timeout=90, priority=True),
+        "reserve, waiting": lambda limiter, key: limiter.reserve(key, 2, timeout=100.0),
+    }
 
     async def call_in_all_ways() -> None:
-        limiter = noted.watch(
-            kind(
-                NOBODY if is_away else redis_url, "2/hour" if answers == "refuse" else "100/hour",
-                prefix=fresh_key(), consistency=consistency,
-                on_store_error=answers if is_away else "raise",
-            )
+        limiter = limiter_on(
+            kind, store, limits, consistency, on_store_error=answers,
+            share=1.0 if answers == "local" else None,
         )  # fmt: skip
-        for way, call in WAYS.items():
-            for _ in range(4):
-                await noted.check(way, lambda: call(limiter, way), waits=way in WAITING)  # noqa: B023
-        if kind is AsyncLimiter:
-            await limiter.aclose()
-        else:
-            limiter.close()
+        for way, call in (WAYS | waits).items():
+            for store.failure in (None, None, None, NOT_SENT, NOT_SENT, None):
+                decisions.made, decisions.passed = 0, []
+                await decisions.call(lambda: call(limiter, way))  # noqa: B023
+                assert len(decisions.passed) == decisions.made, way
 
     asyncio.run(call_in_all_ways())
+
+
+@pytest.mark.parametrize("consistency", ["direct", "leased"])
+@pytest.mark.parametrize("cost", [1, 5])
+def test_a_share_knows_of_a_refusal_whose_call_still_waits(consistency: Any, cost: int) -> None:
+    """The store goes away while it waits."""
+    clock = ManualClock()
+    store = RemoteStore(clock)
+    other = Limiter(store, "10/minute", time=clock)
+    limiter = Limiter(
+        store, "10/minute", time=clock, consistency=consistency, on_store_error="local", share=1.0
+    )
+    other.try_acquire("k", cost)
+    clock.move(50_000)
+    assert other.try_acquire("k", 10 - cost)
+    slept, sleep = [], clock.sleep
+
+    def lose_the_store(seconds: float) -> None:
+        slept.append(seconds)
+        store.failure = NOT_SENT
+        sleep(seconds)
+
+    clock.sleep = lose_the_store  # type: ignore[method-assign]
+    assert limiter.acquire("k", cost, timeout=300).source == "local"
+    assert sum(slept) >= 50  # the last bucket that it has heard of leaves the window
+
+
+async def test_who_gives_up_behind_a_head_passes_no_old_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decisions = Decisions(monkeypatch)
+    clock = decisions.clock = ManualClock(auto_advance=False)
+    limiter = limiter_on(
+        AsyncLimiter, Store(clock, decisions), "1/minute", "direct", on_store_error="local", share=1
+    )
+    assert await limiter.try_acquire("k")
+    head = asyncio.create_task(limiter.acquire("k"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    clock.move(30_000)
+    with pytest.raises(RateLimitExceeded):
+        await limiter.acquire("k", timeout=1)
+    assert len(decisions.passed) == decisions.made
+    head.cancel()
 
 
 @pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
@@ -104,31 +183,18 @@ def test_each_answer_passes_once(
 def test_the_web_and_guards_have_no_other_way(
     tasks: bool, consistency: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted = Answers(monkeypatch)
-    made = BaseDecider.__init__
-
-    def watched(decider: BaseDecider, *parts: Any) -> None:
-        made(decider, *parts)
-        decide = decider.decide_locally
-
-        def noting(key: Any, cost: int) -> Any:
-            decision = decide(key, cost)
-            if decision is not None:
-                noted.local.append(decision)
-            return decision
-
-        decider.decide_locally = noting
-
-    monkeypatch.setattr(BaseDecider, "__init__", watched)
+    decisions = Decisions(monkeypatch)
 
     async def call() -> None:
         ask = asking_of_web(redis_url, tasks, prefix=fresh_key(), consistency=consistency)
-        for _ in range(4):
-            await noted.check("web", lambda: ask("3/hour"))
-        rules = [FlowRule("r", 3)]
-        guard: Any = (AsyncGuard if tasks else Guard)(redis_url, rules, prefix=fresh_key())
-        for _ in range(4):
-            await noted.check("guard", lambda: _guarded(guard))
+        guard: Any = (AsyncGuard if tasks else Guard)(
+            redis_url, [FlowRule("r", 3)], prefix=fresh_key()
+        )
+        for one in (lambda: ask("3/hour"), lambda: _guarded(guard)):
+            for _ in range(4):
+                decisions.passed, decisions.local = [], []
+                await decisions.call(one)
+                assert len(decisions.passed) + len(decisions.local) == 1
         if tasks:
             await guard.aclose()
         else:

@@ -58,7 +58,7 @@ class Process:
         self.commands = CommandCache("turns", fleet.limit)
         self.queues = WaitQueues(fleet.clock)
         strategy = InProcess(self.commands, fleet.store.decide, fleet.clock, Options())
-        self.turns = Turns(self.commands, strategy, "store", fleet.clock)
+        self.turns = Turns(self.commands, strategy, "store", fleet.clock, lambda decision: decision)
 
 
 class Fleet:

@@ -35,7 +35,7 @@ class Queue:
         strategy = InProcess(
             commands, MemoryStore(self.clock).decide, self.clock, Options(max_local_keys=10)
         )
-        self.turns = Turns(commands, strategy, "store", self.clock)
+        self.turns = Turns(commands, strategy, "store", self.clock, lambda decision: decision)
         queues = WaitQueues(self.clock)
         self.head = PermitWaiter(queues, self.command, timeout)
         self.head._join()
