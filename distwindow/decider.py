@@ -131,7 +131,9 @@ class BaseDecider:
         """`try_acquire` for callers that proceed as soon as it has admitted them."""
 
     def answered(self, decision: Decision) -> Decision:
-        """Return `decision`, which was made just now: see above."""
+        """Tell what listens to decisions of this one, as it is made, and return it. All pass here
+        but those of `decide_locally`: see above.
+        """
         if self._observe is not None and decision.source == "store":
             self._observe(decision)
         return decision
