@@ -52,7 +52,6 @@ from distwindow.errors import StoreTimeout
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
-from distwindow.options import Options
 from distwindow.ring import key as keys
 from distwindow.ring.command import Command, load_script
 from distwindow.ring.commands import CURRENT_BUCKET, Acquire, Flush, Lease, Refund, charges_of
@@ -60,6 +59,7 @@ from distwindow.ring.decision import Charge, Decision
 from distwindow.ring.stats import Bucket
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.runtime.flush import flush_due
+from distwindow.runtime.options import Options
 from distwindow.runtime.steps import Completion, Fetch, Pipeline, Sleep, WaitFor
 from distwindow.runtime.strategy import Strategy
 from tests.simulation.process import LocalClock, Process, SimulatedStore

@@ -14,9 +14,9 @@ from benchmarks.report import Section, Target
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
-from distwindow.options import Options
 from distwindow.ring.limit import Limit
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import Options
 from tests.simulation.admissions import most_in_buckets, permits_by_bucket
 from tests.simulation.process import LocalClock, MakeStrategy
 from tests.simulation.timed import most_arrivals, simulate

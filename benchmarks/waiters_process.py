@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from distwindow import Decision, Limiter
-from distwindow.decider import wait_until_admitted
+from distwindow.limiter.decider import wait_until_admitted
 from distwindow.runtime.steps import run_blocking
 from distwindow.waiting.waiting import PermitWaiter
 

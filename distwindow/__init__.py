@@ -30,7 +30,7 @@ from .errors import (
 )
 from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, call_context, guarded
 from .guard.rules import AuthorityRule, SystemRule
-from .limiter import AsyncLimiter, Limiter
+from .limiter.limiter import AsyncLimiter, Limiter
 from .minute.view import MinuteStats
 from .reserve.reservation import AsyncReservation, Reservation
 from .ring.decision import Decision

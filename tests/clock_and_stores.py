@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from distwindow import Limiter, testing
-from distwindow.connect import open_async_store, open_store
-from distwindow.options import Options
+from distwindow.lifecycle.connect import open_async_store, open_store
 from distwindow.ring.command import Command
+from distwindow.runtime.options import Options
 from distwindow.stores.memory import MemoryStore
 
 Reply = TypeVar("Reply")

@@ -23,12 +23,12 @@ from weakref import WeakValueDictionary
 from ..concurrency.commands import Hold, HolderName, HoldReply
 from ..local.eventual import Eventual, EventualKeyState, share_of
 from ..local.key_state import StateName
-from ..options import Options
 from ..ring.clock import NEVER, Clock
 from ..ring.decision import Charge, Decision, with_cost
 from ..ring.key import AnyKey, slots_name
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule, OutgoingCommand
+from ..runtime.options import Options
 from .outages import RETRY_AFTER_S
 
 PROCESSES = "(processes)"

@@ -16,18 +16,18 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from .._fork import register_after_fork
-from ..callables import RAISED_BY_CALLBACKS, check_not_async, function_name
 from ..errors import ConfigurationError, StoreError, short_repr
-from ..options import Options
 from ..ring.decision import Charge, Decision
 from ..ring.key import AnyKey
 from ..ring.limit import Limit
 from ..ring.store import AsyncStore, Store
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import JoinedSources
+from ..runtime.options import Options
 from ..runtime.strategy import Strategy
 from ..runtime.timers import LOG
+from ..support.callables import RAISED_BY_CALLBACKS, check_not_async, function_name
+from ..support.fork import register_after_fork
 from .local_share import LocalShare
 from .outages import RETRY_AFTER_S, Health, Outages
 

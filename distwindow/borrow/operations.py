@@ -6,11 +6,11 @@ from collections.abc import Callable
 from decimal import Decimal
 
 from ..errors import ConfigurationError, RateLimitExceeded
-from ..options import Options
 from ..ring.commands import Acquire
 from ..ring.decision import Decision, Source
 from ..ring.key import AnyKey
 from ..runtime.command_cache import CommandCache
+from ..runtime.options import Options
 from ..runtime.steps import Operation, Sleep, send
 from ..runtime.strategy import Strategy
 from ..waiting.waiting import PermitWaiter

@@ -6,14 +6,14 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from .._fork import register_after_fork
 from ..errors import ConfigurationError
-from ..failure_types import ErrorTypes, IgnoredErrors
-from ..options import ClockChoice, Options
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
+from ..runtime.options import ClockChoice, Options
 from ..sentinel.google_breaker import MIN_K, checked_k
+from ..support.failure_types import ErrorTypes, IgnoredErrors
+from ..support.fork import register_after_fork
 from .circuit_breaker import AsyncBreaker, BaseBreaker, BlockingBreaker
 from .rules import MAX_BREAKER_BUCKETS, check_whole, milliseconds
 from .states import AdaptiveAdmission, AdaptiveKeyState, AdaptiveOptions, AdaptiveStates

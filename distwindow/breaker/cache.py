@@ -30,7 +30,6 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ..errors import DistwindowError, StoreError, closed_failure
-from ..options import Options
 from ..ring.clock import NEVER
 from ..ring.key import AnyKey, normalize_key
 from ..ring.store import AsyncStore, Store
@@ -41,6 +40,7 @@ from ..runtime.flush import (
     send_all,
     was_interrupted,
 )
+from ..runtime.options import Options
 from ..runtime.steps import Operation
 
 AWAY_S = 1.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from .. import _fork
-from ..async_use import EnteredBlock, only_async_with
-from ..failure_types import FailureTypes
 from ..ring.key import AnyKey
+from ..support import fork
+from ..support.async_use import EnteredBlock, only_async_with
+from ..support.failure_types import FailureTypes
 from .cache import BreakerCache
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
                 "this call of a circuit breaker was entered before; write `breaker.call(key)` anew "
                 "for each block"
             )
-        self._forks = _fork.forks
+        self._forks = fork.forks
         return self._breaker._states.decide(self._key)
 
     def _end(self, exc: BaseException | None) -> A | None:
@@ -77,7 +77,7 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
         admission, self._admission = self._admission, None
         if admission is None:
             raise RuntimeError("this call of a circuit breaker has not been entered, or has ended")
-        if self._forks != _fork.forks:
+        if self._forks != fork.forks:
             return None
         breaker = self._breaker
         failed: bool | None = self._marked_failed
@@ -88,7 +88,7 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
     def _withdraw(self) -> A | None:
         """Do as `_end`, for a call that is not made, if it was let through."""
         admission, self._admission = self._admission, None
-        if admission is None or self._forks != _fork.forks:
+        if admission is None or self._forks != fork.forks:
             return None
         return admission if self._breaker._states.record(admission, None) else None
 

@@ -13,9 +13,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, TypeVar, get_args
 
-from .._fork import register_after_fork
-from .._locks import was_raised_by_signal_handler
-from ..callables import (
+from ..errors import ConfigurationError, closed_failure, short_repr
+from ..lifecycle.connect import store_name
+from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake, raise_failure
+from ..limiter.decorator import DecoratorKey
+from ..ring.clock import SYSTEM, Clock
+from ..ring.key import AnyKey
+from ..ring.store import AsyncStore, Store
+from ..runtime.options import ClockChoice, Options
+from ..sentinel.circuit_breakers import BreakerState
+from ..support.callables import (
     RAISED_BY_CALLBACKS,
     check_call_ends_with_work,
     check_decorated,
@@ -26,16 +33,9 @@ from ..callables import (
     function_name,
     is_async_callable,
 )
-from ..connect import store_name
-from ..decorator import DecoratorKey
-from ..errors import ConfigurationError, closed_failure, short_repr
-from ..failure_types import ErrorTypes, FailureTypes, IgnoredErrors
-from ..lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake, raise_failure
-from ..options import ClockChoice, Options
-from ..ring.clock import SYSTEM, Clock
-from ..ring.key import AnyKey
-from ..ring.store import AsyncStore, Store
-from ..sentinel.circuit_breakers import BreakerState
+from ..support.failure_types import ErrorTypes, FailureTypes, IgnoredErrors
+from ..support.fork import register_after_fork
+from ..support.locks import was_raised_by_signal_handler
 from .cache import BreakerCache, CachedBreaker
 from .call import AsyncBreakerCall, BreakerCall
 from .record import BreakerChange, BreakerOpen

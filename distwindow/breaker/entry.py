@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..entry import AsyncEntry, Entry
 from ..errors import ConfigurationError, short_repr
+from ..limiter.entry import AsyncEntry, Entry
 from ..ring.key import AnyKey
 from .call import AsyncBreakerCall, BreakerCall
 from .circuit_breaker import AsyncBreaker, BlockingBreaker

@@ -8,15 +8,15 @@ from contextvars import ContextVar
 from typing import Literal, NamedTuple
 from weakref import ref
 
-from .. import _fork
 from ..errors import DistwindowError, closed_failure
-from ..options import Options
 from ..ring.key import AnyKey, breaker_name_suffix, ring_name_prefix
 from ..ring.store import AsyncStore, Store
 from ..runtime.flush import OutgoingCommand, send_all
+from ..runtime.options import Options
 from ..runtime.steps import Operation
 from ..sentinel.circuit_breakers import BreakerState
 from ..sentinel.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
+from ..support import fork
 from .cache import BreakerCache, CachedBreaker, ProbeRequest
 from .commands import (
     AdaptiveFlush,
@@ -346,12 +346,12 @@ class Probe:
         self.renew_at = renew_at
         """When it is to be renewed, monotonic seconds; infinite for never."""
         self.has_ended = False
-        self.forks = _fork.forks
+        self.forks = fork.forks
 
     @property
     def is_own(self) -> bool:
         """True in the process that has asked for it. A forked child only has a copy of its call."""
-        return self.forks == _fork.forks
+        return self.forks == fork.forks
 
 
 class BreakerKeyState(CachedBreaker):

@@ -16,7 +16,7 @@ import redis
 import typer
 
 from .. import ConfigurationError, DistwindowError, StoreError
-from ..connect import wrong_server_at
+from ..lifecycle.connect import wrong_server_at
 from ..stores.redis import urls
 from ..stores.redis.handshake import configuration_failure, may_be_wrong_server
 from .render import OutputError, printable, redirect_to_devnull

@@ -21,13 +21,13 @@ from .. import Concurrency, ConfigurationError, DistwindowError, Limiter, __vers
 from ..concurrency.commands import SLOT_COMMANDS
 from ..errors import counted
 from ..inspect.servers import Server, open_servers
-from ..options import ClockChoice
 from ..ring.clock import SYSTEM
 from ..ring.command import load_script, script_names, scripts_folder
 from ..ring.commands import CURRENT_BUCKET, Flush, Lease, Reset
 from ..ring.key import check_prefix, senders_name
 from ..ring.limit import MAX_BUCKETS
 from ..ring.stats import Bucket
+from ..runtime.options import ClockChoice
 from ..stores.redis.handshake import MIN_VERSION, time_ms
 from ..stores.redis.outcome import GIVE_TIME
 from ..stores.redis.urls import masked_url, parse_url_text

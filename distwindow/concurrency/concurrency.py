@@ -11,17 +11,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from .._fork import register_after_fork
-from .._locks import PATCH_STATE, check_patched_before_import, check_patched_whole
-from ..async_use import Unawaited, UnawaitedCoroutine
-from ..connect import store_name
 from ..errors import ConfigurationError, DistwindowError, short_repr
-from ..lifecycle import AsyncLifecycle, BlockingLifecycle
-from ..options import ClockChoice, Options, check_timeout
+from ..lifecycle.connect import store_name
+from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
+from ..runtime.options import ClockChoice, Options, check_timeout
 from ..runtime.steps import Operation, run_async, run_blocking
+from ..support.async_use import Unawaited, UnawaitedCoroutine
+from ..support.fork import register_after_fork
+from ..support.locks import PATCH_STATE, check_patched_before_import, check_patched_whole
 from ..waiting.waiting import AsyncWaiter, Waiter, WaitQueues
 from .commands import Free, HoldReply
 from .held import HeldSlots, SlotClaim, SlotJob

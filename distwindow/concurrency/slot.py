@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import ref
 
-from ..async_use import EnteredBlock, only_async_with
 from ..errors import ConcurrencyExceeded, short_repr
 from ..ring.key import AnyKey
 from ..runtime.steps import StoreStep
+from ..support.async_use import EnteredBlock, only_async_with
 from .commands import Hold
 from .held import SlotClaim
 from .operations import SlotOperations

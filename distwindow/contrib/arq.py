@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from .. import ConfigurationError
-from ..options import ClockChoice
+from ..runtime.options import ClockChoice
 from . import needs
 from .tasks import AsyncTaskGate, OnStoreError, TaskLimits
 

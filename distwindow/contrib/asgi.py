@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from ..async_use import Unawaited, UnawaitedCoroutine
 from ..errors import ConfigurationError, RateLimitExceeded, short_repr
 from ..ring.decision import Decision
+from ..support.async_use import Unawaited, UnawaitedCoroutine
 from . import http
 from .http import EXPOSED_HEADERS, RateLimited, messages
 from .http.messages import STARTS, Message, Response, Settlements, WatchedRequest

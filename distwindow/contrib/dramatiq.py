@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from .. import ConfigurationError
-from ..options import ClockChoice
+from ..runtime.options import ClockChoice
 from . import needs
 from .tasks import TASK_OPTIONS, OnStoreError, TaskGate, TaskLimits, broker_failed, read_options
 

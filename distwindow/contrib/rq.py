@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from .. import ConfigurationError
-from ..options import ClockChoice
+from ..runtime.options import ClockChoice
 from . import needs
 from .tasks import OnStoreError, TaskGate, TaskLimits, broker_failed
 

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from .. import ConfigurationError
-from ..options import ClockChoice
+from ..runtime.options import ClockChoice
 from . import needs
 from .tasks import (
     HOLD_S,

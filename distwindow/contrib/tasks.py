@@ -20,13 +20,13 @@ from .. import (
     RateLimitExceeded,
     StoreError,
 )
-from ..callables import FunctionArguments, KeyTemplate, check_not_async, function_name
 from ..errors import KeysOnSeveralNodes, short_repr
-from ..options import ClockChoice
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.key import AnyKey, Key, encode_key, normalize_key
 from ..ring.limit import LimitSpec, parse_limits, reads_as_limit
 from ..runtime.command_cache import check_cost
+from ..runtime.options import ClockChoice
+from ..support.callables import FunctionArguments, KeyTemplate, check_not_async, function_name
 from .shared_windows import SharedWindows
 
 

@@ -12,7 +12,7 @@ from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import Blocked, ConfigurationError, DistwindowError, short_repr
-from ..options import check_origin
+from ..runtime.options import check_origin
 
 # --------------------------------------------------------------------------------------------------
 #

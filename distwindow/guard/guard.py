@@ -8,14 +8,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import _fork
-from .._fork import register_after_fork
-from ..async_use import EnteredBlock, only_async_with, running_loop
 from ..breaker import AsyncCircuitBreaker, CircuitBreaker
 from ..breaker.rules import BreakerRule
-from ..callables import function_name
 from ..concurrency.concurrency import AsyncConcurrency, Concurrency
-from ..connect import (
+from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
+from ..lifecycle.connect import (
     act_as_owners,
     check_url,
     open_async_store,
@@ -23,16 +20,19 @@ from ..connect import (
     share_store,
     store_name,
 )
-from ..entry import EXITED_IN_OTHER_THREAD
-from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
-from ..failure_types import ErrorTypes, FailureTypes, IgnoredErrors
-from ..lifecycle import AsyncClosable, BlockingClosable
-from ..limiter import AsyncLimiter, Limiter
-from ..options import ClockChoice, Consistency, Options, check_origin
+from ..lifecycle.lifecycle import AsyncClosable, BlockingClosable
+from ..limiter.entry import EXITED_IN_OTHER_THREAD
+from ..limiter.limiter import AsyncLimiter, Limiter
 from ..ring.clock import SYSTEM, Clock
 from ..ring.limit import Limit
+from ..runtime.options import ClockChoice, Consistency, Options, check_origin
 from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
 from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule
+from ..support import fork
+from ..support.async_use import EnteredBlock, only_async_with, running_loop
+from ..support.callables import function_name
+from ..support.failure_types import ErrorTypes, FailureTypes, IgnoredErrors
+from ..support.fork import register_after_fork
 from .chain import (
     NO_CONTEXT,
     ChainSlot,
@@ -386,7 +386,7 @@ class _BaseGuardEntry(EnteredBlock):
             raise closed_failure("guard")
         self._state = "entered"
         self._thread_id = threading.get_ident()
-        self._forks = _fork.forks
+        self._forks = fork.forks
         self._began_at = self._guard._clock.monotonic()
 
     def _end(self, exc: BaseException | None) -> Any:
@@ -402,7 +402,7 @@ class _BaseGuardEntry(EnteredBlock):
     def _leaving(self, admitted: bool, exc: BaseException | None) -> Any:
         """Return the steps that leave the slots; if closed, another call's steps leave the rest."""
         self._state = "left"
-        if self._forks != _fork.forks:
+        if self._forks != fork.forks:
             self._slot_stack.taken.clear()  # they are the parent's, which leaves them
         rt = self._guard._clock.monotonic() - self._began_at
         outcome = self._guard._outcome(admitted, exc, rt)

@@ -7,7 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from ..callables import (
+from ..errors import Blocked, ConfigurationError, short_repr
+from ..runtime.options import check_origin
+from ..support.callables import (
     check_call_ends_with_work,
     check_decorated,
     check_handler,
@@ -16,8 +18,6 @@ from ..callables import (
     describe_function,
     is_async_callable,
 )
-from ..errors import Blocked, ConfigurationError, short_repr
-from ..options import check_origin
 from .guard import AsyncGuard, BaseGuard, Guard, check_cost, check_name
 
 F = TypeVar("F", bound=Callable[..., Any])

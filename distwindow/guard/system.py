@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._locks import was_raised_by_signal_handler
-from ..callables import RAISED_BY_CALLBACKS
 from ..errors import ConfigurationError, SystemOverloaded, short_repr
 from ..ring.clock import NEVER, Clock
 from ..runtime.timers import LOG, Timer
 from ..sentinel.nodes import StatisticNode
+from ..support.callables import RAISED_BY_CALLBACKS
+from ..support.locks import was_raised_by_signal_handler
 from .chain import ChainSlot, GuardCall, Outcome
 from .rules import SystemRule
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import redis
 
-from ..connect import admin_client
+from ..lifecycle.connect import admin_client
 from ..ring.replies import hash_fields
 
 AT_ONCE = 500

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
-from .._locks import SWITCHES_ONLY_AT_CALLS
 from ..minute.operations import EntryViews
-from ..options import Options
 from ..ring.clock import NEVER, Clock
 from ..ring.commands import CURRENT_BUCKET, Acquire, Flush
 from ..ring.decision import Charge, Decision, with_cost
@@ -16,7 +14,9 @@ from ..ring.key import AnyKey, key_length, normalize_key
 from ..ring.stats import Bucket
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
+from ..runtime.options import Options
 from ..runtime.strategy import OutgoingCommand, Strategy
+from ..support.locks import SWITCHES_ONLY_AT_CALLS
 from .key_state import KeyState, KeyStateCache, Refusals, StateName
 from .pending_counts import PendingCounts
 

@@ -24,7 +24,6 @@ from dataclasses import replace
 from threading import Lock
 
 from ..errors import ConfigurationError
-from ..options import Options
 from ..ring.clock import NEVER, Clock
 from ..ring.commands import Flush
 from ..ring.decision import Charge, Decision, limits_in, with_bucket_starts, with_cost
@@ -34,6 +33,7 @@ from ..ring.replies import FleetCounts
 from ..ring.stats import Bucket
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
+from ..runtime.options import Options
 from ..runtime.steps import Operation
 from ..runtime.strategy import OutgoingCommand
 from .base import MAX_CACHED_KEY_LENGTH, LocalStrategy

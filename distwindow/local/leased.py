@@ -42,7 +42,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import StoreError
-from ..options import Options
 from ..ring.clock import Clock
 from ..ring.commands import Acquire, Lease
 from ..ring.decision import Charge, Decision
@@ -51,6 +50,7 @@ from ..ring.key import AnyKey, key_length
 from ..ring.replies import LeaseReply
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import send_all
+from ..runtime.options import Options
 from ..runtime.steps import Completion, Fetch, Operation, Sleep, WaitFor
 from ..runtime.strategy import OutgoingCommand
 from .base import MAX_CACHED_KEY_LENGTH, ExactStrategy

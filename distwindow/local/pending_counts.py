@@ -33,13 +33,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from .._locks import PATCH_STATE
 from ..errors import StoreUnavailable
 from ..ring.clock import NEVER
 from ..ring.commands import Flush
 from ..ring.replies import FleetCounts
 from ..runtime.flush import KEYS_AT_ONCE, FlushSchedule
 from ..runtime.strategy import OutgoingCommand
+from ..support.locks import PATCH_STATE
 from .key_state import InFlightCounts, KeyState, KeyStateCache, merge_buckets, number_of_counts
 
 S = TypeVar("S", bound=KeyState)

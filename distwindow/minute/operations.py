@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from .._locks import PATCH_STATE
 from ..errors import ConfigurationError, closed_failure
-from ..options import OTHER_ORIGINS, Options
 from ..ring.clock import NEVER, Clock
 from ..ring.key import AnyKey, normalize_key
 from ..ring.stats import Bucket
 from ..runtime.flush import FlushSchedule, OutgoingCommand, send_all
+from ..runtime.options import OTHER_ORIGINS, Options
 from ..runtime.steps import Operation, send
+from ..support.locks import PATCH_STATE
 from .commands import ViewFlush, ViewFlushReply, ViewRead, ViewReadReply, views_name
 from .view import ALL_ORIGINS, SECONDS, MinuteStats, minute_stats
 

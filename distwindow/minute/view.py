@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ..options import OTHER_ORIGINS
 from ..ring.key import AnyKey
 from ..ring.ring import MAX_TOTAL
 from ..ring.stats import Bucket
+from ..runtime.options import OTHER_ORIGINS
 
 SECONDS = 60
 """The number of seconds of a view."""

@@ -30,10 +30,6 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
-from .. import _fork
-from .._fork import register_after_fork
-from ..async_use import UnawaitedCoroutine, only_async_with
-from ..decider import AsyncDecider, BaseDecider, Decider
 from ..errors import (
     ConfigurationError,
     DistwindowError,
@@ -41,14 +37,18 @@ from ..errors import (
     closed_failure,
     short_repr,
 )
-from ..options import Options
+from ..limiter.decider import AsyncDecider, BaseDecider, Decider
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
 from ..ring.limit import Limit, parse_limits
 from ..ring.ring import MAX_TOTAL
 from ..runtime.flush import send_all
+from ..runtime.options import Options
 from ..runtime.steps import Operation, send
 from ..runtime.strategy import Strategy
+from ..support import fork
+from ..support.async_use import UnawaitedCoroutine, only_async_with
+from ..support.fork import register_after_fork
 from .refunds import PartRefund, PartRefunds
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class BaseReservation:
         self._items = [ReservedKey(charges) for charges in calls]
         self._estimates = [charges[0].cost for charges in calls]
         self._on_error = on_error
-        self._forks = _fork.forks
+        self._forks = fork.forks
         self._settled: dict[str, tuple[tuple[int, ...], State]] = {}
         """How it was settled first. A dictionary, as `setdefault` lets one thread be the first."""
         if decision.allowed:
@@ -372,7 +372,7 @@ class BaseReservation:
                 "nothing was reserved; check it first (`if reservation:`), or use `reserve`, which "
                 "raises RateLimitExceeded"
             )
-        if self._forks != _fork.forks:
+        if self._forks != fork.forks:
             raise RuntimeError(
                 f"this reservation of {short_repr(self.key)} is {what} in a forked child: both "
                 "processes would settle it; reserve in the process that commits"
@@ -468,7 +468,7 @@ class BaseReservation:
             self._on_error == "release"
             and isinstance(exc, Exception)
             and not self._settled
-            and self._forks == _fork.forks
+            and self._forks == fork.forks
         )
 
     def _log_unreleased(self, why: DistwindowError) -> None:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
-from .._locks import OneShotEvent
 from ..errors import ConfigurationError, DistwindowError, counted
 from ..ring.clock import NEVER
+from ..support.locks import OneShotEvent
 from .flush import FlushSource
 from .timers import LOG, Timer, monotonic
 

@@ -24,9 +24,9 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, Protocol
 
-from .._fork import register_after_fork, reset_process_state
-from .._locks import PATCH_STATE
 from ..ring.clock import SYSTEM
+from ..support.fork import register_after_fork, reset_process_state
+from ..support.locks import PATCH_STATE
 from .flush_job import FlushJobs, report_lost
 from .timers import LOG, monotonic
 

@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from .._locks import OneShotEvent
-from ..async_use import running_loop
 from ..errors import ConfigurationError, StoreError
 from ..ring.command import Command
 from ..ring.replies import LeaseReply
+from ..support.async_use import running_loop
+from ..support.locks import OneShotEvent
 
 
 class Completion:

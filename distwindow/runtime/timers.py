@@ -10,9 +10,9 @@ from heapq import heappop, heappush
 from typing import Any
 from weakref import ref
 
-from .._locks import OneShotEvent
 from ..errors import DistwindowError
 from ..ring.clock import NEVER, SYSTEM
+from ..support.locks import OneShotEvent
 
 LOG = logging.getLogger("distwindow")
 

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .._fork import register_after_fork
-from .._locks import PATCH_STATE, OneShotEvent, WakeUp, start_thread
 from ..ring.clock import NEVER, SYSTEM, Clock
+from ..support.fork import register_after_fork
+from ..support.locks import PATCH_STATE, OneShotEvent, WakeUp, start_thread
 from .flush import FlushSource
 from .flush_job import FlushJob, FlushJobs
 from .shutdown import EXIT_TIMEOUT_S, GEVENT_LISTENER, SHUTDOWN, UWSGI
@@ -89,8 +89,8 @@ class WorkerThread(FlushWorker):
     what it was woken for, runs what is due, and sleeps until the next timer is due or it is woken.
 
     A signal handler may raise in a caller at any line of this file. Therefore callers only make
-    single calls of C functions (see `_locks.py`), in an order that needs no undoing, and only the
-    thread moves timers from `_woken` to its heap:
+    single calls of C functions (see `support/locks.py`), in an order that needs no undoing, and
+    only the thread moves timers from `_woken` to its heap:
 
       the caller                       the thread
       lowers the timer's `due_at`

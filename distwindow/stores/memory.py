@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
-from ..async_use import running_loop
 from ..borrow.memory import MemoryBorrowing
 from ..breaker.memory import MemoryBreakers
 from ..concurrency.memory import MemorySlots
@@ -27,6 +26,7 @@ from ..ring.limit import Limit
 from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues, limit_text
 from ..ring.ring import Ring
 from ..shaping.memory import MemoryShaping
+from ..support.async_use import running_loop
 from ..waiting.memory import MemoryLines
 
 Reply = TypeVar("Reply")

@@ -40,7 +40,6 @@ from ..concurrency.commands import (
 from ..errors import ConfigurationError
 from ..minute.commands import VIEW_COMMANDS, ViewFlush, ViewRead, views_name
 from ..minute.view import ALL_ORIGINS
-from ..options import OTHER_ORIGINS
 from ..ring.command import Command
 from ..ring.commands import (
     CURRENT_BUCKET,
@@ -58,6 +57,7 @@ from ..ring.decision import BorrowedCharge, Charge
 from ..ring.key import AnyKey, line_name, ring_name_prefix, slots_name
 from ..ring.limit import Limit
 from ..ring.stats import Bucket
+from ..runtime.options import OTHER_ORIGINS
 from ..shaping.commands import SHAPING_COMMANDS, AcquireShaped, PeekShaped, ReadShaped
 from ..stores.memory import MemoryStore
 from ..waiting.commands import WAITING_COMMANDS, AcquireTurn

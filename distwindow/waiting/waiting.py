@@ -11,8 +11,6 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
-from .._locks import WakeUp
-from ..async_use import running_loop
 from ..errors import ConfigurationError, RateLimitExceeded, closed_failure
 from ..ring.clock import SYSTEM, Clock
 from ..ring.commands import Acquire
@@ -21,6 +19,8 @@ from ..ring.key import AnyKey
 from ..runtime.command_cache import CommandCache
 from ..runtime.steps import Operation, Sleep, send
 from ..runtime.strategy import Strategy
+from ..support.async_use import running_loop
+from ..support.locks import WakeUp
 from .commands import AcquireTurn, turn_decision
 
 # --------------------------------------------------------------------------------------------------

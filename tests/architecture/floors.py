@@ -18,20 +18,17 @@ KNOW_ALL = ("inspect", *PROGRAMS)
 """What shows or reads all features, and goes with any of them."""
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("_fork",),
-    ("_locks", "failure_types", "callables", "async_use"),
+    ("support",),
     ("sentinel",),
     ("ring",),
-    ("options",),
     ("runtime",),
     ("waiting",),
     ("shaping", "borrow", "minute", "breaker lower", "concurrency lower", "away lower"),
     ("local",),
     ("away",),
     ("stores",),
-    ("connect",),
-    ("lifecycle", "inspect"),
-    ("decorator", "entry", "decider"),
+    ("lifecycle",),
+    ("inspect", "limiter lower"),
     ("reserve",),
     ("breaker", "concurrency"),
     ("limiter",),
@@ -45,25 +42,24 @@ LOWER_HALF = {
     "breaker": {"rules", "record", "commands", "memory"},
     "away": {"outages"},
     "concurrency": {"commands", "memory", "operations", "held"},
+    "limiter": {"decider", "decorator", "entry"},
 }
-"""The files that know the engine only; the others use the store, the worker and the entry."""
-BESIDE = {
-    ("entry", "decorator"), ("failure_types", "callables"),
-    ("failure_types", "_locks"), ("breaker", "concurrency"),
-}  # fmt: skip
+"""The files that know the engine only; the others use the store, the worker and the entry. Of the
+limiter, what reservations and breakers stand on, too."""
+BESIDE = {("breaker", "concurrency")}
 """Rooms of one floor of which the first may import the second."""
 FEATURES: dict[str, set[str]] = {
-    "shaping": {"stores", "decider", "limiter"},
-    "borrow": {"stores", "decider"},
-    "minute": {"local", "stores", "connect", "entry", "limiter"},
-    "away": {"stores", "lifecycle", "decider", "limiter"},
+    "shaping": {"stores", "limiter"},
+    "borrow": {"stores", "limiter"},
+    "minute": {"local", "stores", "lifecycle", "limiter"},
+    "away": {"stores", "lifecycle", "limiter"},
     "reserve": {"limiter"},
     "breaker": {"stores", "limiter", "guard"},
     "concurrency": {"stores", "away", "guard"},
     "guard": set(),
 }
 """What can be deleted, and the rooms which import it, besides the programs and the package."""
-OPEN_TO_PROGRAMS = {"connect", "inspect", "lifecycle"}
+OPEN_TO_PROGRAMS = {"inspect", "lifecycle"}
 """What programs import from the floors of the limiters besides the package itself."""
 
 
@@ -172,7 +168,7 @@ def _inside(here: str, there: str, item: Import) -> str | None:
     if source == target and (here, there) not in BESIDE:
         return f"{here} and {there} are on one floor, and do not import each other"
     if here in ("contrib", "cli") and there not in OPEN_TO_PROGRAMS:
-        first = _floor("connect")
+        first = _floor("lifecycle")
         assert first is not None
         if first <= target < source and there != "":
             return "programs take it from the package itself"

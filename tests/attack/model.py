@@ -15,13 +15,13 @@ from dataclasses import astuple
 from typing import Any
 
 from distwindow import Decision, Limit, Limiter
-from distwindow.connect import open_store
-from distwindow.options import Options
+from distwindow.lifecycle.connect import open_store
 from distwindow.ring.commands import Acquire, Flush, Lease, Peek, Read, Reset
 from distwindow.ring.decision import Charge
 from distwindow.ring.key import ring_name, ring_name_prefix
 from distwindow.ring.replies import AcquireReply
 from distwindow.ring.stats import Bucket
+from distwindow.runtime.options import Options
 from tests.attack.harness import Run, Violation, derive_seed, shrink
 from tests.attack.model_cases import KEYS, SHAPES, Op, draw_case
 from tests.attack.reference_model import Model, Outcome, Part

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from distwindow import BreakerChange, CircuitBreaker, ErrorCount
-from distwindow._locks import run_to_completion, was_raised_by_signal_handler
 from distwindow.breaker.circuit_breaker import Listeners
+from distwindow.support.locks import run_to_completion, was_raised_by_signal_handler
 from tests.clock_and_stores import ManualClock
 
 

@@ -30,9 +30,9 @@ from distwindow import (
     StoreTimeout,
 )
 from distwindow.breaker.commands import BreakerFlush, BreakerProbe
-from distwindow.failure_types import FailureTypes
 from distwindow.ring.decision import Source
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
+from distwindow.support.failure_types import FailureTypes
 from tests.clock_and_stores import ManualClock
 
 NAN, INF = float("nan"), float("inf")

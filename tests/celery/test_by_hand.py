@@ -17,7 +17,7 @@ from celery import _state
 from celery.contrib.testing.worker import start_worker
 from kombu.asynchronous import set_event_loop
 
-from distwindow.lifecycle import BlockingClosable
+from distwindow.lifecycle.lifecycle import BlockingClosable
 from tests.docs.pages import ROOT, blocks
 from tests.servers.wait import until
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from distwindow import Limiter, MinuteStats, RateLimitExceeded
-from distwindow.options import OTHER_ORIGINS
+from distwindow.runtime.options import OTHER_ORIGINS
 from tests.cli.conftest import Cli
 
 

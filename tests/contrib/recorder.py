@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from distwindow import Decision, Limiter
-from distwindow.decider import BaseDecider
+from distwindow.limiter.decider import BaseDecider
 from distwindow.runtime.steps import Operation
 from distwindow.waiting.waiting import Turns
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
-from distwindow.callables import KeyTemplate
 from distwindow.contrib.tasks import REPORT_EVERY_S, FailureLog, KeyAndCost, TaskArguments
+from distwindow.support.callables import KeyTemplate
 from distwindow.testing import ManualClock
 
 _log = logging.getLogger("distwindow")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from distwindow.contrib.http import AsyncRateLimits
-from distwindow.lifecycle import AsyncClosable, BlockingClosable
+from distwindow.lifecycle.lifecycle import AsyncClosable, BlockingClosable
 
 from .pages import PAGES, Block, blocks, name, preset
 

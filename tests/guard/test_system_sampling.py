@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncGuard, ConfigurationError, Guard, SystemOverloaded, SystemRule
-from distwindow._locks import run_to_completion
 from distwindow.guard.system import IDLE_S, UNKNOWN, SystemSampling
 from distwindow.ring.clock import NEVER, SYSTEM
 from distwindow.runtime import timers
 from distwindow.runtime.worker import THREAD_WORKER
+from distwindow.support.locks import run_to_completion
 from distwindow.testing import ManualClock
 from tests.guard.guard_worlds import WORLDS, World
 

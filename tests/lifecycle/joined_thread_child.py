@@ -16,7 +16,7 @@ from typing import cast
 import redis
 
 from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
-from distwindow.options import Consistency
+from distwindow.runtime.options import Consistency
 
 LIMIT = "20/hour"
 CALLS = 27

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow import _fork as _fork_wait
-from distwindow._fork import MAX_WAIT_S, ForkWait
+from distwindow.support import fork as _fork_wait
+from distwindow.support.fork import MAX_WAIT_S, ForkWait
 
 STARTER = -1
 """The number of a thread that is none of those here."""

@@ -17,10 +17,10 @@ import pytest
 import redis.asyncio
 
 from distwindow import AsyncLimiter, Limiter
-from distwindow import _fork as _fork_wait
-from distwindow._fork import FORK_WAIT
-from distwindow._locks import OneShotEvent, start_thread
 from distwindow.stores.redis.outcome import BackgroundJob
+from distwindow.support import fork as _fork_wait
+from distwindow.support.fork import FORK_WAIT
+from distwindow.support.locks import OneShotEvent, start_thread
 from tests.clock_and_stores import fresh_key
 from tests.lifecycle.test_limiter_lifetime import in_child
 from tests.servers import until

@@ -21,7 +21,7 @@ from distwindow import (
     Guard,
     Limiter,
 )
-from distwindow.lifecycle import BlockingLifecycle
+from distwindow.lifecycle.lifecycle import BlockingLifecycle
 from distwindow.ring.clock import SYSTEM
 from distwindow.ring.command import Command
 from distwindow.ring.decision import Source

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, Limiter
-from distwindow._locks import OneShotEvent, start_thread
 from distwindow.runtime import shutdown as ours
+from distwindow.support.locks import OneShotEvent, start_thread
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from distwindow import (
 )
 from distwindow.away.policy import StoreErrorPolicy
 from distwindow.borrow.commands import Borrow
-from distwindow.decider import BaseDecider
+from distwindow.limiter.decider import BaseDecider
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Lease
 from distwindow.waiting.commands import AcquireTurn

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from distwindow import AsyncLimiter
-from distwindow.options import Consistency
+from distwindow.runtime.options import Consistency
 from tests.harness import TIMEOUT_S
 
 CALLS: dict[str, Callable[[AsyncLimiter], Awaitable[Any]]] = {

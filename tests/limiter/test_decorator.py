@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import AsyncLimiter, ConfigurationError, Key, Limiter, RateLimitExceeded
-from distwindow.callables import FunctionArguments, KeyTemplate
+from distwindow.support.callables import FunctionArguments, KeyTemplate
 
 each_limiter = pytest.mark.parametrize(
     "limiter_class", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"]

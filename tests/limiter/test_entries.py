@@ -19,7 +19,7 @@ from distwindow import (
     MinuteStats,
     RateLimitExceeded,
 )
-from distwindow.options import OTHER_ORIGINS
+from distwindow.runtime.options import OTHER_ORIGINS
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
 

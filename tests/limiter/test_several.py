@@ -12,9 +12,9 @@ import redis
 from redis.crc import key_slot
 
 from distwindow import AsyncLimiter, ConfigurationError, Key, Limit, Limiter, RateLimitExceeded
-from distwindow.connect import open_store
-from distwindow.options import Options
+from distwindow.lifecycle.connect import open_store
 from distwindow.ring.commands import Read
+from distwindow.runtime.options import Options
 from tests.clock_and_stores import ManualClock, fresh_key
 from tests.servers import Standalone
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from distwindow import ConfigurationError, Decision, Limiter
-from distwindow._locks import SWITCHES_ONLY_AT_CALLS
 from distwindow.ring.commands import Read
 from distwindow.stores.memory import MemoryStore
+from distwindow.support.locks import SWITCHES_ONLY_AT_CALLS
 
 THREADS, CALLS, AMOUNT = 4, 10_000, 30_000
 

@@ -11,11 +11,11 @@ from distwindow import ConfigurationError, Limit
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
-from distwindow.options import Options
 from distwindow.ring.commands import Read
 from distwindow.ring.decision import Decision
 from distwindow.ring.stats import window_at
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import Options
 from distwindow.runtime.strategy import Strategy
 from tests.simulation.process import LocalClock, Process, SimulatedStore
 

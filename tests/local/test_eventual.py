@@ -22,12 +22,12 @@ from distwindow import ConfigurationError, StoreTimeout
 from distwindow.local import key_state, pending_counts
 from distwindow.local.eventual import Eventual, FleetWindow
 from distwindow.local.pending_counts import PendingCounts
-from distwindow.options import Options
 from distwindow.ring.clock import NEVER
 from distwindow.ring.commands import CURRENT_BUCKET
 from distwindow.ring.limit import Limit
 from distwindow.ring.replies import FleetCounts
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import Options
 from tests.clock_and_stores import T0, ManualClock
 from tests.simulation.admissions import Admission, most_in_buckets, permits_by_bucket
 from tests.simulation.process import MakeStrategy

@@ -10,8 +10,8 @@ from distwindow import Limit, StoreTimeout, StoreUnavailable
 from distwindow.local import leased
 from distwindow.local.leased import Leased
 from distwindow.local.leases import LeasedKeyState
-from distwindow.options import Options
 from distwindow.ring.commands import Lease, Refund
+from distwindow.runtime.options import Options
 from distwindow.runtime.steps import Fetch, Operation, Pipeline
 from tests.clock_and_stores import T0
 from tests.simulation.process import OperationRun, Process

@@ -19,11 +19,11 @@ from distwindow.errors import StoreTimeout
 from distwindow.local import leases as leased_key_state
 from distwindow.local.direct import Direct
 from distwindow.local.leased import Leased
-from distwindow.options import Options
 from distwindow.ring.commands import Lease, Refund
 from distwindow.ring.limit import Limit
 from distwindow.ring.replies import LeaseReply
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import Options
 from distwindow.runtime.strategy import Strategy
 from tests.clock_and_stores import T0
 from tests.simulation import process as simulated_process

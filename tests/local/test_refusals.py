@@ -15,13 +15,13 @@ from distwindow.local import key_state
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
-from distwindow.options import Options
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Lease, Peek
 from distwindow.ring.decision import Decision
 from distwindow.ring.limit import Limit
 from distwindow.ring.replies import LeaseReply
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import Options
 from tests.clock_and_stores import T0
 from tests.simulation.process import LocalClock, MakeStrategy, SimulatedStore
 from tests.simulation.scripted import ScriptedFleet, Step

@@ -11,8 +11,8 @@ import pytest
 from distwindow import Key
 from distwindow.local.leased import Leased
 from distwindow.local.leases import Demand
-from distwindow.options import Options
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import Options
 from distwindow.testing import ManualClock
 
 FAR_APART_S, CLOSE_S = 0.1, 0.001

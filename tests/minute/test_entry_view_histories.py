@@ -15,9 +15,9 @@ from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
 from distwindow.minute.commands import ViewFlush, ViewRead, views_name
 from distwindow.minute.view import ALL_ORIGINS
-from distwindow.options import OTHER_ORIGINS, Options
 from distwindow.ring.stats import Bucket
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import OTHER_ORIGINS, Options
 from distwindow.runtime.strategy import Strategy
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing.histories import FEATURES, ViewStep, view_commands_of

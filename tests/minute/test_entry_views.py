@@ -14,9 +14,9 @@ from distwindow.minute import operations as entry_views
 from distwindow.minute import operations as minute_views
 from distwindow.minute.commands import ViewFlush, ViewFlushReply
 from distwindow.minute.operations import EntryViews
-from distwindow.options import OTHER_ORIGINS, Options
 from distwindow.ring.clock import NEVER
 from distwindow.runtime.flush import FlushSchedule
+from distwindow.runtime.options import OTHER_ORIGINS, Options
 from distwindow.runtime.steps import Pipeline, run_blocking
 from distwindow.runtime.strategy import OutgoingCommand
 from distwindow.stores.memory import MemoryStore

@@ -19,7 +19,7 @@ from distwindow import (
     StoreError,
 )
 from distwindow.minute.commands import views_name
-from distwindow.options import OTHER_ORIGINS
+from distwindow.runtime.options import OTHER_ORIGINS
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock, fresh_key
 from tests.servers import until

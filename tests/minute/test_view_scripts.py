@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from distwindow.minute.commands import ViewFlush, ViewFlushReply, ViewRead, views_name
-from distwindow.options import OTHER_ORIGINS
 from distwindow.ring.command import Command, load_script
 from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.ring import MAX_TOTAL
 from distwindow.ring.stats import Bucket
+from distwindow.runtime.options import OTHER_ORIGINS
 from tests.clock_and_stores import T0, fresh_key
 from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, malformed
 from tests.lua.test_heads import lines, parsed

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter
-from distwindow.connect import open_store
-from distwindow.options import Options
+from distwindow.lifecycle.connect import open_store
 from distwindow.ring.commands import Acquire, Read, charges_of
 from distwindow.ring.key import ring_name_prefix
+from distwindow.runtime.options import Options
 from tests.clock_and_stores import T0, ManualClock, fresh_key
 
 MakeLimiter = Callable[..., Limiter]

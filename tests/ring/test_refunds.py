@@ -18,7 +18,6 @@ from distwindow import Limit
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
-from distwindow.options import Options
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Lease, Read, Refund, charges_of
 from distwindow.ring.decision import Decision
@@ -29,6 +28,7 @@ from distwindow.ring.stats import RingState
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.runtime.flush import flush_due
 from distwindow.runtime.operations import refund
+from distwindow.runtime.options import Options
 from distwindow.runtime.steps import Fetch, Pipeline, run_blocking
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import T0, Execute, ManualClock, blocking, fresh_key

@@ -27,11 +27,11 @@ from distwindow import (
     Guard,
     Limiter,
     SystemRule,
-    connect,
 )
 from distwindow.concurrency.commands import HoldReply
 from distwindow.concurrency.held import HeldSlots
 from distwindow.guard.system import SystemSlot
+from distwindow.lifecycle import connect
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Read
 from distwindow.ring.replies import LeaseReply

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distwindow._locks import OneShotEvent, WakeUp, is_interruption, start_thread
+from distwindow.support.locks import OneShotEvent, WakeUp, is_interruption, start_thread
 
 
 def test_an_event_that_is_set_stays_set() -> None:

@@ -11,12 +11,12 @@ from random import Random
 from typing import Any, NamedTuple
 
 from distwindow import Decision, Limit, RateLimitExceeded
-from distwindow.decider import wait_until_admitted
+from distwindow.limiter.decider import wait_until_admitted
 from distwindow.local.base import InProcess
-from distwindow.options import Options
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import Options
 from distwindow.runtime.steps import Sleep
 from distwindow.stores.memory import MemoryStore
 from distwindow.waiting.waiting import PermitWaiter, Turns, WaitQueues, wait_for_turn

@@ -14,7 +14,7 @@ import pytest
 
 from distwindow import ConfigurationError, Limiter, StoreUnavailable
 from distwindow.away.policy import Answer
-from distwindow.options import Consistency
+from distwindow.runtime.options import Consistency
 from distwindow.stores.redis.outcome import RIGHTS
 from tests.limiter.first_call import SECRET, all_texts_of, each_limiter, error_of
 from tests.servers import Standalone, until

@@ -12,8 +12,7 @@ import fakeredis
 import pytest
 
 from distwindow import ConfigurationError, Key, Limit, StoreUnavailable
-from distwindow.connect import open_async_store, open_store
-from distwindow.options import Options
+from distwindow.lifecycle.connect import open_async_store, open_store
 from distwindow.ring.command import Command
 from distwindow.ring.commands import (
     CURRENT_BUCKET,
@@ -27,6 +26,7 @@ from distwindow.ring.commands import (
 from distwindow.ring.decision import Charge
 from distwindow.ring.key import AnyKey, ring_name_prefix
 from distwindow.ring.stats import Bucket
+from distwindow.runtime.options import Options
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import T0, fresh_key
 from tests.event_loops import uvloop_param

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from distwindow import AsyncLimiter, Limiter
-from distwindow.options import Consistency
+from distwindow.runtime.options import Consistency
 from tests.harness import Harness, used
 from tests.servers import Cluster, RedisProcess, SentinelSet, Standalone, until
 from tests.stores.test_transport_topology import PREFIX, loaded, only_store_errors

@@ -13,13 +13,13 @@ import redis.asyncio.cluster
 import redis.cluster
 
 from distwindow import AsyncLimiter, StoreUnavailable
-from distwindow.connect import open_store
-from distwindow.options import Options
+from distwindow.lifecycle.connect import open_store
 from distwindow.ring.clock import SYSTEM
 from distwindow.ring.command import ScriptReply
 from distwindow.ring.commands import Acquire
 from distwindow.ring.replies import AcquireReply
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import Options
 from distwindow.stores.redis import outcome, topology
 from distwindow.stores.redis.slot_map import SlotMap
 from distwindow.stores.redis.topology import CallSettings, ClusterTopology

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distwindow import AsyncLimiter, Decision, Limit, Limiter
-from distwindow.connect import open_async_store
-from distwindow.options import Options
+from distwindow.lifecycle.connect import open_async_store
 from distwindow.ring.commands import Acquire, Read, charges_of
 from distwindow.ring.key import ring_name_prefix
+from distwindow.runtime.options import Options
 from distwindow.stores.memory import MemoryStore
 from distwindow.stores.redis import connections as thread_connections
 from tests.clock_and_stores import T0, fresh_key

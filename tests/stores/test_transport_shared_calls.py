@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limiter, StoreError, StoreTimeout
-from distwindow._locks import OneShotEvent
 from distwindow.stores.redis import connections as thread_connections
 from distwindow.stores.redis.outcome import NoReply
+from distwindow.support.locks import OneShotEvent
 from tests.harness import (
     PLENTY,
     STALLS,

@@ -17,7 +17,7 @@ import redis
 
 from distwindow import AsyncLimiter, ConfigurationError, StoreError
 from distwindow.away.policy import Answer
-from distwindow.options import Consistency
+from distwindow.runtime.options import Consistency
 from distwindow.stores.redis.wrong_server import endpoints_of
 from tests.harness import Harness, LimiterAdapter
 from tests.servers import (

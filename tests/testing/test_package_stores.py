@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distwindow.connect import open_async_store, open_store
-from distwindow.options import Options
+from distwindow.lifecycle.connect import open_async_store, open_store
+from distwindow.runtime.options import Options
 from distwindow.testing import store_conformance
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from distwindow import AsyncLimiter, DistwindowError, Limiter, RateLimitExceeded
-from distwindow.connect import open_store
-from distwindow.options import Options
+from distwindow.lifecycle.connect import open_store
+from distwindow.runtime.options import Options
 from tests.servers import until, until_async
 
 CASES = [

@@ -9,10 +9,10 @@ import pytest
 
 from distwindow import Decision, Limit, Limiter, RateLimitExceeded
 from distwindow.local.base import InProcess
-from distwindow.options import Options
 from distwindow.ring.commands import Acquire
 from distwindow.ring.replies import AcquireReply
 from distwindow.runtime.command_cache import CommandCache
+from distwindow.runtime.options import Options
 from distwindow.runtime.steps import Sleep
 from distwindow.stores.memory import MemoryStore
 from distwindow.waiting import waiting as turns

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limit, Limiter, RateLimitExceeded
-from distwindow.decider import wait_until_admitted
+from distwindow.limiter.decider import wait_until_admitted
 from distwindow.ring.key import AnyKey
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.runtime.steps import Sleep

@@ -23,7 +23,7 @@ from distwindow import ConfigurationError
 from distwindow.contrib import asgi, fastapi
 from distwindow.contrib.flask import RateLimited as FlaskRateLimited
 from distwindow.contrib.flask import RateLimits as FlaskRateLimits
-from distwindow.options import Consistency
+from distwindow.runtime.options import Consistency
 from tests.web import django_project as project
 from tests.web.test_asgi import call, http_scope
 

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from distwindow import ConfigurationError, Key, StoreError
 from distwindow.away.policy import Answer
 from distwindow.contrib import asgi, fastapi
-from distwindow.options import Consistency
+from distwindow.runtime.options import Consistency
 from tests.web.test_asgi import call, http_scope
 
 SCRIPTS = ("evalsha", "eval", "fcall")

@@ -14,9 +14,9 @@ from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 from celery.worker.request import Request
 
-from ...connect import store_name
 from ...errors import ConfigurationError, short_repr
-from ...options import ClockChoice
+from ...lifecycle.connect import store_name
+from ...runtime.options import ClockChoice
 from .limits import EffectiveLimits, LimitTable
 from .settings import (
     Annotations,

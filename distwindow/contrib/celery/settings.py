@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 
 from ... import Limiter
 from ...errors import ConfigurationError, short_repr
-from ...options import ClockChoice
 from ...ring.limit import LimitSpec
+from ...runtime.options import ClockChoice
 from ..tasks import TASK_OPTIONS
 
 _MOST_NAMES = 20

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ...callables import function_name
 from ...errors import ConfigurationError, RateLimitExceeded, short_repr
 from ...ring.decision import Decision
+from ...support.callables import function_name
 from .. import asgi, http, needs
 from ..asgi import EXPOSED_HEADERS, ClientAddress, RateLimitMiddleware, client_address
 

@@ -22,9 +22,9 @@ from weakref import WeakKeyDictionary
 from ... import ConfigurationError
 from ...away.outages import Health
 from ...away.policy import OnStoreError
-from ...callables import check_decorated, function_name
 from ...errors import RateLimitExceeded
-from ...options import ClockChoice, Consistency
+from ...runtime.options import ClockChoice, Consistency
+from ...support.callables import check_decorated, function_name
 from .. import http, needs
 
 with needs("flask"):

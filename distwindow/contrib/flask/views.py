@@ -10,8 +10,8 @@ from typing import Any
 import flask
 from flask import Flask, current_app
 
-from ...callables import function_name
 from ...errors import ConfigurationError
+from ...support.callables import function_name
 
 _LIMITED = "__distwindow_limited__"
 """The attribute of a function that was decorated: itself, and what has the limit."""

@@ -17,17 +17,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 
 from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
-from ...async_use import only_async_with, running_loop
 from ...away.outages import Health
 from ...away.policy import OnStoreError, check_options
-from ...callables import check_not_async, check_takes, function_name, stable_name
-from ...connect import act_as_owners, open_async_store, open_store, share_store, store_name
 from ...errors import DistwindowError, RateLimitExceeded, short_repr
-from ...options import ClockChoice, Consistency, Options
+from ...lifecycle.connect import (
+    act_as_owners,
+    open_async_store,
+    open_store,
+    share_store,
+    store_name,
+)
 from ...ring.clock import SYSTEM, Clock
 from ...ring.decision import limits_in
 from ...ring.key import AnyKey, Key, normalize_key
 from ...ring.limit import LimitSpec, parse_limits
+from ...runtime.options import ClockChoice, Consistency, Options
+from ...support.async_use import only_async_with, running_loop
+from ...support.callables import check_not_async, check_takes, function_name, stable_name
 from ..shared_windows import SharedWindows
 from .address import ClientAddress
 from .fields import (

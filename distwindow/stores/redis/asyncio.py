@@ -16,8 +16,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from ..._fork import FORK_WAIT
-from ...async_use import running_loop
 from ...away.outages import Reachability, probe_pause_s
 from ...errors import ConfigurationError, DistwindowError, StoreError, closed_failure
 from ...ring.clock import Clock
@@ -26,6 +24,8 @@ from ...ring.commands import Acquire, Refund
 from ...ring.decision import Decision, Source
 from ...ring.decisions import admitted_decision
 from ...ring.replies import PAST_DEADLINE
+from ...support.async_use import running_loop
+from ...support.fork import FORK_WAIT
 from .asyncio_connection import (
     PipelinedConnection,
     ask_once,

@@ -38,9 +38,9 @@ from redis.asyncio.connection import SSLConnection
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..._fork import FORK_WAIT
-from ..._locks import start_thread
 from ...errors import ConfigurationError
+from ...support.fork import FORK_WAIT
+from ...support.locks import start_thread
 from .handshake import (
     HandshakeResult,
     address_of,

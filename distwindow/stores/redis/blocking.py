@@ -50,8 +50,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from ..._fork import FORK_WAIT
-from ..._locks import start_thread, take_token
 from ...away.outages import Reachability, probe_pause_s
 from ...errors import (
     ConfigurationError,
@@ -67,6 +65,8 @@ from ...ring.decision import Decision, Source
 from ...ring.decisions import admitted_decision, decision_of
 from ...ring.limit import expires_in_ms
 from ...ring.replies import PAST_DEADLINE, AcquireReply, split_reply
+from ...support.fork import FORK_WAIT
+from ...support.locks import start_thread, take_token
 from .connections import (
     NOT_OPEN,
     BlockingConnection,

@@ -24,10 +24,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..._fork import FORK_WAIT
-from ..._locks import PATCH_STATE, is_interruption, start_thread
 from ...errors import ConfigurationError, closed_failure
 from ...ring.clock import Clock
+from ...support.fork import FORK_WAIT
+from ...support.locks import PATCH_STATE, is_interruption, start_thread
 from .handshake import (
     HandshakeResult,
     address_of,

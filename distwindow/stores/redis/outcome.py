@@ -13,8 +13,6 @@ from redis.connection import DefaultParser
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from ..._fork import FORK_WAIT
-from ..._locks import OneShotEvent, start_thread
 from ...away.outages import Reachability
 from ...errors import (
     ConfigurationError,
@@ -25,6 +23,8 @@ from ...errors import (
 )
 from ...ring.command import Command
 from ...ring.replies import PAST_DEADLINE
+from ...support.fork import FORK_WAIT
+from ...support.locks import OneShotEvent, start_thread
 from .topology import CallSettings, Node, Topology
 from .wrong_server import wait_seconds
 

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from .errors import ConfigurationError, short_repr
-from .failure_types import ErrorTypes, IgnoredErrors
-from .ring.clock import SYSTEM, Clock, check_clock
-from .ring.key import check_prefix
+from ..errors import ConfigurationError, short_repr
+from ..ring.clock import SYSTEM, Clock, check_clock
+from ..ring.key import check_prefix
+from ..support.failure_types import ErrorTypes, IgnoredErrors
 
 ClockChoice = Literal["server", "client"]
 Consistency = Literal["direct", "leased", "eventual"]

@@ -10,11 +10,9 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._locks import PATCH_STATE, check_patched_before_import, check_patched_whole
-from .async_use import Unawaited, UnawaitedCoroutine
-from .away.outages import Health
-from .away.policy import OnStoreError, check_options
-from .breaker.entry import (
+from ..away.outages import Health
+from ..away.policy import OnStoreError, check_options
+from ..breaker.entry import (
     AsyncBreakerEntry,
     AsyncEntryBreaker,
     BreakerEntry,
@@ -22,17 +20,12 @@ from .breaker.entry import (
     async_call_of,
     call_of,
 )
-from .connect import in_process_attempt, make_views, store_name
-from .decider import AsyncDecider, Attempt, BaseDecider, Decider, raise_closed
-from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
-from .entry import AsyncEntry, Entry, EntrySettings
-from .errors import ConfigurationError
-from .failure_types import ErrorTypes, FailureTypes, IgnoredErrors
-from .lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
-from .minute import operations as minute_views
-from .minute.view import MinuteStats
-from .options import ClockChoice, Consistency, Options, check_origin
-from .reserve.reservation import (
+from ..errors import ConfigurationError
+from ..lifecycle.connect import in_process_attempt, make_views, store_name
+from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
+from ..minute import operations as minute_views
+from ..minute.view import MinuteStats
+from ..reserve.reservation import (
     AsyncReservations,
     OnError,
     Reservation,
@@ -40,13 +33,20 @@ from .reserve.reservation import (
     Settlement,
     UnawaitedReservation,
 )
-from .ring.clock import SYSTEM, Clock
-from .ring.decision import Decision
-from .ring.key import AnyKey, line_name
-from .ring.limit import Limit, LimitSpec, reads_as_limit
-from .ring.stats import Stats
-from .ring.store import AsyncStore, Store
-from .shaping.operations import make_command_cache
+from ..ring.clock import SYSTEM, Clock
+from ..ring.decision import Decision
+from ..ring.key import AnyKey, line_name
+from ..ring.limit import Limit, LimitSpec, reads_as_limit
+from ..ring.stats import Stats
+from ..ring.store import AsyncStore, Store
+from ..runtime.options import ClockChoice, Consistency, Options, check_origin
+from ..shaping.operations import make_command_cache
+from ..support.async_use import Unawaited, UnawaitedCoroutine
+from ..support.failure_types import ErrorTypes, FailureTypes, IgnoredErrors
+from ..support.locks import PATCH_STATE, check_patched_before_import, check_patched_whole
+from .decider import AsyncDecider, Attempt, BaseDecider, Decider, raise_closed
+from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
+from .entry import AsyncEntry, Entry, EntrySettings
 
 if TYPE_CHECKING:
     from typing_extensions import Self

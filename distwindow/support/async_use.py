@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from .errors import ConfigurationError
+from ..errors import ConfigurationError
 
 T = TypeVar("T")
 R = TypeVar("R", covariant=True)

@@ -11,7 +11,12 @@ import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
-from .callables import (
+from ..errors import ConfigurationError, RateLimitExceeded, short_repr
+from ..ring.decision import Decision
+from ..ring.key import AnyKey, normalize_key, ring_name_prefix
+from ..ring.limit import Limit, reads_as_limit
+from ..runtime.command_cache import check_cost
+from ..support.callables import (
     FunctionArguments,
     KeyTemplate,
     check_decorated,
@@ -22,11 +27,6 @@ from .callables import (
     is_async_callable,
     is_async_generator,
 )
-from .errors import ConfigurationError, RateLimitExceeded, short_repr
-from .ring.decision import Decision
-from .ring.key import AnyKey, normalize_key, ring_name_prefix
-from .ring.limit import Limit, reads_as_limit
-from .runtime.command_cache import check_cost
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,19 +7,19 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._locks import run_to_completion
-from .async_use import only_async_with, running_loop
-from .away.outages import Outages
+from ..away.outages import Outages
+from ..errors import DistwindowError
+from ..ring.commands import Acquire
+from ..ring.store import AsyncStore, Store
+from ..runtime.flush import FlushResult, FlushSource, flush_due
+from ..runtime.flush_job import FlushJob
+from ..runtime.options import Options
+from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
+from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
+from ..stores.memory import MemoryStore
+from ..support.async_use import only_async_with, running_loop
+from ..support.locks import run_to_completion
 from .connect import open_async_store, open_store
-from .errors import DistwindowError
-from .options import Options
-from .ring.commands import Acquire
-from .ring.store import AsyncStore, Store
-from .runtime.flush import FlushResult, FlushSource, flush_due
-from .runtime.flush_job import FlushJob
-from .runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
-from .runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
-from .stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -35,8 +35,8 @@ from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._fork import FORK_WAIT
-from .errors import ConfigurationError
+from ..errors import ConfigurationError
+from .fork import FORK_WAIT
 
 if TYPE_CHECKING:
     from queue import SimpleQueue

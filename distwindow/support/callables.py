@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .errors import ConfigurationError, short_repr
+from ..errors import ConfigurationError, short_repr
 
 _FORMATTER = string.Formatter()
 _KINDS = inspect.Parameter

@@ -31,23 +31,23 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
-from ._fork import register_after_fork
-from .async_use import Unawaited, running_loop
-from .away.outages import RETRY_AFTER_S
-from .away.policy import StoreErrorPolicy
-from .borrow.operations import Borrowing
-from .connect import make_strategy
-from .errors import RateLimitExceeded, StoreError, closed_failure
-from .options import Options, check_timeout
-from .ring.commands import Acquire, Flush
-from .ring.decision import Charge, Decision
-from .ring.key import AnyKey
-from .ring.stats import Stats
-from .runtime import operations as key_operations
-from .runtime.command_cache import CommandCache
-from .runtime.steps import Operation, Sleep, StoreStep, run_async, run_blocking, send
-from .shaping.operations import wait_until_paced
-from .waiting.waiting import (
+from ..away.outages import RETRY_AFTER_S
+from ..away.policy import StoreErrorPolicy
+from ..borrow.operations import Borrowing
+from ..errors import RateLimitExceeded, StoreError, closed_failure
+from ..lifecycle.connect import make_strategy
+from ..ring.commands import Acquire, Flush
+from ..ring.decision import Charge, Decision
+from ..ring.key import AnyKey
+from ..ring.stats import Stats
+from ..runtime import operations as key_operations
+from ..runtime.command_cache import CommandCache
+from ..runtime.options import Options, check_timeout
+from ..runtime.steps import Operation, Sleep, StoreStep, run_async, run_blocking, send
+from ..shaping.operations import wait_until_paced
+from ..support.async_use import Unawaited, running_loop
+from ..support.fork import register_after_fork
+from ..waiting.waiting import (
     AsyncInterruptibleSleep,
     AsyncPermitWaiter,
     InterruptibleSleep,

@@ -10,28 +10,28 @@ from typing import Any, TypeVar
 import redis
 import redis.asyncio
 
-from ._fork import register_after_fork
-from .errors import ConfigurationError, StoreError
-from .local.base import InProcess, LocalStrategy
-from .local.direct import Direct
-from .local.eventual import Eventual
-from .local.leased import Leased
-from .minute.operations import EntryViews
-from .options import Options
-from .ring.clock import SYSTEM
-from .ring.command import load_scripts
-from .ring.commands import Acquire
-from .ring.decision import Decision
-from .ring.store import AsyncStore, Store
-from .runtime.command_cache import CommandCache
-from .stores.memory import AsyncMemoryStore, MemoryStore
-from .stores.redis import urls
-from .stores.redis.asyncio import AsyncRedisStore
-from .stores.redis.blocking import RedisStore
-from .stores.redis.handshake import connect_failure, may_be_wrong_server
-from .stores.redis.slot_map import map_of_client, map_of_url
-from .stores.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
-from .stores.redis.wrong_server import WrongServerCheck
+from ..errors import ConfigurationError, StoreError
+from ..local.base import InProcess, LocalStrategy
+from ..local.direct import Direct
+from ..local.eventual import Eventual
+from ..local.leased import Leased
+from ..minute.operations import EntryViews
+from ..ring.clock import SYSTEM
+from ..ring.command import load_scripts
+from ..ring.commands import Acquire
+from ..ring.decision import Decision
+from ..ring.store import AsyncStore, Store
+from ..runtime.command_cache import CommandCache
+from ..runtime.options import Options
+from ..stores.memory import AsyncMemoryStore, MemoryStore
+from ..stores.redis import urls
+from ..stores.redis.asyncio import AsyncRedisStore
+from ..stores.redis.blocking import RedisStore
+from ..stores.redis.handshake import connect_failure, may_be_wrong_server
+from ..stores.redis.slot_map import map_of_client, map_of_url
+from ..stores.redis.topology import CallSettings, ClusterTopology, SingleServer, Topology
+from ..stores.redis.wrong_server import WrongServerCheck
+from ..support.fork import register_after_fork
 
 T = TypeVar("T")
 

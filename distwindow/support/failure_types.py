@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ._locks import was_raised_by_signal_handler
+from ..errors import Blocked, ConfigurationError, DistwindowError, short_repr
 from .callables import check_not_async, check_takes, function_name
-from .errors import Blocked, ConfigurationError, DistwindowError, short_repr
+from .locks import was_raised_by_signal_handler
 
 LOG = logging.getLogger("distwindow")
 

@@ -70,7 +70,7 @@ def reset_process_state() -> None:
 #
 # Nothing here takes a lock, so a fork cannot copy one that is held, and a signal handler that forks
 # may interrupt everything: each line is a single operation of a dict. uWSGI calls none of this when
-# it forks, and for that reason no threads are started before (see `_locks.py`).
+# it forks, and for that reason no threads are started before (see `locks.py`).
 
 MAX_WAIT_S = 0.1
 """Seconds that a fork waits at most. Connecting over a slow network takes longer, but most of that

@@ -23,13 +23,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _fork
-from .async_use import EnteredBlock, only_async_with
-from .errors import DistwindowError, RateLimitExceeded, short_repr
-from .failure_types import FailureTypes
-from .minute.operations import EntryViews
-from .ring.decision import Decision
-from .ring.key import AnyKey
+from ..errors import DistwindowError, RateLimitExceeded, short_repr
+from ..minute.operations import EntryViews
+from ..ring.decision import Decision
+from ..ring.key import AnyKey
+from ..support import fork
+from ..support.async_use import EnteredBlock, only_async_with
+from ..support.failure_types import FailureTypes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -110,7 +110,7 @@ class _BaseEntry(EnteredBlock):
                 "this entry was entered before; write `limiter.entry(key)` anew for each block"
             )
         self._thread_id = threading.get_ident()
-        self._forks = _fork.forks
+        self._forks = fork.forks
 
     def _start(self, decision: Decision) -> None:
         if not decision[0]:
@@ -154,7 +154,7 @@ class _BaseEntry(EnteredBlock):
     @property
     def _is_own(self) -> bool:
         """True in the process that has entered it."""
-        return self._forks == _fork.forks
+        return self._forks == fork.forks
 
     def _log_unrecorded(self, failed: bool, rt_ms: int, why: DistwindowError) -> None:
         LOG.warning(
@@ -181,7 +181,7 @@ class Entry(_BaseEntry):
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         decision, failed, rt_ms = self._end(exc)
-        if self._forks != _fork.forks:
+        if self._forks != fork.forks:
             return
         try:
             self._settings.record(decision, failed, rt_ms)
@@ -206,7 +206,7 @@ class AsyncEntry(_BaseEntry):
 
     async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         decision, failed, rt_ms = self._end(exc)
-        if self._forks != _fork.forks:
+        if self._forks != fork.forks:
             return
         try:
             await self._settings.record(decision, failed, rt_ms)

@@ -1,0 +1,1 @@
+"""How a limiter gets its store and strategy, and how it ends."""

@@ -1,0 +1,1 @@
+"""The limiters, what answers their calls, their entries and decorators."""

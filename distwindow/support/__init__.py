@@ -1,0 +1,1 @@
+"""What the classes need of Python: locks, forks, functions as users write them."""
