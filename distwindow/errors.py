@@ -1,4 +1,4 @@
-"""The exceptions of distwindow. All of them are a `DistwindowError`."""
+"""The exceptions of distwindow, each a `DistwindowError`, and its warning."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ class ConfigurationError(DistwindowError, ValueError):
 def closed_failure(what: str = "limiter") -> ConfigurationError:
     """Return the error of every call of a limiter, or of `what`, after `close`."""
     return ConfigurationError(f"this {what} is closed; make a new one")
+
+
+class DistwindowDeprecationWarning(FutureWarning):
+    """Something public will go, two minor versions from now; the text names what to use instead.
+
+    Python shows a `FutureWarning` unasked, and a `DeprecationWarning` only in `__main__`: a service
+    that calls limits in its modules would not learn of it.
+    """
 
 
 class Blocked(DistwindowError):  # Sentinel's BlockException

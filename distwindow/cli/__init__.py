@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 
-MISSING_EXTRA = (
-    "the command line needs the extra distwindow[cli]: in a checkout, pip install '.[cli]'"
-)
+MISSING_EXTRA = "the command line needs the extra `cli`: pip install 'distwindow[cli]'"
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ def needs(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as exc:
         raise ModuleNotFoundError(
-            f"distwindow.contrib.{extra} needs {exc.name}, which is not installed; the extra "
-            f"{extra!r} of distwindow installs it: pip install '.[{extra}]' in a checkout",
+            f"distwindow.contrib.{extra} needs {exc.name}, which is not installed: "
+            f"pip install 'distwindow[{extra}]'",
             name=exc.name,
         ) from None

@@ -4,6 +4,14 @@ in docs/api, where tests/docs/test_api.py compares them with the code.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
 import distwindow
 
 
@@ -30,3 +38,32 @@ def test_the_tree_of_errors() -> None:
     assert issubclass(d.StoreTimeout, d.StoreError)
     assert issubclass(d.StoreUnavailable, d.StoreError)
     assert not issubclass(d.RateLimitExceeded, d.StoreError)
+
+
+_LIBRARY = """
+import warnings
+from distwindow import DistwindowDeprecationWarning
+
+def old():
+    warnings.warn("old() goes in 0.3: use new()", DistwindowDeprecationWarning, stacklevel=2)
+"""
+
+
+def test_a_deprecation_is_shown_unasked_also_where_a_module_meets_it(tmp_path: Path) -> None:
+    """Python does not show a `DeprecationWarning` there."""
+    (tmp_path / "library.py").write_text(_LIBRARY)
+    (tmp_path / "service.py").write_text("import library\nlibrary.old()\n")
+    env = {name: text for name, text in os.environ.items() if name != "PYTHONWARNINGS"}
+    env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{Path(distwindow.__file__).parents[1]}"
+    ran = subprocess.run(
+        [sys.executable, "-c", "import service"],
+        env=env, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "service.py:2: DistwindowDeprecationWarning: old() goes in 0.3: use new()" in ran.stderr
+
+
+@pytest.mark.filterwarnings("ignore::distwindow.DistwindowDeprecationWarning")
+def test_filters_of_pytest_take_its_public_name() -> None:
+    """Here every other warning is an error."""
+    category = distwindow.DistwindowDeprecationWarning
+    warnings.warn("old() goes in 0.3: use new()", category, stacklevel=1)

@@ -40,7 +40,7 @@ def test_without_the_extra_one_line_names_what_to_install(arguments: list[str]) 
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr == (
-        "the command line needs the extra distwindow[cli]: in a checkout, pip install '.[cli]'\n"
+        "the command line needs the extra `cli`: pip install 'distwindow[cli]'\n"
     )
 
 

@@ -162,7 +162,7 @@ for module in {list(libraries)}:
     lines = ran.stdout.splitlines()
     assert len(lines) == len(libraries), ran.stdout
     for module, line in zip(libraries, lines, strict=True):
-        assert f"pip install '.[{module}]'" in line
+        assert f"pip install 'distwindow[{module}]'" in line
 
 
 def test_addresses_of_flask_believe_the_named_proxies() -> None:

@@ -37,12 +37,22 @@ _OPEN = re.compile(
     (?: (?P<language>[\w-]*) | \{\.(?P<marked>[\w-]+) (?P<attributes>(?:[ ]\w+="[^"]+")+) \} )$""",
     re.VERBOSE,
 )
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]+)"')
 
 
 def name(page: Path) -> str:
     """Return the path of a page within the repository."""
     return page.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what links to the headings of a page have after their `#`."""
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in _HEADING.findall(prose)
+    }
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 INDEX = TEXTS["index.md"]
 PROSE = re.sub(r"```.*?```", "", "\n".join(TEXTS.values()), flags=re.DOTALL)
 NO_SIGNATURE = {
-    "ArticleGoogleBreaker", "Blocked", "BreakerHistory", "ConfigurationError", "DistwindowError",
-    "Event", "GoogleBreaker", "__version__",
+    "ArticleGoogleBreaker", "Blocked", "BreakerHistory", "ConfigurationError",
+    "DistwindowDeprecationWarning", "DistwindowError", "Event", "GoogleBreaker", "__version__",
 }  # fmt: skip
 DOTTED = re.compile(r"^([\w.]+)")
 

@@ -11,7 +11,6 @@ import pytest
 
 from distwindow.ring.store import AsyncStore, Store
 
-from .pages import PAGES as PAGES_WITH_COMMANDS
 from .pages import ROOT, blocks, name
 
 PAGES = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"]
@@ -77,25 +76,3 @@ def test_the_members_of_a_store_are_listed() -> None:
     }
     assert "decide" in members
     assert [member for member in sorted(members) if not re.search(rf"`{member}\b", section)] == []
-
-
-_SOURCES = [*PAGES_WITH_COMMANDS, *sorted((ROOT / "distwindow").rglob("*.py"))]
-
-
-def test_no_text_installs_from_an_index_where_the_package_is_not() -> None:
-    asks = re.compile(r"install\s+(?:'|\"|`|\W)*distwindow\[")
-    assert [name(source) for source in _SOURCES if asks.search(source.read_text())] == []
-
-
-def test_the_extras_that_pages_install_exist() -> None:
-    project = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
-    extras = set(
-        re.findall(r"^(\w+) = \[", project.partition("[project.scripts]")[0], re.MULTILINE)
-    )
-    named = {
-        extra
-        for page in PAGES_WITH_COMMANDS
-        for found in re.findall(r"pip install '\.\[([\w,]+)\]'", page.read_text())
-        for extra in found.split(",")
-    }
-    assert {"cli", "celery"} <= named <= extras

@@ -17,11 +17,10 @@ from distwindow.ring.key import ring_name_prefix
 from distwindow.stores.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS
 from tests.servers import Standalone
 
-from .pages import PAGES, ROOT, blocks, name
+from .pages import PAGES, ROOT, anchors, blocks, name
 
 DOCS = ROOT / "docs"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def made(program: str) -> dict[str, Any]:
@@ -41,15 +40,9 @@ def test_pictures_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == drawn, "run: python docs/make/pictures.py"
 
 
-def anchors(page: Path) -> set[str]:
-    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
-        for heading in _HEADING.findall(prose)
-    }
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=name
+)
 def test_links_lead_to_existing_pages_and_headings(page: Path) -> None:
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in _LINK.findall(prose):
@@ -59,7 +52,7 @@ def test_links_lead_to_existing_pages_and_headings(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{name(page)}: {link}"
         assert target.is_relative_to(ROOT), f"{name(page)}: {link}"
-        if page != ROOT / "README.md":
+        if page.is_relative_to(DOCS):
             assert target.is_relative_to(DOCS), f"{name(page)}: {link} is not part of the site"
         if anchor:
             assert anchor in anchors(target), f"{name(page)}: {link}"
