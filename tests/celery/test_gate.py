@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -572,6 +574,35 @@ def test_an_interrupt_while_the_store_is_asked_keeps_no_slot() -> None:
         worker.receive(SimulatedRequest(number, task, "", 0.0))
     timeline.run_for(5.0)
     assert [request.number for request, _ in worker.started] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_timer_that_fires_while_the_gate_works_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, pool: Any
+) -> None:
+    """Without an event loop each timer has a thread, which may run before the call that has set it
+    goes on. Each question takes longer than the gate works at once.
+    """
+    timeline = Timeline()
+    store = MemoryStore(timeline.clock)
+    limiter = Limiter(store, "1/second", time=timeline.clock)
+
+    def ask(items, enqueue=False):
+        timeline.clock.advance(0.06)
+        return limiter.try_acquire_all(items, enqueue)
+
+    def call_after(seconds: float, callback: Callable[[], object]) -> int:
+        if seconds <= 0.001:
+            callback()
+        return timeline.call_after(seconds, lambda: None if seconds <= 0.001 else callback())
+
+    task = SimulatedTask("fetch", limits="3/second")
+    worker = SimulatedWorker(timeline, store, [task], slots=4, ask=ask, pool=pool)
+    monkeypatch.setattr(worker, "call_after", call_after)
+    for number in range(9):
+        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    timeline.run_for(20.0)
+    assert [request.number for request, _ in worker.started] == [*range(9)]
 
 
 def test_a_connection_that_ends_while_the_store_is_asked_keeps_no_slot() -> None:

@@ -234,9 +234,12 @@ class Gate:
                 is_done = self._work()
                 self._set_timer(is_done)
                 with self._lock:
-                    if not self._again or not is_done:
-                        self._pumping = False
-                        return
+                    if self._again and is_done:
+                        continue
+                    self._pumping = False
+                if self._again:  # the timer may have fired before, in a thread of its own
+                    self._set_timer(is_done)
+                return
         except BaseException:  # a signal handler may raise anything here
             self._pumping = False
             self._set_timer(False)
