@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 
 from celery.utils.dispatch import Signal
@@ -93,25 +94,32 @@ class OneTimer:
         self._worker = worker
         self._callback = callback
         self._timer: Any = None
+        self._number = 0
+        self._is_set = False
+        """False once the last timer has fired, which a thread of its own may do before it is known
+        here, where the worker has no event loop."""
         self._at_s = 0.0
 
     def forget(self) -> None:
         """Drop the timer: Celery cancels one that is set while a connection to the broker fails."""
-        self._timer = None
+        self._is_set = False
 
     def call_by(self, at_s: float) -> None:
         """Call at `at_s` at the latest, and maybe earlier."""
         now_s = self._worker.monotonic()
         delay_s = min(max(at_s - now_s, _SHORTEST_SLEEP_S), _LONGEST_SLEEP_S)
-        if self._timer is not None:
+        if self._is_set:
             if self._at_s <= now_s + delay_s:
                 return
             self._worker.cancel(self._timer)
         self._at_s = now_s + delay_s
-        self._timer = self._worker.call_after(delay_s, self._fire)
+        self._number += 1
+        self._is_set = True
+        self._timer = self._worker.call_after(delay_s, partial(self._fire, self._number))
 
-    def _fire(self) -> None:
-        self._timer = None
+    def _fire(self, number: int) -> None:
+        if number == self._number:
+            self._is_set = False
         self._callback()
 
 
