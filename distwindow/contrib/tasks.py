@@ -596,7 +596,8 @@ def read_options(
 # refused call takes a place in the virtual line of its limit (`waiting/waiting.py`), in the same
 # script call, and its delay ends at its *turn*. A hint: who comes back asks like everyone else.
 
-OnStoreError = Literal["hold", "run"]
+WhileStoreIsAway = Literal["hold", "run"]
+"""What tasks do that the store has not decided: wait for it, or start without being counted."""
 
 HOLD_S = 1.0
 """How long tasks are held after the limiter failed, before it is asked again."""
@@ -625,12 +626,12 @@ class _Gate(Generic[L]):
         self,
         store: Any,
         prefix: str = "distwindow",
-        on_store_error: OnStoreError = "hold",
+        on_store_error: WhileStoreIsAway = "hold",
         timeout: float = 0.5,
         clock: ClockChoice = "server",
         time: Clock = SYSTEM,
     ) -> None:
-        if on_store_error not in get_args(OnStoreError):
+        if on_store_error not in get_args(WhileStoreIsAway):
             raise ConfigurationError(
                 f'on_store_error={on_store_error!r} is neither "hold" nor "run"'
             )

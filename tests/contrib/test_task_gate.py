@@ -21,9 +21,9 @@ from distwindow.contrib.tasks import (
     MAX_DELAY_S,
     MIN_DELAY_S,
     AsyncTaskGate,
-    OnStoreError,
     TaskGate,
     TaskLimits,
+    WhileStoreIsAway,
 )
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.testing import ManualClock
@@ -64,7 +64,7 @@ class FailingStore(MemoryStore):
 class World:
     """A gate for threads or for tasks, with one function `delay` that asks it."""
 
-    def __init__(self, kind: str, on_store_error: OnStoreError = "hold") -> None:
+    def __init__(self, kind: str, on_store_error: WhileStoreIsAway = "hold") -> None:
         self.clock = ManualClock()
         self.store = FailingStore(self.clock)
         if kind == "threads":

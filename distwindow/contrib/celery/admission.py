@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from ... import Decision, Health
 from ...errors import ConfigurationError, StoreError, short_repr
-from ..tasks import FailureLog, Item, keys_of
+from ..tasks import FailureLog, Item, WhileStoreIsAway, keys_of
 from .lines import Permits
-from .settings import OnStoreError
 from .worker import logger
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
@@ -76,7 +75,7 @@ class TaskAdmission:
         self,
         ask: Ask,
         monotonic: Callable[[], float],
-        on_store_error: OnStoreError,
+        on_store_error: WhileStoreIsAway,
     ) -> None:
         self._ask = ask
         self.monotonic = monotonic
