@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from .. import (
     AsyncLimiter,
@@ -23,11 +23,14 @@ from .. import (
 from ..errors import KeysOnSeveralNodes, short_repr
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.key import AnyKey, Key, encode_key, normalize_key
-from ..ring.limit import LimitSpec, parse_limits, reads_as_limit
+from ..ring.limit import parse_limits, reads_as_limit
 from ..runtime.command_cache import check_cost
-from ..runtime.options import ClockChoice
+from ..runtime.options import ClockChoice, Options
 from ..support.callables import FunctionArguments, KeyTemplate, check_not_async, function_name
+from .limiter_pool import AsyncLimiterPool, LimiterPool
 from .shared_windows import SharedWindows
+
+_log = logging.getLogger("distwindow")
 
 
 class FailureLog:
@@ -508,17 +511,9 @@ def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
         raise ConfigurationError(f"task {task!r} has {' and '.join(given)} but no limits; {place}")
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# The limits of one task of a queue: the checks of its options, and the charge of each call.
-#
-# Shared by the integrations whose queue has no gate of its own. Knows no queue and no store.
-
-_log = logging.getLogger("distwindow")
-
-
 class TaskLimits(TaskCharges):
-    """Which limits a task has, and under which key and for what cost a call of it counts.
+    """Which limits a task has, and under which key and for what cost a call of it counts, where
+    the queue has no gate of its own.
 
     `limits` are those of `parse_task_limits`, `key` and `cost` those of `KeyAndCost`, and `own` and
     `injected` those of `TaskArguments`.
@@ -579,23 +574,6 @@ def read_options(
     return TaskLimits(name, function, given["limits"], key, cost, own=own, injected=injected)
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# Whether a task may start now, and otherwise when to ask again. Shared by the integrations with
-# task queues; `TaskGate` is for threads and processes, `AsyncTaskGate` for tasks.
-#
-#   the limiter says      on_store_error   the task
-#   admitted                               starts
-#   refused                                waits for its turn
-#   it fails              "hold"           waits for a second, as all other tasks do
-#   it fails              "run"            starts, and was not counted
-#   it refuses this key   either           waits for a second; a mistake opens no limit, and does
-#                                          not concern the tasks of other keys
-#
-# All calls that are refused at once would be told the same time, and come back together. So a
-# refused call takes a place in the virtual line of its limit (`waiting/waiting.py`), in the same
-# script call, and its delay ends at its *turn*. A hint: who comes back asks like everyone else.
-
 WhileStoreIsAway = Literal["hold", "run"]
 """What tasks do that the store has not decided: wait for it, or start without being counted."""
 
@@ -610,17 +588,29 @@ MIN_DELAY_S = 0.001
 BROKER_RETRY_S = 1.0
 """How long to wait where the broker of a queue did not take a task back."""
 
-L = TypeVar("L", Limiter, AsyncLimiter)
 T = TypeVar("T", bound="TaskLimits | None")
 
 
-class _Gate(Generic[L]):
-    """Base class of both gates: their limiters, and what follows when one fails.
+class _Gate:
+    """Base class of both gates, which say whether a task may start now, and otherwise when to ask
+    again: their limiters, and what follows when one fails.
+
+    the limiter says      on_store_error   the task
+    admitted                               starts
+    refused                                waits for its turn
+    it fails              "hold"           waits for a second, as all other tasks do
+    it fails              "run"            starts, and was not counted
+    it refuses this key   either           waits for a second; a mistake opens no limit, and does
+                                           not concern the tasks of other keys
+
+    All calls that are refused at once would be told the same time, and come back together. So a
+    refused call takes a place in the virtual line of its limit (`waiting/waiting.py`), in the same
+    script call, and its delay ends at its *turn*. A hint: who comes back asks like everyone else.
 
     `timeout` (seconds) bounds one exchange with the store; `clock` is as for `Limiter`.
     """
 
-    _limiter_class: Callable[..., L]
+    _pool_type: Callable[[Any, Options], Any]
 
     def __init__(
         self,
@@ -635,34 +625,25 @@ class _Gate(Generic[L]):
             raise ConfigurationError(
                 f'on_store_error={on_store_error!r} is neither "hold" nor "run"'
             )
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
-        self._make: Callable[[LimitSpec], L] = lambda limits: self._limiter_class(
-            store, limits, prefix=prefix, timeout=timeout, clock=clock, time=time
-        )
+        options = Options(prefix=prefix, timeout=timeout, clock=clock, time=time)
+        self._limiters = type(self)._pool_type(store, options)
         self._on_store_error = on_store_error
         self._time = time
-        self._limiters: dict[tuple[Limit, ...], L] = {}
         self._held_until: float | None = None
         """Until when the limiter is not asked, because it failed (monotonic); None: it works."""
         self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
         self._shared_windows = SharedWindows(_log)
 
     def add(self, task: T) -> T:
-        """Create the limiters of `task`, and return it. Nothing is connected to.
-
-        Raises `ConfigurationError` for a store or a prefix that can never work.
-        """
+        """Create the limiter of `task`, and return it. Nothing is connected to."""
         if task is not None:
-            limits = task.parts[0].limits
-            if limits not in self._limiters:
-                self._limiters[limits] = self._make(limits)
+            self._limiter(task)
             task.add_windows(self._shared_windows)
         return task
 
-    def _limiter(self, task: TaskLimits) -> L:
+    def _limiter(self, task: TaskLimits) -> Any:
         """Return a limiter for the calls of `task`: with its limits, if they have one key."""
-        return self._limiters[task.parts[0].limits]
+        return self._limiters.get(task.parts[0].limits)
 
     def _remaining_hold_s(self) -> float:
         """Return for how many seconds the limiter is not asked."""
@@ -702,10 +683,10 @@ class _Gate(Generic[L]):
             _log.warning("limits of tasks can be asked again")
 
 
-class TaskGate(_Gate[Limiter]):
+class TaskGate(_Gate):
     """Decides for workers of threads and processes. Safe to share between threads."""
 
-    _limiter_class = Limiter
+    _pool_type = LimiterPool
 
     def delay(self, task: TaskLimits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
         """Return 0.0 if this call of `task` may start now, and was counted; otherwise in how many
@@ -725,10 +706,10 @@ class TaskGate(_Gate[Limiter]):
         return _delay(decision)
 
 
-class AsyncTaskGate(_Gate[AsyncLimiter]):
+class AsyncTaskGate(_Gate):
     """Decides for workers of tasks."""
 
-    _limiter_class = AsyncLimiter
+    _pool_type = AsyncLimiterPool
 
     async def wait(
         self,

@@ -206,7 +206,7 @@ def test_a_wait_that_ends_without_permits_is_no_start(
         async def refuse(*args: Any, **kwargs: Any) -> Any:
             return refused
 
-        limiter = gate._limiters[TASK.limits]
+        limiter = gate._limiter(TASK)
         with monkeypatch.context() as patch:
             patch.setattr(limiter, "acquire", ends_in_vain)
             if turn_s is not None:
