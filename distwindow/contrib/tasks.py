@@ -26,6 +26,7 @@ from ..ring.key import AnyKey, Key, encode_key, normalize_key
 from ..ring.limit import parse_limits, reads_as_limit
 from ..runtime.command_cache import check_cost
 from ..runtime.options import ClockChoice, Options
+from ..support.async_use import result_of, run_at_once
 from ..support.callables import FunctionArguments, KeyTemplate, check_not_async, function_name
 from .limiter_pool import AsyncLimiterPool, LimiterPool
 from .shared_windows import SharedWindows
@@ -462,43 +463,30 @@ def keys_of(items: Sequence[Item]) -> AnyKey | tuple[AnyKey, ...]:
 
 
 def acquire_all(limiter: Limiter, items: Sequence[Item], enqueue: bool = False) -> Decision:
-    """Do `limiter.try_acquire_all`. Keys on several nodes of a cluster are asked for in turn, and
-    what the first have charged is given back if a later one refuses, or fails.
-    """
-    try:
-        return limiter.try_acquire_all(items, enqueue)
-    except KeysOnSeveralNodes:
-        first, others = limiter.try_acquire_all(items[:1], enqueue), None
-    if not first.allowed:
-        return first
-    try:
-        others = acquire_all(limiter, items[1:], enqueue)
-    finally:
-        if others is None or not others.allowed:
-            limiter.refund(first)
-    return _narrower(first, others)
+    """Do as `acquire_all_async` with a limiter that has nothing to await."""
+    return run_at_once(acquire_all_async(limiter, items, enqueue))
 
 
 async def acquire_all_async(
-    limiter: AsyncLimiter, items: Sequence[Item], enqueue: bool = False
+    limiter: Limiter | AsyncLimiter, items: Sequence[Item], enqueue: bool = False
 ) -> Decision:
-    """Do as `acquire_all`."""
+    """Do `limiter.try_acquire_all`. Keys on several nodes of a cluster are asked for in turn, and
+    what the first have charged is given back if a later one refuses, or fails. Return a refusal;
+    otherwise the decision that waits longer, or has fewer left.
+    """
+    others: Decision | None = None
     try:
-        return await limiter.try_acquire_all(items, enqueue)
+        decision: Decision = await result_of(limiter.try_acquire_all(items, enqueue))
+        return decision
     except KeysOnSeveralNodes:
-        first, others = await limiter.try_acquire_all(items[:1], enqueue), None
+        first: Decision = await result_of(limiter.try_acquire_all(items[:1], enqueue))
     if not first.allowed:
         return first
     try:
         others = await acquire_all_async(limiter, items[1:], enqueue)
     finally:
         if others is None or not others.allowed:
-            await limiter.refund(first)
-    return _narrower(first, others)
-
-
-def _narrower(first: Decision, others: Decision) -> Decision:
-    """Return the decision of both: a refusal; the one that waits longer, or has fewer left."""
+            await result_of(limiter.refund(first))
     if not others.allowed:
         return others
     return max(first, others, key=lambda decision: (decision.wait, -decision.remaining))
@@ -629,8 +617,8 @@ class _Gate:
         self._limiters = type(self)._pool_type(store, options)
         self._on_store_error = on_store_error
         self._time = time
-        self._held_until: float | None = None
-        """Until when the limiter is not asked, because it failed (monotonic); None: it works."""
+        self._held_until = -math.inf
+        """Until when the limiter is not asked, because it failed (monotonic seconds)."""
         self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
         self._shared_windows = SharedWindows(_log)
 
@@ -645,14 +633,6 @@ class _Gate:
         """Return a limiter for the calls of `task`: with its limits, if they have one key."""
         return self._limiters.get(task.parts[0].limits)
 
-    def _remaining_hold_s(self) -> float:
-        """Return for how many seconds the limiter is not asked."""
-        return 0.0 if self._held_until is None else self._held_until - self._time.monotonic()
-
-    def _backoff_s(self) -> float:
-        """Return the delay of a task while the limiter is not asked: 0.0 to start it."""
-        return 0.0 if self._on_store_error == "run" else max(self._remaining_hold_s(), MIN_DELAY_S)
-
     def _failed(self, task: TaskLimits, items: Sequence[Item], exc: Exception) -> float:
         """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
         if not isinstance(exc, StoreError):
@@ -666,7 +646,7 @@ class _Gate:
                     f" ({unlogged} such failures were not logged)" if unlogged else "",
                 )  # fmt: skip
             return HOLD_S
-        begins = self._held_until is None
+        begins = self._held_until == -math.inf
         self._held_until = self._time.monotonic() + HOLD_S
         runs = self._on_store_error == "run"
         if begins:
@@ -678,38 +658,9 @@ class _Gate:
         return 0.0 if runs else HOLD_S
 
     def _on_store_recovered(self) -> None:
-        if self._held_until is not None:
-            self._held_until = None
+        if self._held_until > -math.inf:
+            self._held_until = -math.inf
             _log.warning("limits of tasks can be asked again")
-
-
-class TaskGate(_Gate):
-    """Decides for workers of threads and processes. Safe to share between threads."""
-
-    _pool_type = LimiterPool
-
-    def delay(self, task: TaskLimits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-        """Return 0.0 if this call of `task` may start now, and was counted; otherwise in how many
-        seconds to ask again. Takes no longer than the timeout, and raises no `Exception`.
-        """
-        if self._remaining_hold_s() > 0:
-            return self._backoff_s()
-        items, limiter = task.items(args, kwargs), self._limiter(task)
-        try:
-            if len(items) == 1:
-                decision = limiter.try_acquire(items[0][0], items[0][2], enqueue=True)
-            else:
-                decision = acquire_all(limiter, items, enqueue=True)
-        except Exception as exc:
-            return self._failed(task, items, exc)
-        self._on_store_recovered()
-        return _delay(decision)
-
-
-class AsyncTaskGate(_Gate):
-    """Decides for workers of tasks."""
-
-    _pool_type = AsyncLimiterPool
 
     async def wait(
         self,
@@ -722,8 +673,9 @@ class AsyncTaskGate(_Gate):
         may, and was counted; otherwise, as soon as that is certain, in how many seconds to ask
         again. Raises no `Exception`.
         """
-        if self._remaining_hold_s() > 0:
-            return self._backoff_s()
+        held_s = self._held_until - self._time.monotonic()
+        if held_s > 0:
+            return 0.0 if self._on_store_error == "run" else max(held_s, MIN_DELAY_S)
         items, limiter = task.items(args, kwargs), self._limiter(task)
         key, _, cost = items[0]
         try:
@@ -732,15 +684,13 @@ class AsyncTaskGate(_Gate):
             elif max_wait > 0 and await _acquires(limiter, key, cost, max_wait):
                 delay = 0.0
             else:  # the `retry_after` of `acquire` is that of all who were refused with it
-                delay = _delay(await limiter.try_acquire(key, cost, enqueue=True))
+                delay = _delay(await result_of(limiter.try_acquire(key, cost, enqueue=True)))
         except Exception as exc:
             return self._failed(task, items, exc)
         self._on_store_recovered()
         return delay
 
-    async def _wait_for_all(
-        self, limiter: AsyncLimiter, items: Sequence[Item], max_wait: float
-    ) -> float:
+    async def _wait_for_all(self, limiter: Any, items: Sequence[Item], max_wait: float) -> float:
         """Do as `wait` for a call with several keys, which has no queue in this process."""
         ends_at = self._time.monotonic() + max_wait
         while True:
@@ -748,6 +698,30 @@ class AsyncTaskGate(_Gate):
             if not 0.0 < delay <= ends_at - self._time.monotonic():
                 return delay
             await self._sleep(delay)
+
+    async def _sleep(self, seconds: float) -> None:
+        if isinstance(self._time, AsyncClock):
+            await self._time.sleep_async(seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+
+class TaskGate(_Gate):
+    """Decides for workers of threads and processes. Safe to share between threads."""
+
+    _pool_type = LimiterPool
+
+    def delay(self, task: TaskLimits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+        """Return 0.0 if this call of `task` may start now, and was counted; otherwise in how many
+        seconds to ask again. Takes no longer than the timeout, and raises no `Exception`.
+        """
+        return run_at_once(self.wait(task, args, kwargs, 0.0))
+
+
+class AsyncTaskGate(_Gate):
+    """Decides for workers of tasks."""
+
+    _pool_type = AsyncLimiterPool
 
     async def hold(
         self,
@@ -767,12 +741,6 @@ class AsyncTaskGate(_Gate):
             await self._sleep(min(delay, left))
             if delay > left:
                 return delay - left
-
-    async def _sleep(self, seconds: float) -> None:
-        if isinstance(self._time, AsyncClock):
-            await self._time.sleep_async(seconds)
-        else:
-            await asyncio.sleep(seconds)
 
 
 async def _acquires(limiter: AsyncLimiter, key: AnyKey, cost: int, max_wait: float) -> bool:

@@ -26,7 +26,7 @@ from ...ring.decision import limits_in
 from ...ring.key import AnyKey, Key, normalize_key
 from ...ring.limit import LimitSpec, parse_limits
 from ...runtime.options import ClockChoice, Consistency, Options
-from ...support.async_use import only_async_with, running_loop
+from ...support.async_use import only_async_with, result_of, running_loop
 from ...support.callables import check_not_async, check_takes, function_name, stable_name
 from ..limiter_pool import AsyncLimiterPool, LimiterPool
 from ..shared_windows import SharedWindows
@@ -53,11 +53,6 @@ _REFUSALS = (429, 503)
 """The statuses of refusals."""
 MAX_REMEMBERED = 1000
 """How many distinct limits, and names with their limits, are kept of one limit."""
-
-
-async def result_of(answer: Any) -> Any:
-    """Return what a limiter has answered, or what is awaited of an `AsyncLimiter`."""
-    return (await answer) if hasattr(answer, "__await__") else answer
 
 
 async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
