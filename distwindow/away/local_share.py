@@ -92,7 +92,8 @@ class ProcessCount:
             outgoing.append(OutgoingCommand(hold, self._on_reply))
 
     def next_due_at(self, now: float) -> float:
-        return self._due_at
+        # A call schedules its own limiter: those that are not called have nothing to flush.
+        return self._due_at if self._was_called else NEVER
 
     def _on_reply(self, reply: HoldReply | Exception, sent_at: float) -> None:
         if isinstance(reply, HoldReply):

@@ -16,6 +16,7 @@ from ..ring.key import AnyKey
 from ..runtime.flush import FlushSource, OutgoingCommand
 from ..runtime.flush_job import FlushJob
 from ..runtime.shutdown import SHUTDOWN
+from ..support.backoff import Backoff
 from ..waiting.waiting import WaitQueues
 from .commands import (
     MAX_HOLDERS,
@@ -274,9 +275,8 @@ class SlotJob(FlushJob):
 
 LOG = logging.getLogger("distwindow")
 
-_FIRST_RETRY_S = 0.05
-_LAST_RETRY_S = 2.0
-"""Seconds between two attempts to free a slot: they double from the first to the last."""
+_RETRIES = Backoff(0.05, 2.0)
+"""The delays between two attempts to free a slot."""
 
 
 class HeldSlots(FlushSource):
@@ -457,8 +457,8 @@ class HeldSlots(FlushSource):
             if isinstance(reply, FreeReply):
                 self.take_free_reply(claim, sent_at)
             if not claim.is_gone:
-                seconds = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** min(claim.frees, 10))
                 claim.frees += 1
+                seconds = _RETRIES.delay_s(claim.frees)
                 claim.next_due_at = claim.free_again_at(sent_at, seconds)
 
     def _on_renewed(self, claims: list[SlotClaim], reply: object, sent_at: float) -> None:
@@ -467,7 +467,7 @@ class HeldSlots(FlushSource):
             if claim.ended or claim.lost:
                 continue
             if not isinstance(reply, RenewReply):
-                retry_at = sent_at + max(_FIRST_RETRY_S, claim.ttl_s / 12)
+                retry_at = sent_at + max(_RETRIES.first_s, claim.ttl_s / 12)
                 claim.next_due_at = min(retry_at, claim.expires_at)
             elif index in reply.gone:
                 claim.next_due_at = math.inf

@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from ..errors import ConcurrencyExceeded, DistwindowError, StoreError, StoreTimeout
 from ..ring.key import AnyKey
 from ..runtime.steps import Operation, Sleep, send
+from ..support.backoff import Backoff
 from ..waiting.waiting import Waiter, WaitQueues
 from .commands import MAX_PLACES, HolderName, Holders, HoldReply
 from .held import HeldSlots, SlotClaim
@@ -73,8 +74,8 @@ _POLL_SHARE = 0.25
 """The pause of the first in the line, as a part of the time since a slot was granted. A slot so
 stays free for about a tenth of that.
 """
-_RETRY_S = 0.01
-"""Seconds before a hold whose reply was lost is sent again, the first time; then it doubles."""
+_RETRIES = Backoff(0.01, MAX_POLL_S)
+"""The delays before a hold whose reply was lost is sent again."""
 
 
 class SlotOperations:
@@ -104,9 +105,9 @@ class SlotOperations:
         be in vain. `timeout`, `began_at`: those of a caller that waits if it is refused.
         """
         give_up_at = began_at + max(self._timeout, timeout or 0.0)
-        if not self._may_ask_again(failure, _RETRY_S, give_up_at):
+        if not self._may_ask_again(failure, _RETRIES.first_s, give_up_at):
             return None
-        return self._ask(claim, give_up_at, began_at=began_at, pause=_RETRY_S)
+        return self._ask(claim, give_up_at, began_at=began_at, failures=1)
 
     def wait_for_slot(
         self, claim: SlotClaim, waiter: Waiter, refused: HoldReply | None
@@ -157,15 +158,15 @@ class SlotOperations:
         *,
         head: Waiter | None = None,
         began_at: float = 0.0,
-        pause: float = 0.0,
+        failures: int = 0,
     ) -> Operation[HoldReply]:
         """Send the hold, and again if its reply is lost, until the caller's time and that of the
         store to answer are over: to hold a slot that is held already only extends it. `head`: the
-        head of the queue; `began_at`: of a caller that is in none.
+        head of the queue; `began_at`: of a caller that is in none; `failures`: how often it failed.
         """
         while True:
-            if pause:
-                yield Sleep(pause)
+            if failures:
+                yield Sleep(_RETRIES.delay_s(failures))
             if self.held.hold_call is not None:
                 self.held.hold_call()
             sent_at = self._monotonic()
@@ -180,8 +181,8 @@ class SlotOperations:
                 reply: HoldReply = yield command
             except DistwindowError as exc:
                 claim.on_failure(exc, sent_at)
-                pause = min(2 * pause, MAX_POLL_S) or _RETRY_S
-                if not self._may_ask_again(exc, pause, give_up_at):
+                failures += 1
+                if not self._may_ask_again(exc, _RETRIES.delay_s(failures), give_up_at):
                     raise
             else:
                 claim.on_reply(reply, sent_at)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from .. import ConfigurationError
 from ..runtime.options import ClockChoice
 from . import needs
-from .tasks import AsyncTaskGate, OnStoreError, TaskLimits
+from .tasks import AsyncTaskGate, TaskLimits, WhileStoreIsAway
 
 with needs("arq"):
     from arq.constants import retry_key_prefix
@@ -47,7 +47,7 @@ class RateLimits:
         store: Any,
         *,
         prefix: str = "distwindow",
-        on_store_error: OnStoreError = "hold",
+        on_store_error: WhileStoreIsAway = "hold",
         timeout: float = 0.5,
         clock: ClockChoice = "server",
         max_wait: float = 0.0,

@@ -19,7 +19,7 @@ from typing import Any
 from .. import ConfigurationError
 from ..runtime.options import ClockChoice
 from . import needs
-from .tasks import TASK_OPTIONS, OnStoreError, TaskGate, TaskLimits, broker_failed, read_options
+from .tasks import TASK_OPTIONS, TaskGate, TaskLimits, WhileStoreIsAway, broker_failed, read_options
 
 with needs("dramatiq"):
     from dramatiq import Middleware
@@ -49,7 +49,7 @@ class RateLimits(Middleware):
         store: Any,
         *,
         prefix: str = "distwindow",
-        on_store_error: OnStoreError = "hold",
+        on_store_error: WhileStoreIsAway = "hold",
         timeout: float = 0.5,
         clock: ClockChoice = "server",
     ) -> None:

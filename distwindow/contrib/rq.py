@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from .. import ConfigurationError
 from ..runtime.options import ClockChoice
 from . import needs
-from .tasks import OnStoreError, TaskGate, TaskLimits, broker_failed
+from .tasks import TaskGate, TaskLimits, WhileStoreIsAway, broker_failed
 
 with needs("rq"):
     import redis
@@ -108,7 +108,7 @@ class RateLimits:
         store: Any,
         *,
         prefix: str = "distwindow",
-        on_store_error: OnStoreError = "hold",
+        on_store_error: WhileStoreIsAway = "hold",
         timeout: float = 0.5,
         clock: ClockChoice = "server",
     ) -> None:

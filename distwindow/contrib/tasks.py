@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from .. import (
     AsyncLimiter,
@@ -23,11 +23,15 @@ from .. import (
 from ..errors import KeysOnSeveralNodes, short_repr
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.key import AnyKey, Key, encode_key, normalize_key
-from ..ring.limit import LimitSpec, parse_limits, reads_as_limit
+from ..ring.limit import parse_limits, reads_as_limit
 from ..runtime.command_cache import check_cost
-from ..runtime.options import ClockChoice
+from ..runtime.options import ClockChoice, Options
+from ..support.async_use import result_of, run_at_once
 from ..support.callables import FunctionArguments, KeyTemplate, check_not_async, function_name
+from .limiter_pool import AsyncLimiterPool, LimiterPool
 from .shared_windows import SharedWindows
+
+_log = logging.getLogger("distwindow")
 
 
 class FailureLog:
@@ -459,43 +463,30 @@ def keys_of(items: Sequence[Item]) -> AnyKey | tuple[AnyKey, ...]:
 
 
 def acquire_all(limiter: Limiter, items: Sequence[Item], enqueue: bool = False) -> Decision:
-    """Do `limiter.try_acquire_all`. Keys on several nodes of a cluster are asked for in turn, and
-    what the first have charged is given back if a later one refuses, or fails.
-    """
-    try:
-        return limiter.try_acquire_all(items, enqueue)
-    except KeysOnSeveralNodes:
-        first, others = limiter.try_acquire_all(items[:1], enqueue), None
-    if not first.allowed:
-        return first
-    try:
-        others = acquire_all(limiter, items[1:], enqueue)
-    finally:
-        if others is None or not others.allowed:
-            limiter.refund(first)
-    return _narrower(first, others)
+    """Do as `acquire_all_async` with a limiter that has nothing to await."""
+    return run_at_once(acquire_all_async(limiter, items, enqueue))
 
 
 async def acquire_all_async(
-    limiter: AsyncLimiter, items: Sequence[Item], enqueue: bool = False
+    limiter: Limiter | AsyncLimiter, items: Sequence[Item], enqueue: bool = False
 ) -> Decision:
-    """Do as `acquire_all`."""
+    """Do `limiter.try_acquire_all`. Keys on several nodes of a cluster are asked for in turn, and
+    what the first have charged is given back if a later one refuses, or fails. Return a refusal;
+    otherwise the decision that waits longer, or has fewer left.
+    """
+    others: Decision | None = None
     try:
-        return await limiter.try_acquire_all(items, enqueue)
+        decision: Decision = await result_of(limiter.try_acquire_all(items, enqueue))
+        return decision
     except KeysOnSeveralNodes:
-        first, others = await limiter.try_acquire_all(items[:1], enqueue), None
+        first: Decision = await result_of(limiter.try_acquire_all(items[:1], enqueue))
     if not first.allowed:
         return first
     try:
         others = await acquire_all_async(limiter, items[1:], enqueue)
     finally:
         if others is None or not others.allowed:
-            await limiter.refund(first)
-    return _narrower(first, others)
-
-
-def _narrower(first: Decision, others: Decision) -> Decision:
-    """Return the decision of both: a refusal; the one that waits longer, or has fewer left."""
+            await result_of(limiter.refund(first))
     if not others.allowed:
         return others
     return max(first, others, key=lambda decision: (decision.wait, -decision.remaining))
@@ -508,17 +499,9 @@ def check_has_limits(task: str, options: Mapping[str, Any], place: str) -> None:
         raise ConfigurationError(f"task {task!r} has {' and '.join(given)} but no limits; {place}")
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# The limits of one task of a queue: the checks of its options, and the charge of each call.
-#
-# Shared by the integrations whose queue has no gate of its own. Knows no queue and no store.
-
-_log = logging.getLogger("distwindow")
-
-
 class TaskLimits(TaskCharges):
-    """Which limits a task has, and under which key and for what cost a call of it counts.
+    """Which limits a task has, and under which key and for what cost a call of it counts, where
+    the queue has no gate of its own.
 
     `limits` are those of `parse_task_limits`, `key` and `cost` those of `KeyAndCost`, and `own` and
     `injected` those of `TaskArguments`.
@@ -579,24 +562,8 @@ def read_options(
     return TaskLimits(name, function, given["limits"], key, cost, own=own, injected=injected)
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# Whether a task may start now, and otherwise when to ask again. Shared by the integrations with
-# task queues; `TaskGate` is for threads and processes, `AsyncTaskGate` for tasks.
-#
-#   the limiter says      on_store_error   the task
-#   admitted                               starts
-#   refused                                waits for its turn
-#   it fails              "hold"           waits for a second, as all other tasks do
-#   it fails              "run"            starts, and was not counted
-#   it refuses this key   either           waits for a second; a mistake opens no limit, and does
-#                                          not concern the tasks of other keys
-#
-# All calls that are refused at once would be told the same time, and come back together. So a
-# refused call takes a place in the virtual line of its limit (`waiting/waiting.py`), in the same
-# script call, and its delay ends at its *turn*. A hint: who comes back asks like everyone else.
-
-OnStoreError = Literal["hold", "run"]
+WhileStoreIsAway = Literal["hold", "run"]
+"""What tasks do that the store has not decided: wait for it, or start without being counted."""
 
 HOLD_S = 1.0
 """How long tasks are held after the limiter failed, before it is asked again."""
@@ -609,67 +576,62 @@ MIN_DELAY_S = 0.001
 BROKER_RETRY_S = 1.0
 """How long to wait where the broker of a queue did not take a task back."""
 
-L = TypeVar("L", Limiter, AsyncLimiter)
 T = TypeVar("T", bound="TaskLimits | None")
 
 
-class _Gate(Generic[L]):
-    """Base class of both gates: their limiters, and what follows when one fails.
+class _Gate:
+    """Base class of both gates, which say whether a task may start now, and otherwise when to ask
+    again: their limiters, and what follows when one fails.
+
+    the limiter says      on_store_error   the task
+    admitted                               starts
+    refused                                waits for its turn
+    it fails              "hold"           waits for a second, as all other tasks do
+    it fails              "run"            starts, and was not counted
+    it refuses this key   either           waits for a second; a mistake opens no limit, and does
+                                           not concern the tasks of other keys
+
+    All calls that are refused at once would be told the same time, and come back together. So a
+    refused call takes a place in the virtual line of its limit (`waiting/waiting.py`), in the same
+    script call, and its delay ends at its *turn*. A hint: who comes back asks like everyone else.
 
     `timeout` (seconds) bounds one exchange with the store; `clock` is as for `Limiter`.
     """
 
-    _limiter_class: Callable[..., L]
+    _pool_type: Callable[[Any, Options], Any]
 
     def __init__(
         self,
         store: Any,
         prefix: str = "distwindow",
-        on_store_error: OnStoreError = "hold",
+        on_store_error: WhileStoreIsAway = "hold",
         timeout: float = 0.5,
         clock: ClockChoice = "server",
         time: Clock = SYSTEM,
     ) -> None:
-        if on_store_error not in get_args(OnStoreError):
+        if on_store_error not in get_args(WhileStoreIsAway):
             raise ConfigurationError(
                 f'on_store_error={on_store_error!r} is neither "hold" nor "run"'
             )
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
-        self._make: Callable[[LimitSpec], L] = lambda limits: self._limiter_class(
-            store, limits, prefix=prefix, timeout=timeout, clock=clock, time=time
-        )
+        options = Options(prefix=prefix, timeout=timeout, clock=clock, time=time)
+        self._limiters = type(self)._pool_type(store, options)
         self._on_store_error = on_store_error
         self._time = time
-        self._limiters: dict[tuple[Limit, ...], L] = {}
-        self._held_until: float | None = None
-        """Until when the limiter is not asked, because it failed (monotonic); None: it works."""
+        self._held_until = -math.inf
+        """Until when the limiter is not asked, because it failed (monotonic seconds)."""
         self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
         self._shared_windows = SharedWindows(_log)
 
     def add(self, task: T) -> T:
-        """Create the limiters of `task`, and return it. Nothing is connected to.
-
-        Raises `ConfigurationError` for a store or a prefix that can never work.
-        """
+        """Create the limiter of `task`, and return it. Nothing is connected to."""
         if task is not None:
-            limits = task.parts[0].limits
-            if limits not in self._limiters:
-                self._limiters[limits] = self._make(limits)
+            self._limiter(task)
             task.add_windows(self._shared_windows)
         return task
 
-    def _limiter(self, task: TaskLimits) -> L:
+    def _limiter(self, task: TaskLimits) -> Any:
         """Return a limiter for the calls of `task`: with its limits, if they have one key."""
-        return self._limiters[task.parts[0].limits]
-
-    def _remaining_hold_s(self) -> float:
-        """Return for how many seconds the limiter is not asked."""
-        return 0.0 if self._held_until is None else self._held_until - self._time.monotonic()
-
-    def _backoff_s(self) -> float:
-        """Return the delay of a task while the limiter is not asked: 0.0 to start it."""
-        return 0.0 if self._on_store_error == "run" else max(self._remaining_hold_s(), MIN_DELAY_S)
+        return self._limiters.get(task.parts[0].limits)
 
     def _failed(self, task: TaskLimits, items: Sequence[Item], exc: Exception) -> float:
         """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
@@ -684,7 +646,7 @@ class _Gate(Generic[L]):
                     f" ({unlogged} such failures were not logged)" if unlogged else "",
                 )  # fmt: skip
             return HOLD_S
-        begins = self._held_until is None
+        begins = self._held_until == -math.inf
         self._held_until = self._time.monotonic() + HOLD_S
         runs = self._on_store_error == "run"
         if begins:
@@ -696,38 +658,9 @@ class _Gate(Generic[L]):
         return 0.0 if runs else HOLD_S
 
     def _on_store_recovered(self) -> None:
-        if self._held_until is not None:
-            self._held_until = None
+        if self._held_until > -math.inf:
+            self._held_until = -math.inf
             _log.warning("limits of tasks can be asked again")
-
-
-class TaskGate(_Gate[Limiter]):
-    """Decides for workers of threads and processes. Safe to share between threads."""
-
-    _limiter_class = Limiter
-
-    def delay(self, task: TaskLimits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-        """Return 0.0 if this call of `task` may start now, and was counted; otherwise in how many
-        seconds to ask again. Takes no longer than the timeout, and raises no `Exception`.
-        """
-        if self._remaining_hold_s() > 0:
-            return self._backoff_s()
-        items, limiter = task.items(args, kwargs), self._limiter(task)
-        try:
-            if len(items) == 1:
-                decision = limiter.try_acquire(items[0][0], items[0][2], enqueue=True)
-            else:
-                decision = acquire_all(limiter, items, enqueue=True)
-        except Exception as exc:
-            return self._failed(task, items, exc)
-        self._on_store_recovered()
-        return _delay(decision)
-
-
-class AsyncTaskGate(_Gate[AsyncLimiter]):
-    """Decides for workers of tasks."""
-
-    _limiter_class = AsyncLimiter
 
     async def wait(
         self,
@@ -740,8 +673,9 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
         may, and was counted; otherwise, as soon as that is certain, in how many seconds to ask
         again. Raises no `Exception`.
         """
-        if self._remaining_hold_s() > 0:
-            return self._backoff_s()
+        held_s = self._held_until - self._time.monotonic()
+        if held_s > 0:
+            return 0.0 if self._on_store_error == "run" else max(held_s, MIN_DELAY_S)
         items, limiter = task.items(args, kwargs), self._limiter(task)
         key, _, cost = items[0]
         try:
@@ -750,15 +684,13 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
             elif max_wait > 0 and await _acquires(limiter, key, cost, max_wait):
                 delay = 0.0
             else:  # the `retry_after` of `acquire` is that of all who were refused with it
-                delay = _delay(await limiter.try_acquire(key, cost, enqueue=True))
+                delay = _delay(await result_of(limiter.try_acquire(key, cost, enqueue=True)))
         except Exception as exc:
             return self._failed(task, items, exc)
         self._on_store_recovered()
         return delay
 
-    async def _wait_for_all(
-        self, limiter: AsyncLimiter, items: Sequence[Item], max_wait: float
-    ) -> float:
+    async def _wait_for_all(self, limiter: Any, items: Sequence[Item], max_wait: float) -> float:
         """Do as `wait` for a call with several keys, which has no queue in this process."""
         ends_at = self._time.monotonic() + max_wait
         while True:
@@ -766,6 +698,30 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
             if not 0.0 < delay <= ends_at - self._time.monotonic():
                 return delay
             await self._sleep(delay)
+
+    async def _sleep(self, seconds: float) -> None:
+        if isinstance(self._time, AsyncClock):
+            await self._time.sleep_async(seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+
+class TaskGate(_Gate):
+    """Decides for workers of threads and processes. Safe to share between threads."""
+
+    _pool_type = LimiterPool
+
+    def delay(self, task: TaskLimits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+        """Return 0.0 if this call of `task` may start now, and was counted; otherwise in how many
+        seconds to ask again. Takes no longer than the timeout, and raises no `Exception`.
+        """
+        return run_at_once(self.wait(task, args, kwargs, 0.0))
+
+
+class AsyncTaskGate(_Gate):
+    """Decides for workers of tasks."""
+
+    _pool_type = AsyncLimiterPool
 
     async def hold(
         self,
@@ -785,12 +741,6 @@ class AsyncTaskGate(_Gate[AsyncLimiter]):
             await self._sleep(min(delay, left))
             if delay > left:
                 return delay - left
-
-    async def _sleep(self, seconds: float) -> None:
-        if isinstance(self._time, AsyncClock):
-            await self._time.sleep_async(seconds)
-        else:
-            await asyncio.sleep(seconds)
 
 
 async def _acquires(limiter: AsyncLimiter, key: AnyKey, cost: int, max_wait: float) -> bool:

@@ -13,7 +13,6 @@ from ..breaker.rules import BreakerRule
 from ..concurrency.concurrency import AsyncConcurrency, Concurrency
 from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
 from ..lifecycle.connect import (
-    act_as_owners,
     check_url,
     open_async_store,
     open_store,
@@ -120,7 +119,8 @@ class BaseGuard:
         """Samples the machine for the `SystemRule`; None if that needs no samples."""
         self._is_closed = False
         self._store = self._open_store(store, options)
-        self._make_chains(owns_store=self._store is not store)
+        self._owns_store = self._store is not store
+        self._make_chains()
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], store: Any = None, **options: Any) -> Self:
@@ -143,11 +143,10 @@ class BaseGuard:
         guard: Self = make(store, content.rules, **options)
         return guard
 
-    def _make_chains(self, *, owns_store: bool) -> None:
+    def _make_chains(self) -> None:
         """Create the chains of all resources that have rules, on the store that is open now."""
-        self._owns_store = owns_store
         self._clock = self._store.clock
-        self._lent_store = share_store(self._store, self._store_name, owned=owns_store)
+        self._lent_store = share_store(self._store, self._store_name, owned=self._owns_store)
         self._common: list[Any] = list(self._slots)
         of_resource: dict[str, list[Any]] = {}
         named: dict[str, set[str]] = {}
@@ -167,7 +166,6 @@ class BaseGuard:
             name: _sorted([*slots, *self._common]) for name, slots in of_resource.items()
         }
         self._chain_of_others = _sorted(self._common)
-        act_as_owners(self._parts.values(), self._lent_store)
 
     def _make_limiter(self, limit: Limit) -> Any:
         options = self._options

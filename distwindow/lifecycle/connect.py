@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -168,13 +168,6 @@ class SharedStore:
 def share_store(store: Any, name: str, *, owned: bool) -> Any:
     """Return what limiters are made with: a store in this process, or the caller's, as it is."""
     return SharedStore(store, name) if owned and store.decided_by != "local" else store
-
-
-def act_as_owners(parts: Iterable[Any], store: Any) -> None:
-    """Mark `parts`, which were made with `store`, as its owners if it is shared."""
-    if isinstance(store, SharedStore):
-        for part in parts:
-            part._owns_store = True
 
 
 def store_name(store: Any) -> str:

@@ -19,7 +19,7 @@ from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
 from ..stores.memory import MemoryStore
 from ..support.async_use import only_async_with, running_loop
 from ..support.locks import run_to_completion
-from .connect import open_async_store, open_store
+from .connect import SharedStore, open_async_store, open_store
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -159,7 +159,7 @@ class BlockingLifecycle(BlockingClosable, _Flushed):
     def _open_store(self, store: Any, options: Options) -> None:
         """Open `store`, which is what the caller has given; nothing is connected to."""
         self._store = open_store(store, options)
-        self._owns_store = self._store is not store
+        self._owns_store = self._store is not store or isinstance(store, SharedStore)
 
     def flush(self) -> None:
         """Send now what was counted in this process, and renew or free slots that are due, instead
@@ -252,7 +252,8 @@ class AsyncLifecycle(AsyncClosable, _Flushed):
     def _open_store(self, store: Any, options: Options) -> None:
         """Open `store`, which is what the caller has given; nothing is connected to."""
         self._store = open_async_store(store, options)
-        self._owns_store = self._store is not store and not isinstance(store, MemoryStore)
+        is_new = self._store is not store and not isinstance(store, MemoryStore)
+        self._owns_store = is_new or isinstance(store, SharedStore)
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""

@@ -25,6 +25,21 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
+async def result_of(answer: Any) -> Any:
+    """Return what a limiter has answered, or what is awaited of an `AsyncLimiter`."""
+    return (await answer) if hasattr(answer, "__await__") else answer
+
+
+def run_at_once(steps: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns that awaits nothing, as its limiter has answered already."""
+    try:
+        steps.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise AssertionError(f"{steps!r} has waited for an event loop")
+
+
 class Unawaited(Coroutine[Any, Any, R]):
     """An answer that is awaited, and then used in a condition.
 

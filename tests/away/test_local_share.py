@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from distwindow import Limit, Limiter, StoreError
 from distwindow.away.outages import RETRY_AFTER_S
+from distwindow.ring.clock import NEVER
 from distwindow.runtime.flush import KEYS_AT_ONCE
 from tests.away.sharing_process import UNASKED, WAYS
 from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
@@ -230,6 +231,20 @@ def test_the_share_follows_how_many_processes_there_are() -> None:
         clock.move(5000)
         renew([second, fleet[1]])
     assert shares([second, fleet[1]]) == [12, 6]
+
+
+def test_a_limiter_that_is_not_called_has_no_slot_to_renew() -> None:
+    """The worker would keep all that ever were called, for as long as one of them is."""
+    clock = ManualClock()
+    store = RemoteStore(clock)
+    idle, used = (limiter_on(store, on_store_error="local") for _ in range(2))
+    idle.try_acquire("k")
+    for _ in range(3):
+        used.try_acquire("k")
+        used.flush()
+        idle.flush()
+        clock.move(5000)
+    assert idle.decider.policy.source.next_due_at == NEVER
 
 
 def test_a_process_that_has_failed_to_announce_itself_tries_again() -> None:

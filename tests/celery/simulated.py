@@ -21,8 +21,7 @@ from distwindow.contrib.celery.admission import TaskAdmission
 from distwindow.contrib.celery.gate import Gate
 from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
 from distwindow.contrib.celery.pool_slots import CountedSlots, PoolSlots, SemaphoreSlots
-from distwindow.contrib.celery.settings import OnStoreError
-from distwindow.contrib.tasks import acquire_all
+from distwindow.contrib.tasks import WhileStoreIsAway, acquire_all
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 from tests.celery.simulated_pool import SimulatedPool
@@ -114,7 +113,7 @@ class SimulatedWorker:
         slots: int = 2,
         max_parked: int = 1000,
         max_hold_s: float = 3600.0,
-        on_store_error: OnStoreError = "hold",
+        on_store_error: WhileStoreIsAway = "hold",
         ask: Callable[..., Any] | None = None,
         pool: Literal["prefork", "threads", "solo", "gevent"] = "prefork",
         on_end: Callable[[SimulatedRequest], None] = lambda request: None,

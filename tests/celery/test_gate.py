@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Health, Limit, Limiter, StoreUnavailable
 from distwindow.contrib.celery.admission import TaskAdmission
-from distwindow.contrib.celery.settings import OnStoreError
+from distwindow.contrib.tasks import WhileStoreIsAway
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 from tests.celery.simulated import (
@@ -355,7 +355,7 @@ def test_a_connection_ends_while_the_store_is_asked(
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 3000), st.sampled_from(["hold", "run"]))
 def test_while_the_store_is_away_tasks_wait_or_run(
-    count: int, away_ms: int, policy: OnStoreError
+    count: int, away_ms: int, policy: WhileStoreIsAway
 ) -> None:
     timeline = Timeline()
     store = MemoryStore(timeline.clock)
@@ -395,7 +395,7 @@ def health(*, up: bool) -> Health:
 @example(away_ms=8600, late_ms=0, policy="hold")
 @given(st.integers(1, 20_000), st.integers(0, 400), st.sampled_from(["hold", "run"]))
 def test_the_store_is_asked_again_when_the_limiter_has_heard_of_its_return(
-    away_ms: int, late_ms: int, policy: OnStoreError
+    away_ms: int, late_ms: int, policy: WhileStoreIsAway
 ) -> None:
     timeline = Timeline()
     store = MemoryStore(timeline.clock)

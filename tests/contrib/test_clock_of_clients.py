@@ -58,14 +58,14 @@ def ask_asgi(url: str, **options: Any) -> Any:
 def ask_gate(url: str, **options: Any) -> Any:
     gate = TaskGate(url, **options)
     gate.add(TASK)
-    return gate._limiters[TASK.limits].try_acquire("k")
+    return gate._limiter(TASK).try_acquire("k")
 
 
 def ask_async_gate(url: str, **options: Any) -> Any:
     async def ask() -> Any:
         gate = AsyncTaskGate(url, **options)
         gate.add(TASK)
-        async with gate._limiters[TASK.limits] as limiter:
+        async with gate._limiter(TASK) as limiter:
             return await limiter.try_acquire("k")
 
     return asyncio.run(ask())

@@ -21,9 +21,9 @@ from distwindow.contrib.tasks import (
     MAX_DELAY_S,
     MIN_DELAY_S,
     AsyncTaskGate,
-    OnStoreError,
     TaskGate,
     TaskLimits,
+    WhileStoreIsAway,
 )
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.testing import ManualClock
@@ -64,7 +64,7 @@ class FailingStore(MemoryStore):
 class World:
     """A gate for threads or for tasks, with one function `delay` that asks it."""
 
-    def __init__(self, kind: str, on_store_error: OnStoreError = "hold") -> None:
+    def __init__(self, kind: str, on_store_error: WhileStoreIsAway = "hold") -> None:
         self.clock = ManualClock()
         self.store = FailingStore(self.clock)
         if kind == "threads":
@@ -206,7 +206,7 @@ def test_a_wait_that_ends_without_permits_is_no_start(
         async def refuse(*args: Any, **kwargs: Any) -> Any:
             return refused
 
-        limiter = gate._limiters[TASK.limits]
+        limiter = gate._limiter(TASK)
         with monkeypatch.context() as patch:
             patch.setattr(limiter, "acquire", ends_in_vain)
             if turn_s is not None:

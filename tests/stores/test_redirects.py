@@ -175,7 +175,7 @@ def test_a_call_that_is_cancelled_while_it_waits_is_not_sent_again() -> None:
             await asyncio.wait([call])
             server.script = admitting
             sent = len(server.calls)
-            await asyncio.sleep(2 * outcome._LONGEST_PAUSE_S)
+            await asyncio.sleep(2 * outcome.MIGRATION_PAUSES.longest_s)
             assert len(server.calls) <= sent + 1  # what was on its way
 
     with Responder() as server:

@@ -13,6 +13,7 @@ import pytest
 
 from distwindow import ConfigurationError, Decision, Key, Limit, StoreError
 from distwindow.contrib import http
+from distwindow.contrib.limiter_pool import AsyncLimiterPool, LimiterPool
 from distwindow.testing import ManualClock
 from tests.servers.wait import until
 
@@ -228,25 +229,28 @@ def test_limits_may_be_a_function_of_the_request(app: Application) -> None:
     assert app.admits(limit, 5, plan=["2/hour", Limit("9/day")]) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settles", [False, True])
-def test_more_distinct_limits_than_are_kept_hold_as_well(app: Application, settles: bool) -> None:
+def test_more_distinct_limits_than_are_kept_hold_as_well(
+    app: Application, settles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tenant may have a limit of its own."""
+    monkeypatch.setattr(http.rate_limits, "MAX_REMEMBERED", 5)
+    monkeypatch.setattr(LimiterPool, "capacity", 5)
+    monkeypatch.setattr(AsyncLimiterPool, "capacity", 5)
     rate_limits = app.rate_limits()
     options = {"cost_after": lambda request, response: 1} if settles else {}
     limit = rate_limits.limit(
         lambda request: f"{request['amount']}/minute", key=lambda request: str(request["amount"]),
         **options,
     )  # fmt: skip
-    for amount in range(1, 1101):
+    for amount in range(1, 21):
         app.ask(limit, amount=amount, then=200)
-    for amount in (1, 2, 1099, 1100):
+    for amount in (1, 2, 19, 20):
         assert app.ask(limit, amount=amount, then=200)[0].decision.remaining == max(amount - 2, 0)
     refused = rate_limits.limit("1/minute", name="refused")
     for _ in range(3):
-        app.ask(limit, refused, amount=1100)
-    assert app.ask(limit, amount=1100)[0].decision.remaining == 1096  # two were given back
-    assert len(rate_limits.opened.limiters) <= 1002
+        app.ask(limit, refused, amount=20)
+    assert app.ask(limit, amount=20)[0].decision.remaining == 16  # two were given back
 
 
 def test_a_function_may_say_that_there_is_no_limit(app: Application) -> None:
@@ -623,14 +627,10 @@ def test_a_mistake_is_raised_under_every_policy(
 # -- the life of the object -----------------------------------------------------------------------
 
 
-def test_one_connection_for_all_limits_and_it_opens_again(
-    app: Application, redis_url: str, prefix: str
-) -> None:
+def test_it_opens_again(app: Application, redis_url: str, prefix: str) -> None:
     rate_limits = app.rate_limits(redis_url, prefix=prefix, name="test-web")
     limits = [rate_limits.limit(f"{amount}/minute", name=str(amount)) for amount in (1, 2, 3)]
     assert [app.admits(limit, 5) for limit in limits] == [1, 2, 3]
-    store = rate_limits.opened.store
-    assert all(each._store._store is store for each in rate_limits.opened.limiters.values())
     app.close()
     assert [app.admits(limit, 5) for limit in limits] == [0, 0, 0]  # opened, and counted on
 
@@ -640,17 +640,17 @@ def test_it_is_closed_by_another_thread_while_a_limit_opens_it() -> None:
     rate_limits = app.rate_limits()
     limit = rate_limits.limit("9/minute")
     app.close()
-    limiter_of = rate_limits.limiter
+    pool = rate_limits.opened
+    limiter_of = pool.get
 
     def limiter_and_close(*args: Any) -> Any:
         limiter = limiter_of(*args)
         app.close()
         return limiter
 
-    rate_limits.limiter = limiter_and_close
+    pool.get = limiter_and_close
     with pytest.raises(ConfigurationError, match="closed"):
         app.ask(limit)
-    rate_limits.limiter = limiter_of
     assert app.admits(limit) == 1
     app.close()
 

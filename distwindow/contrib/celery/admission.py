@@ -17,22 +17,22 @@ from typing import NamedTuple
 
 from ... import Decision, Health
 from ...errors import ConfigurationError, StoreError, short_repr
-from ..tasks import FailureLog, Item, keys_of
+from ...support.backoff import Backoff
+from ..tasks import FailureLog, Item, WhileStoreIsAway, keys_of
 from .lines import Permits
-from .settings import OnStoreError
 from .worker import logger
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
-"""For how long nothing is asked, or nothing for one line, after a failure; doubled by each further
-one. The limiter probes a store that is away off the path of its calls, and hears of its return
-within half a second: that ends a pause, but not before the time of the first one is over.
+PAUSES = Backoff(0.25, 5.0)
+"""For how long nothing is asked, or nothing for one line. The limiter probes a store that is away
+off the path of its calls, and hears of its return within half a second: that ends a pause, but not
+before the time of the first one is over.
 """
 LOOK_EVERY_S = 0.1
 """How often a gate looks in a pause whether the limiter has heard of the return. A thread of its
 own hears of it, which cannot wake an event loop of kombu.
 """
 _FAILURES_OF_ALL = 3
-"""After so many failures of single lines in a row, one ask is made in FIRST_PAUSE_S."""
+"""After so many failures of single lines in a row, one ask is made in the first pause."""
 _LOG_EVERY_S = 60.0
 """How often a kind of failure of single lines is logged."""
 
@@ -76,12 +76,13 @@ class TaskAdmission:
         self,
         ask: Ask,
         monotonic: Callable[[], float],
-        on_store_error: OnStoreError,
+        on_store_error: WhileStoreIsAway,
     ) -> None:
         self._ask = ask
         self.monotonic = monotonic
         self._on_store_error = on_store_error
-        self._pause_s = 0.0
+        self._outage_failures = 0
+        """How many asks in a row the store has not answered."""
         self._paused_until_s = 0.0
         self._failed_at_s = 0.0
         """When the store has failed to answer the last time."""
@@ -99,7 +100,7 @@ class TaskAdmission:
     @property
     def store_is_up(self) -> bool:
         """False from a failed call to the next one that is answered."""
-        return not self._pause_s
+        return not self._outage_failures
 
     @property
     def is_paused(self) -> bool:
@@ -112,12 +113,12 @@ class TaskAdmission:
 
     def end_pause(self) -> bool:
         """End the pause if the limiter has heard of the store's return since the last ask. Return
-        True if it did. A pause of FIRST_PAUSE_S is kept: a store may answer probes and no calls.
+        True if it did. The first pause is kept: a store may answer probes and no calls.
         """
         now_s = self.monotonic()
         if not self._is_back or self._paused_until_s <= now_s:
             return False
-        if now_s < self._failed_at_s + FIRST_PAUSE_S:
+        if now_s < self._failed_at_s + PAUSES.first_s:
             return False
         self._paused_until_s = now_s
         return True
@@ -157,7 +158,7 @@ class TaskAdmission:
             return self._unknown(self._paused_until_s - now_s, failures)
         if self._line_failures >= _FAILURES_OF_ALL and self._ask_again_at_s > now_s:
             left_s = self._ask_again_at_s - now_s
-            return Answer(False, max(left_s, _pause_s(failures)), failures=failures)
+            return Answer(False, max(left_s, PAUSES.delay_s(failures)), failures=failures)
         self.asks += 1
         self._is_back = False
         try:
@@ -169,34 +170,35 @@ class TaskAdmission:
             self.failures += 1
             self._has_answered()
             self._line_failures += 1
-            self._ask_again_at_s = self.monotonic() + FIRST_PAUSE_S
+            self._ask_again_at_s = self.monotonic() + PAUSES.first_s
             self._log_failure(items, exc, failures)
-            return Answer(False, _pause_s(failures + 1), failures=failures + 1)
+            return Answer(False, PAUSES.delay_s(failures + 1), failures=failures + 1)
         self._has_answered()
         self._line_failures = 0
         self.refusals += not decision.allowed
         return decision
 
     def _has_answered(self) -> None:
-        if self._pause_s:
+        if self._outage_failures:
             logger.info("the store of the rate limits answers again")
-            self._pause_s = 0.0
+            self._outage_failures = 0
 
     def _unknown(self, wait_s: float, failures: int) -> Answer:
         runs = self._on_store_error == "run"
         return RUN if runs else Answer(False, wait_s, failures=failures, store_is_away=True)
 
     def _pause(self, exc: StoreError) -> float:
-        if not self._pause_s:
+        if not self._outage_failures:
             logger.warning(
                 "asking for a rate limit failed (%s: %s); limited tasks %s until it answers",
                 *(type(exc).__name__, exc),
                 "run without their limits" if self._on_store_error == "run" else "wait",
             )
-        self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        self._outage_failures += 1
+        pause_s = PAUSES.delay_s(self._outage_failures)
         self._failed_at_s = self.monotonic()
-        self._paused_until_s = self._failed_at_s + self._pause_s
-        return self._pause_s
+        self._paused_until_s = self._failed_at_s + pause_s
+        return pause_s
 
     def _log_failure(self, items: Sequence[Item], exc: Exception, failures: int) -> None:
         """Log the first failure of a line, and some of the others."""
@@ -208,8 +210,3 @@ class TaskAdmission:
                 f" ({unlogged} such failures were not logged)" if unlogged else "",
                 exc_info=None if isinstance(exc, ConfigurationError) else exc,
             )
-
-
-def _pause_s(failures: int) -> float:
-    """Return for how long a line is not asked for after so many failures of its own."""
-    return min(FIRST_PAUSE_S * 2 ** min(failures - 1, 10), LONGEST_PAUSE_S) if failures else 0.0

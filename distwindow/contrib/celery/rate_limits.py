@@ -17,10 +17,10 @@ from celery.worker.request import Request
 from ...errors import ConfigurationError, short_repr
 from ...lifecycle.connect import store_name
 from ...runtime.options import ClockChoice
+from ..tasks import WhileStoreIsAway
 from .limits import EffectiveLimits, LimitTable
 from .settings import (
     Annotations,
-    OnStoreError,
     Settings,
     check_celery_version,
     check_conf_keys,
@@ -210,7 +210,7 @@ class RateLimits:
         store: Any = None,
         *,
         prefix: str | None = None,
-        on_store_error: OnStoreError | None = None,
+        on_store_error: WhileStoreIsAway | None = None,
         max_parked: int | None = None,
         max_hold: float | None = None,
         timeout: float | None = None,

@@ -6,13 +6,13 @@ import math
 import types
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from ... import Limiter
 from ...errors import ConfigurationError, short_repr
 from ...ring.limit import LimitSpec
 from ...runtime.options import ClockChoice
-from ..tasks import TASK_OPTIONS
+from ..tasks import TASK_OPTIONS, WhileStoreIsAway
 
 _MOST_NAMES = 20
 
@@ -123,8 +123,6 @@ def _is_code(value: object) -> bool:
     return callable(value) or isinstance(value, types.ModuleType)
 
 
-OnStoreError = Literal["hold", "run"]
-
 OLDEST_CELERY = (5, 4)
 
 _VISIBILITY_TIMEOUT_S = {"redis": 3600.0, "sqs": 1800.0}
@@ -138,7 +136,7 @@ class Settings:
     """The settings of one worker, checked."""
 
     prefix: str = "distwindow"
-    on_store_error: OnStoreError = "hold"
+    on_store_error: WhileStoreIsAway = "hold"
     max_parked: int = 1000
     """How many parked tasks a worker fetches beyond its prefetch count."""
     max_hold: float | None = None
@@ -149,7 +147,7 @@ class Settings:
     """As for `Limiter`, which checks it."""
 
     def __post_init__(self) -> None:
-        if self.on_store_error not in get_args(OnStoreError):
+        if self.on_store_error not in get_args(WhileStoreIsAway):
             raise ConfigurationError(
                 f"distwindow_on_store_error={short_repr(self.on_store_error)} is neither "
                 '"hold" nor "run"'

@@ -18,6 +18,7 @@ keeps one `LimitedRequest` with each request, and
 without `await` where nothing is awaited.
 """
 
+from ...support.async_use import result_of
 from .address import ClientAddress
 from .fields import DRAFT, EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE, PROBLEM_SCHEMA, Headers
 from .rate_limits import (
@@ -31,7 +32,6 @@ from .rate_limits import (
     RequestLimit,
     UnwatchedRequest,
     decided,
-    result_of,
 )
 from .routes import ExemptsViews, replace_default
 from .together import decide_all

@@ -16,24 +16,19 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 
-from ... import AsyncLimiter, ConfigurationError, Decision, Limit, Limiter, StoreError
+from ... import ConfigurationError, Decision, Limit, StoreError
 from ...away.outages import Health
 from ...away.policy import OnStoreError, check_options
 from ...errors import DistwindowError, RateLimitExceeded, short_repr
-from ...lifecycle.connect import (
-    act_as_owners,
-    open_async_store,
-    open_store,
-    share_store,
-    store_name,
-)
+from ...lifecycle.connect import store_name
 from ...ring.clock import SYSTEM, Clock
 from ...ring.decision import limits_in
 from ...ring.key import AnyKey, Key, normalize_key
 from ...ring.limit import LimitSpec, parse_limits
 from ...runtime.options import ClockChoice, Consistency, Options
-from ...support.async_use import only_async_with, running_loop
+from ...support.async_use import only_async_with, result_of, running_loop
 from ...support.callables import check_not_async, check_takes, function_name, stable_name
+from ..limiter_pool import AsyncLimiterPool, LimiterPool
 from ..shared_windows import SharedWindows
 from .address import ClientAddress
 from .fields import (
@@ -56,13 +51,8 @@ NOT_GIVEN: Any = object()
 """In the place of a key that is not replaced: None is one for the address of the client."""
 _REFUSALS = (429, 503)
 """The statuses of refusals."""
-MAX_DYNAMIC_LIMITS = 1000
-"""How many distinct limits a function of the request may return, in one process."""
-
-
-async def result_of(answer: Any) -> Any:
-    """Return what a limiter has answered, or what is awaited of an `AsyncLimiter`."""
-    return (await answer) if hasattr(answer, "__await__") else answer
+MAX_REMEMBERED = 1000
+"""How many distinct limits, and names with their limits, are kept of one limit."""
 
 
 async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
@@ -212,8 +202,6 @@ class Question(NamedTuple):
     limiter: Any
     arguments: tuple[Any, ...] = ()
     """Of the functions of the limit."""
-    is_kept: bool = True
-    """False if `limiter` has other limits, as too many are in use for each to have one."""
 
     def is_above_limit(self) -> bool:
         """Return whether the cost can never be admitted."""
@@ -390,20 +378,14 @@ class RequestLimit:
 
     async def ask(self, question: Question, earlier: LimitedRequest) -> Decision:
         """Ask the store, and conclude; see `decide`."""
-        limiter, arguments, item = question.limiter, question.arguments, question[1:4]
+        limiter, arguments = question.limiter, question.arguments
         clamp = self.cost_after is not None  # so that no guess refuses every request
         if question.is_above_limit():
             await conclude(earlier, never_admitted(question), self.rate_limits)  # which raises
         if not self.settles:
-            if question.is_kept:
-                decision = limiter.try_acquire(question.key, question.cost, self.priority)
-            else:
-                decision = limiter.try_acquire_all([item])
+            decision = limiter.try_acquire(question.key, question.cost, self.priority)
             return await self._conclude(earlier, decision, question.policies, limiter)
-        if question.is_kept:
-            steps = limiter.try_reserve(question.key, question.cost, clamp=clamp)
-        else:
-            steps = limiter.reserve_all([item], clamp=clamp)
+        steps = limiter.try_reserve(question.key, question.cost, clamp=clamp)
         reservation = await result_of(steps)
         decision = reservation.decision
         if not decision.allowed:
@@ -439,7 +421,6 @@ class RequestLimit:
             key = await self._awaited("key", self._key, key)
         if key is None:  # a mistake of the client, such as a header left out, lets nobody pass
             key = rate_limits.client_address(*arguments)
-        is_kept = True
         if self._limits is not None:
             limits = self._limits
         else:
@@ -447,7 +428,7 @@ class RequestLimit:
                 limits = await self._call("limits", self._limits_of, arguments)
             if limits is None:
                 return None
-            limits, is_kept = self._parsed(limits)
+            limits = self._parsed(limits)
         if cost is None:
             cost = self._cost  # type: ignore[assignment]  # checked where it is no function
             if callable(cost):
@@ -458,9 +439,9 @@ class RequestLimit:
         beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
         limiter = self._limiter
         if self._limits is None or rate_limits.opened is not self._opened:
-            limiter = self._open_limiter(limits if is_kept else next(iter(self._dynamic.values())))
+            limiter = self._open_limiter(limits)
         full_key = self._full_key(beginning, key)
-        return Question(self, full_key, limits, cost, policies, limiter, arguments, is_kept)
+        return Question(self, full_key, limits, cost, policies, limiter, arguments)
 
     def decide_at_once(
         self, request: Any, earlier: LimitedRequest, key: Any = NOT_GIVEN
@@ -534,7 +515,7 @@ class RequestLimit:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
         # Another thread may close `rate_limits` meanwhile, or come here with other limits.
         opened = self.rate_limits.opened
-        limiter = self._limiter = self.rate_limits.limiter(limits, self.on_store_error)
+        limiter = self._limiter = opened.get(limits, self.on_store_error)
         self._opened = opened
         return limiter
 
@@ -585,29 +566,28 @@ class RequestLimit:
             value = await value
         return value
 
-    def _parsed(self, spec: Any) -> tuple[tuple[Limit, ...], bool]:
-        """Return the limits that a function has returned, and whether they are kept."""
+    def _parsed(self, spec: Any) -> tuple[Limit, ...]:
+        """Return the limits that a function has returned."""
         try:
             known = spec if isinstance(spec, (str, Limit)) else tuple(spec)
-            limits = self._dynamic.get(known)
-            if limits is not None:
-                return limits, True
+            if known in self._dynamic:
+                return self._dynamic[known]
             limits = parse_limits(spec)
         except (TypeError, ConfigurationError) as exc:
             raise ConfigurationError(
                 f"limits={function_name(self._limits_of)} has returned {short_repr(spec)}: {exc}"
             ) from None
-        if len(self._dynamic) >= MAX_DYNAMIC_LIMITS:
-            return limits, False
+        if len(self._dynamic) >= MAX_REMEMBERED:
+            self._dynamic.clear()
         self._dynamic[known] = limits
-        return limits, True
+        return limits
 
     def _remember(
         self, known_as: object, name: str, limits: tuple[Limit, ...]
     ) -> tuple[str, Policies]:
         """Return what is the same for all requests at `name` with these limits, and keep it."""
         self.rate_limits.log_shared_names(name)
-        if len(self._named) >= MAX_DYNAMIC_LIMITS:
+        if len(self._named) >= MAX_REMEMBERED:
             self._named.clear()  # the path of a mount may have parameters
         window = name if self.name else f"{name} {self.text_in_keys}"
         # So that no key of one limit is one of another.
@@ -764,20 +744,6 @@ _ANY_LIMIT = (Limit("1/second"),)
 R = TypeVar("R")
 
 
-class OpenLimiters(NamedTuple):
-    """What is open from one closing to the next."""
-
-    store: Any
-    is_owned: bool
-    """False for a store of the caller's."""
-    lent_store: Any
-    """What limiters are made with."""
-    limiters: dict[tuple[tuple[Limit, ...], Any], Any]
-    """By their limits and `on_store_error`."""
-    under_way: set[object]
-    """One object for each thread that may be calling these."""
-
-
 class MakesLimits(Generic[R]):
     """Has `limit`, which returns a `limit_type`: what it makes limits is its first argument."""
 
@@ -856,8 +822,7 @@ class BaseRateLimits(MakesLimits[R]):
     """Sleeps for some seconds by the clock of the store; to be awaited if `awaits`."""
     knows_routes: ClassVar[bool] = False
     """True if there may be `default_limits`."""
-    _limiter_type: Callable[..., Any]
-    _open_store: Callable[..., Any]
+    _pool_type: Callable[[Any, Options], Any]
 
     def __init__(
         self,
@@ -918,6 +883,7 @@ class BaseRateLimits(MakesLimits[R]):
         self.namespace: object = (store_name(store), self._options.prefix)
         """The store and the prefix: limits of one name are one limit in it."""
         self.opened = self._open()
+        """The limiters, from one closing to the next."""
         self.default_limit: R | None = None
         """The limit of each route that has none of its own."""
         if default_limits is not None:
@@ -946,24 +912,6 @@ class BaseRateLimits(MakesLimits[R]):
         answers = [LimitAnswer(exceeded.decision, policies)]
         return type(self).error_type(exceeded.decision, answers, _counted_by(exceeded.decision))
 
-    def limiter(self, limits: tuple[Limit, ...], on_store_error: Any) -> Any:
-        """Return the limiter for these limits, which is made once."""
-        opened = self.opened  # another thread may close it meanwhile
-        limiter = opened.limiters.get((limits, on_store_error))
-        if limiter is None:
-            options = self._options
-            has_share = on_store_error == "local" or options.consistency == "eventual"
-            limiter = self._limiter_type(
-                opened.lent_store, limits, prefix=options.prefix, timeout=options.timeout,
-                clock=options.clock, consistency=options.consistency,
-                share=options.share if has_share else None, on_store_error=on_store_error,
-                max_local_keys=options.max_local_keys, time=options.time,
-            )  # fmt: skip
-            act_as_owners([limiter], opened.lent_store)
-            # Of two threads that come here at once, one has its limiter kept.
-            limiter = opened.limiters.setdefault((limits, on_store_error), limiter)
-        return limiter
-
     def health(self) -> Health:
         """Return what is known of the store, without asking it: `Limiter.health`."""
         health: Health = self._any_limiter().health()
@@ -983,7 +931,7 @@ class BaseRateLimits(MakesLimits[R]):
         return _START_PAUSE_S
 
     def _any_limiter(self) -> Any:
-        return self.limiter(_ANY_LIMIT, self.on_store_error)
+        return self.opened.get(_ANY_LIMIT, self.on_store_error)
 
     def log_shared_names(self, name: str) -> None:
         """Log once with whom a limit of this name is shared, if no prefix was given."""
@@ -1000,15 +948,8 @@ class BaseRateLimits(MakesLimits[R]):
         shown = store_name(self._given_store)
         return f"{type(self).__name__}({shown!r}, on_store_error={self.on_store_error!r})"
 
-    def _open(self) -> OpenLimiters:
-        """Return a store and no limiters; nothing is connected to."""
-        store: Any = type(self)._open_store(self._given_store, self._options)
-        shown, is_owned = store_name(self._given_store), store is not self._given_store
-        outages = getattr(store, "outages", None)
-        if outages is not None and is_owned:
-            outages.name = f"rate limits {self._options.prefix!r} at {shown}"
-            outages.effect = "requests are answered by on_store_error until it is back"
-        return OpenLimiters(store, is_owned, share_store(store, shown, owned=is_owned), {}, set())
+    def _open(self) -> Any:
+        return type(self)._pool_type(self._given_store, self._options)
 
 
 @only_async_with
@@ -1018,8 +959,7 @@ class AsyncRateLimits(BaseRateLimits[R]):
     """
 
     awaits = True
-    _limiter_type = AsyncLimiter
-    _open_store = staticmethod(open_async_store)
+    _pool_type = AsyncLimiterPool
 
     def run(self, steps: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Return what a limit does with a request, to be awaited."""
@@ -1053,14 +993,11 @@ class AsyncRateLimits(BaseRateLimits[R]):
         request opens it again.
         """
         closed, self.opened = self.opened, self._open()
-        for limiter in [*closed.limiters.values()]:
-            await limiter.aclose()
-        if closed.is_owned:
-            await closed.store.aclose()
+        await closed.aclose()
 
     async def __aenter__(self) -> Self:
         running_loop()
-        for limiter in self.opened.limiters.values():
+        for limiter in self.opened.all():
             limiter.decider.policy.announce()
         if self.enabled:
             try:
@@ -1083,8 +1020,7 @@ class BlockingRateLimits(BaseRateLimits[R]):
     """`BaseRateLimits` for threads. Safe to share between threads; survives `fork`."""
 
     awaits = False
-    _limiter_type = Limiter
-    _open_store = staticmethod(open_store)
+    _pool_type = LimiterPool
 
     def run(self, steps: Coroutine[Any, Any, T]) -> T:
         """Run what a limit does with a request."""
@@ -1133,11 +1069,4 @@ class BlockingRateLimits(BaseRateLimits[R]):
         of other threads have their answers. The next request opens them again.
         """
         closed, self.opened = self.opened, self._open()
-        clock = closed.store.clock
-        ends_at = clock.monotonic() + self._options.timeout
-        while closed.under_way and clock.monotonic() < ends_at:
-            clock.sleep(0.005)
-        for limiter in [*closed.limiters.values()]:
-            limiter.close()
-        if closed.is_owned:
-            closed.store.close()
+        closed.close()

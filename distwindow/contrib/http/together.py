@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import KeysOnSeveralNodes
 from ...ring.decision import Decision
 from ...ring.key import normalize_key
+from ...support.async_use import result_of
 from .rate_limits import (
     AskedLimit,
     LimitedRequest,
@@ -19,7 +20,6 @@ from .rate_limits import (
     conclude,
     is_charged_once,
     is_same_question,
-    result_of,
 )
 
 

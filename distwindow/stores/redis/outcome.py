@@ -23,6 +23,7 @@ from ...errors import (
 )
 from ...ring.command import Command
 from ...ring.replies import PAST_DEADLINE
+from ...support.backoff import Backoff
 from ...support.fork import FORK_WAIT
 from ...support.locks import OneShotEvent, start_thread
 from .topology import CallSettings, Node, Topology
@@ -328,9 +329,8 @@ def _forget_locals(exc: BaseException) -> None:
 
 Reply = TypeVar("Reply")
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
-"""Seconds before a call is sent again whose slot migrates: at first, and after the doubling at each
-further time."""
+MIGRATION_PAUSES = Backoff(0.005, 0.05)
+"""The delays before a call is sent again whose slot migrates."""
 _MIN_LEFT_S = 0.02
 """With less time left after the pause, or less than some round trips, it is not sent again: a reply
 that comes too late would make its outcome unknown.
@@ -419,8 +419,8 @@ def execute_once(
         command = command.with_time(settings.clock.now_ms())
     node = topology.node_of(command) if sent is None else sent.node
     send_script = asking = retried = False
-    redirects = 0
-    pause_s, next_pause_s = 0.0, _FIRST_PAUSE_S
+    redirects = migrations = 0
+    pause_s = 0.0
     error: ErrorReply | None
     while True:
         request = sent or Request(
@@ -468,14 +468,14 @@ def execute_once(
                 send_script = True
                 continue
             if error.code in _SLOT_MIGRATES:
-                pause_s = next_pause_s
+                migrations += 1
+                pause_s = MIGRATION_PAUSES.delay_s(migrations)
                 left_s = deadline - settings.clock.monotonic() - pause_s
                 if left_s < max(_MIN_LEFT_S, 4 * (node.round_trip_s or 0)):
                     raise StoreUnavailable(
                         f"{node.name} cannot serve now: {text}; the slot of the key migrates to "
                         "another node, and the call has waited until its deadline"
                     )
-                next_pause_s = min(2 * next_pause_s, _LONGEST_PAUSE_S)
                 node, asking = topology.node_of(command), False
                 retried, redirects = False, 0
                 continue
