@@ -279,14 +279,16 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
         self._states.is_closed = True
         self._states.wake = ignore_wake
 
-    async def _admit(self, key: AnyKey) -> A:
+    async def admit(self, key: AnyKey) -> A:
+        """See `BlockingBreaker.admit`."""
         admission = self._states.decide(key)
         return await self._ask(key) if admission is None else admission
 
     async def _ask(self, key: AnyKey) -> A:
         return await self._run(self._states.admit(self._states.get_or_create(key)))
 
-    async def _finish(self, admission: A, failed: bool | None) -> None:
+    async def finish(self, admission: A, failed: bool | None) -> None:
+        """See `BlockingBreaker.finish`."""
         if self._states.record(admission, failed):
             await self._send(admission)
 
@@ -350,14 +352,16 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         self._states.is_closed = True
         self._states.wake = ignore_wake  # the thread that closes flushes from here on
 
-    def _admit(self, key: AnyKey) -> A:
+    def admit(self, key: AnyKey) -> A:
+        """Begin a call without a block, for other parts of this package. Raises `BreakerOpen`."""
         admission = self._states.decide(key)
         return self._ask(key) if admission is None else admission
 
     def _ask(self, key: AnyKey) -> A:
         return self._run(self._states.admit(self._states.get_or_create(key)))
 
-    def _finish(self, admission: A, failed: bool | None) -> None:
+    def finish(self, admission: A, failed: bool | None) -> None:
+        """End a call that `admit` has let through; None: its end says nothing."""
         if self._states.record(admission, failed):
             self._send(admission)
 

@@ -153,10 +153,10 @@ class BreakerSlot(ChainSlot):
         self._key = key_of(rule.resource)
 
     def enter(self, call: GuardCall) -> Steps:
-        return (yield self._breaker._admit(self._key))
+        return (yield self._breaker.admit(self._key))
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
-        yield self._breaker._finish(token, outcome.failed)
+        yield self._breaker.finish(token, outcome.failed)
 
 
 # --------------------------------------------------------------------------------------------------
