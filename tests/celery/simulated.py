@@ -19,7 +19,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from distwindow import Limiter
 from distwindow.contrib.celery.admission import TaskAdmission
 from distwindow.contrib.celery.gate import Gate
-from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
+from distwindow.contrib.celery.limits import LimitTable
 from distwindow.contrib.celery.pool_slots import CountedSlots, PoolSlots, SemaphoreSlots
 from distwindow.contrib.tasks import WhileStoreIsAway, acquire_all
 from distwindow.stores.memory import MemoryStore
@@ -134,7 +134,7 @@ class SimulatedWorker:
         self.prefetch_bound = 1_000_000
         self.most_extra_prefetch = 0
         limiter = Limiter(store, "1/second", time=timeline.clock)
-        self.limits = EffectiveLimits(LimitTable(None))
+        self.limits = LimitTable(None)
         self.limits.check({task.name: task for task in tasks})
         self.admission = TaskAdmission(
             ask or partial(acquire_all, limiter), self.monotonic, on_store_error

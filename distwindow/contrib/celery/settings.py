@@ -1,10 +1,10 @@
-"""The settings of `RateLimits`, checked."""
+"""The settings of `RateLimits`, checked, and their names in Celery's configuration."""
 
 from __future__ import annotations
 
 import math
 import types
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,72 +12,7 @@ from ... import Limiter
 from ...errors import ConfigurationError, short_repr
 from ...ring.limit import LimitSpec
 from ...runtime.options import ClockChoice
-from ..tasks import TASK_OPTIONS, WhileStoreIsAway
-
-_MOST_NAMES = 20
-
-
-class Annotations:
-    """The annotations of an application, as `app.annotations` prepares them: dicts by task name, or
-    objects with the methods `annotate` and `annotate_any`.
-    """
-
-    def __init__(self, prepared: Iterable[Any] = ()) -> None:
-        self._prepared = tuple(prepared)
-
-    def without_those_for_all(self, task: Any, option: str, value: object) -> object:
-        """Return an option of a task whose value is `value`, as if no annotation were for all tasks
-        (`"*"`): Celery lets that one win over the annotation that names the task.
-        """
-        for item in self._prepared:
-            named = _call(item, "annotate", task)
-            if option in named:
-                return named[option]
-        for_all = any(_call(item, "annotate_any").get(option) is value for item in self._prepared)
-        return None if for_all else value
-
-    def set(self, task: Any, option: str, value: object) -> bool:
-        """Return whether an annotation has set an option of a task, whose value is `value`."""
-        return value is not None and any(
-            found.get(option) is value
-            for item in self._prepared
-            for found in (_call(item, "annotate", task), _call(item, "annotate_any"))
-        )
-
-    def check_names(self, registered: Collection[str]) -> None:
-        """Raise `ConfigurationError` for limits of a task that does not exist."""
-        for item in self._prepared:
-            if not isinstance(item, dict):
-                continue
-            for name, options in item.items():
-                if name == "*" or name in registered or not isinstance(options, dict):
-                    continue
-                if not options.keys().isdisjoint(TASK_OPTIONS):
-                    raise ConfigurationError(
-                        f"task_annotations limits the task {name!r}, which is not registered in "
-                        f"this worker, whose tasks are {listed(registered)} (Celery knows no "
-                        "patterns there; write them in distwindow_limits)"
-                    )
-
-
-def listed(registered: Collection[str]) -> str:
-    """Return the names of the application's tasks, or the first of many."""
-    names = sorted(name for name in registered if not name.startswith("celery."))
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return (", ".join(names[:_MOST_NAMES]) or "Celery's own") + more
-
-
-def _call(annotation: Any, method: str, *arguments: Any) -> dict[str, Any]:
-    found = getattr(annotation, method, None)
-    return (found(*arguments) if found is not None else None) or {}
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The names of the settings in Celery's configuration, and the check that each one given is read.
-#
-# Celery accepts settings of any name, and one that it does not read would leave the tasks without
-# limits.
+from ..tasks import WhileStoreIsAway
 
 CONF_PREFIX = "distwindow_"
 SETTINGS = ("prefix", "on_store_error", "max_parked", "max_hold", "timeout", "clock")
@@ -89,8 +24,9 @@ def check_conf_keys(conf: Any, given: Collection[str] = ()) -> None:
     that Celery does not read as it is written, such as `DISTWINDOW_LIMITS` where the configuration
     has no namespace, or another.
 
-    `given` are the settings that `RateLimits` was given. A name in capitals of a setting that is
-    set otherwise is left alone: it may be the application's own.
+    Celery accepts settings of any name, and one that it does not read would leave the tasks without
+    limits. `given` are the settings that `RateLimits` was given. A name in capitals of a setting
+    that is set otherwise is left alone: it may be the application's own.
     """
     keys = [str(key) for key in conf]
     # Only a configuration that was read, as here, knows its namespace ("CELERY_").

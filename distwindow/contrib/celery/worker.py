@@ -1,4 +1,11 @@
-"""The worker as its gate uses it."""
+"""The worker as its gate uses it, and the signals of the gate. These are sent in the worker's
+parent, with the task as the sender.
+
+    @task_parked.connect
+    def on_parked(sender, request, key, wait_s, **kwargs): ...
+
+A receiver runs on the worker's event loop, so it must return at once.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +18,6 @@ from celery.utils.log import get_logger
 
 logger = get_logger("celery.distwindow")
 
-
-# --------------------------------------------------------------------------------------------------
-#
-# The signals of the gate. They are sent in the worker's parent, with the task as the sender.
-#
-#   @task_parked.connect
-#   def on_parked(sender, request, key, wait_s, **kwargs): ...
-#
-# A receiver runs on the worker's event loop, so it must return at once.
-
 task_parked = Signal(name="task_parked", providing_args={"request", "key", "wait_s"})
 """A task begins to wait for its limit. `request` is Celery's `Request`, `key` the limit key, and
 `wait_s` the seconds until the first task of its line may ask again.
@@ -30,7 +27,6 @@ task_sent_back = Signal(name="task_sent_back", providing_args={"request", "key",
 """A task that waited too long to be kept was sent back to its queue. `eta` is the time, a
 `datetime`, before which no worker takes it up again.
 """
-
 
 _LONGEST_SLEEP_S = 1.0
 """Timers that are replaced stay in the timer's heap until they would fire; so none is far away."""
