@@ -1,4 +1,24 @@
-"""Opening, flushing and closing of limiters, concurrency limits and breakers."""
+"""Opening, flushing and closing of limiters, concurrency limits and breakers.
+
+Each has a store, and a source of what it counts in this process (`FlushSource`): a strategy, the
+held slots, or the states of breakers. A worker flushes the source when something is due. `close`
+goes through these steps, in a thread of its own (`close`) or shielded from cancellation
+(`aclose`), so that an interrupted or cancelled caller does not leave it half done:
+
+    step             calls of others meanwhile              who flushes
+    -                are decided and counted                the worker
+    `_end_calls`     raise, if the store is closed below;   the worker: calls count no more, but
+                     those being decided may still count    what they have counted is due
+    `detach`         as above                               the worker ends the flush under way
+    `_flush_rest`    as above, so that an owned store is    the closing thread or task
+                     flushed twice
+    `store.close`    raise `ConfigurationError`             nobody
+    `record_close`   raise                                  nobody: what is left is logged as lost
+
+A store object of the caller stays open, and calls are decided as before: the first one that
+counts attaches the flush job to its worker again. The end of the process waits while
+`being_closed`. Where the end of its event loop ends `aclose`, the flush at exit sends the rest.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +43,6 @@ from .connect import SharedStore, open_async_store, open_store
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# Each has a store, and a source of what it counts in this process (`FlushSource`): a strategy, the
-# held slots, or the states of breakers. A worker flushes the source when something is due. `close`
-# goes through these steps, in a thread of its own (`close`) or shielded from cancellation
-# (`aclose`), so that an interrupted or cancelled caller does not leave it half done:
-#
-#   step             calls of others meanwhile              who flushes
-#   -                are decided and counted                the worker
-#   `_end_calls`     raise, if the store is closed below;   the worker: calls count no more, but
-#                    those being decided may still count    what they have counted is due
-#   `detach`         as above                               the worker ends the flush under way
-#   `_flush_rest`    as above, so that an owned store is    the closing thread or task
-#                    flushed twice
-#   `store.close`    raise `ConfigurationError`             nobody
-#   `record_close`   raise                                  nobody: what is left is logged as lost
-#
-# A store object of the caller stays open, and calls are decided as before: the first one that
-# counts attaches the flush job to its worker again. The end of the process waits while
-# `being_closed`. Where the end of its event loop ends `aclose`, the flush at exit sends the rest.
 
 
 class EnteredOnce:
