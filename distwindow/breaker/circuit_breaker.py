@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, TypeVar, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 from ..errors import ConfigurationError, closed_failure, short_repr
 from ..lifecycle.connect import store_name
@@ -47,6 +47,7 @@ class BaseBreaker:
     """Base class of all breakers, which document the arguments."""
 
     _instead = "@breaker.protect(key), or enter breaker.call(key)"
+    _shared = "store, prefix and rule share their breakers"
     _owns_store: bool
 
     def __init__(self, store: Any, options: Options) -> None:
@@ -67,14 +68,6 @@ class BaseBreaker:
     def _settings_text(self) -> str:
         """Return the settings for `repr`."""
         raise NotImplementedError  # each kind of breaker has settings of its own
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raise `TypeError` for `pickle` and `copy`."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
-            "and counts; make one in each process: all with the same store, prefix and rule share "
-            "their breakers"
-        )
 
     @property
     def prefix(self) -> str:

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import ConfigurationError, DistwindowError, short_repr
 from ..lifecycle.connect import store_name
@@ -36,6 +36,7 @@ class BaseConcurrency:
     """Base class of `Concurrency` and `AsyncConcurrency`, which document the arguments."""
 
     _instead = "`with slots.hold(key):`"
+    _shared = "store and prefix share their slots"
 
     def __init__(self, store: Any, limit: int, ttl: float, options: Options) -> None:
         timeout = options.timeout
@@ -70,14 +71,6 @@ class BaseConcurrency:
         return (
             f"{type(self).__name__}({self._store_name!r}, {self._limit}, prefix={self._prefix!r}, "
             f"ttl={self._ttl:g})"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raise `TypeError` for `pickle` and `copy`."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
-            "and slots; make one in each process (at the top of a module, or first thing in the "
-            "child): all with the same store and prefix share their slots"
         )
 
     @property

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..away.outages import Outages
 from ..errors import DistwindowError
@@ -46,10 +46,12 @@ if TYPE_CHECKING:
 
 
 class EnteredOnce:
-    """Is a context manager for its own life, once, as `httpx.Client` is."""
+    """Is a context manager for its own life, once, as `httpx.Client` is; one in each process."""
 
     _instead: str
     """The code that limits a block, where `with` of this object only reads as if it did."""
+    _shared: str
+    """The arguments that are the same in all processes, and what these share."""
     _is_entered = False
     _has_ended = False
     """True from `close` on."""
@@ -66,6 +68,14 @@ class EnteredOnce:
                 "new one at each start"
             )
         self._is_entered = True
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError` for `pickle` and `copy`."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
+            "and counts; make one in each process (at the top of a module, or first thing in the "
+            f"child): all with the same {self._shared}"
+        )
 
 
 def ignore_wake() -> None:
