@@ -11,8 +11,8 @@ from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
 
 from ...errors import ConfigurationError
 from .. import asgi, http
-from ..http.scopes import Scope
-from .all_of import AllOf
+from ..http.messages import Scope
+from .dependencies import AllOf
 
 
 class LimitOfRoutes(NamedTuple):
