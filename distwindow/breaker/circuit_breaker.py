@@ -15,7 +15,13 @@ from typing import Any, Generic, TypeVar, get_args
 
 from ..errors import ConfigurationError, closed_failure, short_repr
 from ..lifecycle.connect import store_name
-from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake, raise_failure
+from ..lifecycle.lifecycle import (
+    AsyncLifecycle,
+    BlockingLifecycle,
+    Flushed,
+    ignore_wake,
+    raise_failure,
+)
 from ..limiter.decorator import DecoratorKey
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
@@ -43,12 +49,11 @@ from .rules import RULES, BreakerRule
 from .states import BreakerAdmission, BreakerKeyState, BreakerStates, OnBreakerStoreError
 
 
-class BaseBreaker:
+class BaseBreaker(Flushed):
     """Base class of all breakers, which document the arguments."""
 
     _instead = "@breaker.protect(key), or enter breaker.call(key)"
     _shared = "store, prefix and rule share their breakers"
-    _owns_store: bool
 
     def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -61,6 +66,14 @@ class BaseBreaker:
         self._store_name = store_name(store)
         self._name = f"breaker {options.prefix!r} at {self._store_name}"
         self._failure_types = FailureTypes(options.errors, options.ignore)
+        self._open_store(store, options)
+        self._states = self._open_states(self._store)
+        in_background = not self._states.in_process
+        self._add_flush_job(self._states, self._name, in_background=in_background)
+
+    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[Any, Any]:
+        """Return what this breaker knows and counts in this process."""
+        raise NotImplementedError  # each kind of breaker has its own
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
@@ -228,19 +241,7 @@ A = TypeVar("A")
 class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
     """A breaker for tasks."""
 
-    def __init__(self, store: Any, options: Options) -> None:
-        super().__init__(store, options)
-        self._open_store(store, options)
-        self._states = self._open_states(self._store)
-        self._add_flush_job(
-            self._states,
-            self._name,
-            in_background=not self._states.in_process,
-        )
-
-    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
-        """Return what this breaker knows and counts in this process."""
-        raise NotImplementedError  # each kind of breaker has its own
+    _states: BreakerCache[S, A]
 
     def call(self, key: AnyKey) -> AsyncBreakerCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
@@ -293,19 +294,7 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
     """A breaker for threads."""
 
-    def __init__(self, store: Any, options: Options) -> None:
-        super().__init__(store, options)
-        self._open_store(store, options)
-        self._states = self._open_states(self._store)
-        self._add_flush_job(
-            self._states,
-            self._name,
-            in_background=not self._states.in_process,
-        )
-
-    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
-        """Return what this breaker knows and counts in this process."""
-        raise NotImplementedError  # each kind of breaker has its own
+    _states: BreakerCache[S, A]
 
     def call(self, key: AnyKey) -> BreakerCall[A]:
         """Return a context manager for one call of the service: raises `BreakerOpen` at the

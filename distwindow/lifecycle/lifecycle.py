@@ -124,7 +124,7 @@ class BlockingClosable(EnteredOnce):
         self.close()
 
 
-class _Flushed:
+class Flushed:
     """Has a store, and counts in this process what a worker flushes; see above."""
 
     _worker: FlushWorker
@@ -135,6 +135,8 @@ class _Flushed:
     """Seconds that one call has."""
     _flush_job: FlushJob
     _flush_now: Callable[[bool], Any]
+    _open_store: Callable[[Any, Options], None]
+    """Opens what the caller has given; nothing is connected to."""
 
     def _add_flush_job(
         self,
@@ -158,7 +160,7 @@ class _Flushed:
             self._flush_job = job_type(source, self._flush_now, name)
 
 
-class BlockingLifecycle(BlockingClosable, _Flushed):
+class BlockingLifecycle(BlockingClosable, Flushed):
     """The steps above in threads."""
 
     _worker = THREAD_WORKER
@@ -251,7 +253,7 @@ class AsyncClosable(EnteredOnce):
         await self.aclose()
 
 
-class AsyncLifecycle(AsyncClosable, _Flushed):
+class AsyncLifecycle(AsyncClosable, Flushed):
     """The steps above in tasks."""
 
     _worker = TASK_WORKER
