@@ -17,7 +17,7 @@ from .admission import LOOK_EVERY_S, RUN, Answer, TaskAdmission
 from .limits import LimitTable
 from .lines import ParkedTask, TaskQueue, TaskQueues
 from .pool_slots import PoolSlots
-from .worker import OneTimer, WorkerPort, is_revoked, logger, task_parked, task_sent_back
+from .worker import CeleryWorkerPort, OneTimer, is_revoked, logger, task_parked, task_sent_back
 
 _WORK_S = 0.05
 """After this time the event loop gets its turn, and the gate the next one, a millisecond later."""
@@ -37,7 +37,7 @@ class Gate:
 
     def __init__(
         self,
-        worker: WorkerPort,
+        worker: CeleryWorkerPort,
         slots: PoolSlots,
         admission: TaskAdmission,
         limits: LimitTable,
@@ -85,7 +85,7 @@ class Gate:
     def process(self, request: Any) -> None:
         """Take a task that the consumer has received: Celery's `process_task`."""
         if not self.limits.of(request.task).parts:
-            self._slots.pass_on(request, by_turns=self.lines.size > 0)
+            self._slots.pass_on(request, self.lines.size > 0)
         else:
             self._arrivals.append(request)
             self.run_pending()

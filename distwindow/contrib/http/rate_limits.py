@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from difflib import get_close_matches
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 
 from ... import ConfigurationError, Decision, Limit, StoreError
@@ -1007,12 +1006,7 @@ class AsyncRateLimits(BaseRateLimits[R]):
                 raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
