@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from ...errors import DistwindowError, RateLimitExceeded
 from .fields import EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE
-from .rate_limits import AsyncRateLimits, LimitedRequest, RateLimited
+from .rate_limits import AsyncRateLimits
+from .request_limit import LimitedRequest, RateLimited
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
