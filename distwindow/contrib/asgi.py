@@ -20,17 +20,8 @@ from ..ring.decision import Decision
 from ..support.async_use import Unawaited, UnawaitedCoroutine
 from . import http
 from .http import EXPOSED_HEADERS, RateLimited, messages
-from .http.messages import (
-    STARTS,
-    Message,
-    Response,
-    Scope,
-    Settlements,
-    WatchedRequest,
-    method_of,
-    root_template,
-    scope_of,
-)
+from .http.messages import STARTS, Message, Response, Settlements, WatchedRequest
+from .http.scopes import Scope, method_of, root_template, scope_of
 
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
 
 from ...errors import ConfigurationError
 from .. import asgi, http
-from ..http.messages import Scope
+from ..http.scopes import Scope
 from .dependencies import AllOf
 
 

@@ -31,14 +31,8 @@ with needs("flask"):
     import flask
     from flask import Blueprint, Flask, Response, current_app
 
-    from .app_limits import (
-        LIMITED_REQUEST,
-        AppRateLimits,
-        ClientAddress,
-        RateLimited,
-        RateLimitUnavailable,
-        client_address,
-    )
+    from .app_limits import LIMITED_REQUEST, AppRateLimits
+    from .requests import ClientAddress, RateLimited, RateLimitUnavailable, client_address
     from .views import (
         add_limit,
         check_order,

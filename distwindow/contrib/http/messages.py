@@ -1,10 +1,9 @@
-"""What limits see of a request of ASGI, its scope, and the messages that are sent for it."""
+"""What is sent for a limited request, as messages of ASGI."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Awaitable, MutableMapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ from .fields import EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE
 from .rate_limits import AsyncRateLimits
 from .request_limit import LimitedRequest, RateLimited
 
-Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 _RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -31,35 +29,6 @@ _FAILED = (500, 1011, 4500)
 _OURS = {name.lower().encode(): name for name in EXPOSED_HEADERS}
 _RAW = {name: raw for raw, name in _OURS.items()}
 _BODIES = ("http.response.body", "http.response.zerocopysend", "websocket.http.response.body")
-
-
-def scope_of(connection: Any) -> Scope:
-    """Return the scope of a request, of any framework, or `connection`, if it is one."""
-    scope: Scope = getattr(connection, "scope", connection)
-    return scope
-
-
-def method_of(scope: Scope) -> str:
-    """Return the method as which a request counts: HEAD is GET without a body, and no second
-    window beside it.
-    """
-    method: str = scope.get("method", "WEBSOCKET")
-    return "GET" if method == "HEAD" else method
-
-
-def root_template(scope: Scope) -> str:
-    """Return the root path with the parameters of mounts in place of what the client has written
-    for them: another value would be another limit.
-    """
-    root: str = scope.get("root_path", "")
-    server = scope.get("app_root_path", "")
-    if not root or not scope.get("path_params"):
-        return root
-    mounts = root.removeprefix(server)
-    for name, value in scope["path_params"].items():
-        pattern = rf"(?<=/){re.escape(str(value))}(?=/|$)"
-        mounts = re.sub(pattern, f"{{{name}}}", mounts, count=1)
-    return f"{server if root.startswith(server) else ''}{mounts}"
 
 
 async def receive_start(rate_limits: AsyncRateLimits[Any], receive: Any, send: Any) -> Message:
