@@ -17,50 +17,7 @@ from ..tasks import WhileStoreIsAway
 CONF_PREFIX = "distwindow_"
 SETTINGS = ("prefix", "on_store_error", "max_parked", "max_hold", "timeout", "clock")
 CONF_KEYS = ("url", "limits", *SETTINGS)
-
-
-def check_conf_keys(conf: Any, given: Collection[str] = ()) -> None:
-    """Raise `ConfigurationError` for a `distwindow_...` setting that does not exist, and for one
-    that Celery does not read as it is written, such as `DISTWINDOW_LIMITS` where the configuration
-    has no namespace, or another.
-
-    Celery accepts settings of any name, and one that it does not read would leave the tasks without
-    limits. `given` are the settings that `RateLimits` was given. A name in capitals of a setting
-    that is set otherwise is left alone: it may be the application's own.
-    """
-    keys = [str(key) for key in conf]
-    # Only a configuration that was read, as here, knows its namespace ("CELERY_").
-    namespace = str(getattr(conf, "prefix", None) or "")
-    written = {name: _written(name, namespace) for name in CONF_KEYS}
-    read = {*written.values(), *(CONF_PREFIX + name for name in CONF_KEYS)}
-    for key in keys:
-        plain = key.lower().removeprefix(namespace.lower()).removeprefix("celery_")
-        if key in read or not plain.startswith(CONF_PREFIX) or _is_code(conf.get(key)):
-            continue
-        name = plain.removeprefix(CONF_PREFIX)
-        if name not in written:
-            known = ", ".join(written.values())
-            raise ConfigurationError(f"unknown setting {key!r}; the settings are {known}")
-        is_set = name in given or conf.get(CONF_PREFIX + name) is not None
-        if not (is_set and key.isupper()):
-            raise ConfigurationError(
-                f"the setting {key!r} is not read by Celery as it is written; write "
-                f"{written[name]!r}"
-            )
-
-
-def _written(name: str, namespace: str) -> str:
-    key = namespace + CONF_PREFIX + name
-    return key.upper() if namespace.isupper() else key
-
-
-def _is_code(value: object) -> bool:
-    """True for what a configuration module has imported or defined."""
-    return callable(value) or isinstance(value, types.ModuleType)
-
-
 OLDEST_CELERY = (5, 4)
-
 _VISIBILITY_TIMEOUT_S = {"redis": 3600.0, "sqs": 1800.0}
 """The time that kombu's transports use where `visibility_timeout` is not set."""
 _CONSUMER_TIMEOUT_S = 1800.0
@@ -125,17 +82,6 @@ def make_settings(conf: Any, given: dict[str, Any]) -> Settings:
     return Settings(**chosen)
 
 
-def check_celery_version(version: tuple[Any, ...]) -> None:
-    """Raise `ConfigurationError` for a Celery whose worker has not what the gate needs."""
-    if tuple(version[:2]) < OLDEST_CELERY:
-        oldest = ".".join(map(str, OLDEST_CELERY))
-        found = ".".join(map(str, version[:3]))
-        raise ConfigurationError(
-            f"distwindow.contrib.celery needs Celery {oldest} or later, and this is {found}; "
-            f"pip install 'celery>={oldest}'"
-        )
-
-
 def max_hold_s(settings: Settings, driver: str, transport_options: dict[str, Any]) -> float:
     """Return how long a message may be kept unacknowledged: half of the time after which the broker
     gives it to another worker. `driver` is the `driver_type` of kombu's transport.
@@ -148,6 +94,57 @@ def max_hold_s(settings: Settings, driver: str, transport_options: dict[str, Any
     if set_by_user:
         return float(set_by_user) / 2
     return _VISIBILITY_TIMEOUT_S.get(driver, _CONSUMER_TIMEOUT_S) / 2
+
+
+def check_celery_version(version: tuple[Any, ...]) -> None:
+    """Raise `ConfigurationError` for a Celery whose worker has not what the gate needs."""
+    if tuple(version[:2]) < OLDEST_CELERY:
+        oldest = ".".join(map(str, OLDEST_CELERY))
+        found = ".".join(map(str, version[:3]))
+        raise ConfigurationError(
+            f"distwindow.contrib.celery needs Celery {oldest} or later, and this is {found}; "
+            f"pip install 'celery>={oldest}'"
+        )
+
+
+def check_conf_keys(conf: Any, given: Collection[str] = ()) -> None:
+    """Raise `ConfigurationError` for a `distwindow_...` setting that does not exist, and for one
+    that Celery does not read as it is written, such as `DISTWINDOW_LIMITS` where the configuration
+    has no namespace, or another.
+
+    Celery accepts settings of any name, and one that it does not read would leave the tasks without
+    limits. `given` are the settings that `RateLimits` was given. A name in capitals of a setting
+    that is set otherwise is left alone: it may be the application's own.
+    """
+    keys = [str(key) for key in conf]
+    # Only a configuration that was read, as here, knows its namespace ("CELERY_").
+    namespace = str(getattr(conf, "prefix", None) or "")
+    written = {name: _written(name, namespace) for name in CONF_KEYS}
+    read = {*written.values(), *(CONF_PREFIX + name for name in CONF_KEYS)}
+    for key in keys:
+        plain = key.lower().removeprefix(namespace.lower()).removeprefix("celery_")
+        if key in read or not plain.startswith(CONF_PREFIX) or _is_code(conf.get(key)):
+            continue
+        name = plain.removeprefix(CONF_PREFIX)
+        if name not in written:
+            known = ", ".join(written.values())
+            raise ConfigurationError(f"unknown setting {key!r}; the settings are {known}")
+        is_set = name in given or conf.get(CONF_PREFIX + name) is not None
+        if not (is_set and key.isupper()):
+            raise ConfigurationError(
+                f"the setting {key!r} is not read by Celery as it is written; write "
+                f"{written[name]!r}"
+            )
+
+
+def _written(name: str, namespace: str) -> str:
+    key = namespace + CONF_PREFIX + name
+    return key.upper() if namespace.isupper() else key
+
+
+def _is_code(value: object) -> bool:
+    """True for what a configuration module has imported or defined."""
+    return callable(value) or isinstance(value, types.ModuleType)
 
 
 def _is_seconds(value: object) -> bool:
