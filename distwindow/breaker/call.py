@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..ring.key import AnyKey
@@ -104,12 +103,7 @@ class BreakerCall(_BaseBreakerCall[A]):
         self._admission = self._breaker._ask(self._key) if admission is None else admission
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         to_send = self._end(exc)
         if to_send is not None:
             self._breaker._send(to_send)
@@ -135,12 +129,7 @@ class AsyncBreakerCall(_BaseBreakerCall[A]):
         self._admission = await self._breaker._ask(self._key) if admission is None else admission
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         # Before anything is awaited: if the task is cancelled then, the worker sends it.
         to_send = self._end(exc)
         if to_send is not None:

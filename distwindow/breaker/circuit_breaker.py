@@ -11,11 +11,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, TypeVar, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 from ..errors import ConfigurationError, closed_failure, short_repr
 from ..lifecycle.connect import store_name
-from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake, raise_failure
+from ..lifecycle.lifecycle import (
+    AsyncLifecycle,
+    BlockingLifecycle,
+    Flushed,
+    ignore_wake,
+    raise_failure,
+)
 from ..limiter.decorator import DecoratorKey
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
@@ -43,11 +49,11 @@ from .rules import RULES, BreakerRule
 from .states import BreakerAdmission, BreakerKeyState, BreakerStates, OnBreakerStoreError
 
 
-class BaseBreaker:
+class BaseBreaker(Flushed):
     """Base class of all breakers, which document the arguments."""
 
     _instead = "@breaker.protect(key), or enter breaker.call(key)"
-    _owns_store: bool
+    _shared = "store, prefix and rule share their breakers"
 
     def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -60,6 +66,14 @@ class BaseBreaker:
         self._store_name = store_name(store)
         self._name = f"breaker {options.prefix!r} at {self._store_name}"
         self._failure_types = FailureTypes(options.errors, options.ignore)
+        self._open_store(store, options)
+        self._states = self._open_states(self._store)
+        in_background = not self._states.in_process
+        self._add_flush_job(self._states, self._name, in_background=in_background)
+
+    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[Any, Any]:
+        """Return what this breaker knows and counts in this process."""
+        raise NotImplementedError  # each kind of breaker has its own
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
@@ -67,14 +81,6 @@ class BaseBreaker:
     def _settings_text(self) -> str:
         """Return the settings for `repr`."""
         raise NotImplementedError  # each kind of breaker has settings of its own
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raise `TypeError` for `pickle` and `copy`."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
-            "and counts; make one in each process: all with the same store, prefix and rule share "
-            "their breakers"
-        )
 
     @property
     def prefix(self) -> str:
@@ -235,19 +241,7 @@ A = TypeVar("A")
 class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
     """A breaker for tasks."""
 
-    def __init__(self, store: Any, options: Options) -> None:
-        super().__init__(store, options)
-        self._open_store(store, options)
-        self._states = self._open_states(self._store)
-        self._add_flush_job(
-            self._states,
-            self._name,
-            in_background=not self._states.in_process,
-        )
-
-    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
-        """Return what this breaker knows and counts in this process."""
-        raise NotImplementedError  # each kind of breaker has its own
+    _states: BreakerCache[S, A]
 
     def call(self, key: AnyKey) -> AsyncBreakerCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
@@ -279,14 +273,16 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
         self._states.is_closed = True
         self._states.wake = ignore_wake
 
-    async def _admit(self, key: AnyKey) -> A:
+    async def admit(self, key: AnyKey) -> A:
+        """See `BlockingBreaker.admit`."""
         admission = self._states.decide(key)
         return await self._ask(key) if admission is None else admission
 
     async def _ask(self, key: AnyKey) -> A:
         return await self._run(self._states.admit(self._states.get_or_create(key)))
 
-    async def _finish(self, admission: A, failed: bool | None) -> None:
+    async def finish(self, admission: A, failed: bool | None) -> None:
+        """See `BlockingBreaker.finish`."""
         if self._states.record(admission, failed):
             await self._send(admission)
 
@@ -298,19 +294,7 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
 class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
     """A breaker for threads."""
 
-    def __init__(self, store: Any, options: Options) -> None:
-        super().__init__(store, options)
-        self._open_store(store, options)
-        self._states = self._open_states(self._store)
-        self._add_flush_job(
-            self._states,
-            self._name,
-            in_background=not self._states.in_process,
-        )
-
-    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
-        """Return what this breaker knows and counts in this process."""
-        raise NotImplementedError  # each kind of breaker has its own
+    _states: BreakerCache[S, A]
 
     def call(self, key: AnyKey) -> BreakerCall[A]:
         """Return a context manager for one call of the service: raises `BreakerOpen` at the
@@ -350,14 +334,16 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         self._states.is_closed = True
         self._states.wake = ignore_wake  # the thread that closes flushes from here on
 
-    def _admit(self, key: AnyKey) -> A:
+    def admit(self, key: AnyKey) -> A:
+        """Begin a call without a block, for other parts of this package. Raises `BreakerOpen`."""
         admission = self._states.decide(key)
         return self._ask(key) if admission is None else admission
 
     def _ask(self, key: AnyKey) -> A:
         return self._run(self._states.admit(self._states.get_or_create(key)))
 
-    def _finish(self, admission: A, failed: bool | None) -> None:
+    def finish(self, admission: A, failed: bool | None) -> None:
+        """End a call that `admit` has let through; None: its end says nothing."""
         if self._states.record(admission, failed):
             self._send(admission)
 

@@ -9,11 +9,11 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import ConfigurationError, DistwindowError, short_repr
 from ..lifecycle.connect import store_name
-from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle
+from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, Flushed
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
@@ -32,13 +32,27 @@ _MAX_LIMIT = 1_000_000
 _MIN_TTL_S, _MAX_TTL_S = 0.05, 86_400.0
 
 
-class BaseConcurrency:
+class BaseConcurrency(Flushed):
     """Base class of `Concurrency` and `AsyncConcurrency`, which document the arguments."""
 
     _instead = "`with slots.hold(key):`"
+    _shared = "store and prefix share their slots"
+    _driver: SlotDriver
+    _new_driver: Callable[[], SlotDriver]
 
-    def __init__(self, store: Any, limit: int, ttl: float, options: Options) -> None:
-        timeout = options.timeout
+    def __init__(
+        self,
+        store: Any,
+        limit: int,
+        *,
+        prefix: str = "distwindow",
+        ttl: float = 30.0,
+        timeout: float = 0.5,
+        clock: ClockChoice = "server",
+        name: str | None = None,
+        time: Clock = SYSTEM,
+    ) -> None:
+        options = Options(prefix=prefix, timeout=timeout, clock=clock, name=name, time=time)
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_LIMIT:
             raise ConfigurationError(
                 f"limit={short_repr(limit)} is not a whole number from 1 to {_MAX_LIMIT:,}: "
@@ -57,27 +71,19 @@ class BaseConcurrency:
         self._timeout = float(timeout)
         self._name = options.name
         self._held = register_after_fork(HeldSlots(limit, round(ttl * 1000), self._owner))
-
-    def _use_clock(self, clock: Clock) -> None:
-        """Make what reads the clock, which is the store's."""
-        self._wait_queues = register_after_fork(WaitQueues(clock))
+        self._open_store(store, replace(options, timeout=self._timeout / 2))
+        self._wait_queues = register_after_fork(WaitQueues(self._store.clock))
         self._operations = SlotOperations(
-            self._held, self._wait_queues, clock.monotonic, self._timeout
+            self._held, self._wait_queues, self._store.clock.monotonic, self._timeout
         )
         self._held.wait_queues = self._wait_queues
+        self._driver = self._new_driver()
+        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._store_name!r}, {self._limit}, prefix={self._prefix!r}, "
             f"ttl={self._ttl:g})"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raise `TypeError` for `pickle` and `copy`."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
-            "and slots; make one in each process (at the top of a module, or first thing in the "
-            "child): all with the same store and prefix share their slots"
         )
 
     @property
@@ -142,27 +148,16 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
     work; nothing is connected to before the first call.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        limit: int,
-        *,
-        prefix: str = "distwindow",
-        ttl: float = 30.0,
-        timeout: float = 0.5,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        time: Clock = SYSTEM,
-    ) -> None:
+    _driver: _ThreadSlots
+
+    def _new_driver(self) -> SlotDriver:
+        return _ThreadSlots(self._store, self._operations)
+
+    def _open_store(self, store: Any, options: Options) -> None:
         check_patched_before_import()
         check_patched_whole()
         PATCH_STATE.check()
-        options = Options(prefix=prefix, timeout=timeout, clock=clock, name=name, time=time)
-        super().__init__(store, limit, ttl, options)
-        self._open_store(store, replace(options, timeout=self._timeout / 2))
-        self._use_clock(self._store.clock)
-        self._driver = _ThreadSlots(self._store, self._operations)
-        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
+        super()._open_store(store, options)
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> SlotBlock:
         """Return a context manager that waits for a slot of `key` at the beginning of its block,
@@ -310,24 +305,10 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
     slot held: the worker frees it.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        limit: int,
-        *,
-        prefix: str = "distwindow",
-        ttl: float = 30.0,
-        timeout: float = 0.5,
-        clock: ClockChoice = "server",
-        name: str | None = None,
-        time: Clock = SYSTEM,
-    ) -> None:
-        options = Options(prefix=prefix, timeout=timeout, clock=clock, name=name, time=time)
-        super().__init__(store, limit, ttl, options)
-        self._open_store(store, replace(options, timeout=self._timeout / 2))
-        self._use_clock(self._store.clock)
-        self._driver = _TaskSlots(self._store, self._operations)
-        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
+    _driver: _TaskSlots
+
+    def _new_driver(self) -> SlotDriver:
+        return _TaskSlots(self._store, self._operations)
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:
         """See `Concurrency.hold`; `async with`."""

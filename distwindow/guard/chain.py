@@ -1,4 +1,17 @@
-"""The chain of slots of a `Guard`, as in Sentinel's `SphU.entry`: built in, or the program's."""
+"""The chain of slots of a `Guard`, as in Sentinel's `SphU.entry`: built in, or the program's.
+
+    the slots' `enter`, in order       authority, system, flow, breakers
+    the block
+    the slots' `exit`, in reverse      of each slot whose `enter` has returned
+
+If a slot refuses the call, or the caller is cancelled before the block begins, the slots before
+it are left with an outcome that was not admitted, and give back what they took.
+
+The slots of this package are generators: they yield what their limiter or breaker has returned,
+and are sent the result. That is the result itself in a thread, and is awaited first in a task.
+`RateSlot`, which nearly every call meets, is none: `enter` returns the question, and `_settle` is
+given the answer.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +26,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import Blocked, ConfigurationError, DistwindowError, short_repr
 from ..runtime.options import check_origin
-
-# --------------------------------------------------------------------------------------------------
-#
-#   the slots' `enter`, in order       authority, system, flow, breakers
-#   the block
-#   the slots' `exit`, in reverse      of each slot whose `enter` has returned
-#
-# If a slot refuses the call, or the caller is cancelled before the block begins, the slots before
-# it are left with an outcome that was not admitted, and give back what they took.
-#
-# The slots of this package are generators: they yield what their limiter or breaker has returned,
-# and are sent the result. That is the result itself in a thread, and is awaited first in a task.
-# `RateSlot`, which nearly every call meets, is none: `enter` returns the question, and `_settle` is
-# given the answer.
 
 LOG = logging.getLogger("distwindow")
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..breaker import AsyncCircuitBreaker, CircuitBreaker
 from ..breaker.rules import BreakerRule
@@ -71,6 +71,7 @@ class BaseGuard:
     """Base class of `Guard` and `AsyncGuard`, which document the arguments."""
 
     _instead = "@guarded(guard, resource), or enter guard.entry(resource)"
+    _shared = "store, prefix and rules share their limits"
 
     _clock: Clock
     _store: Any
@@ -238,14 +239,6 @@ class BaseGuard:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {len(self._rules)} rules)"
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raise `TypeError` for `pickle` and `copy`."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
-            "and counts; make one in each process: all with the same store, prefix and rules share "
-            "their limits"
-        )
 
     @property
     def prefix(self) -> str:

@@ -153,29 +153,23 @@ class BreakerSlot(ChainSlot):
         self._key = key_of(rule.resource)
 
     def enter(self, call: GuardCall) -> Steps:
-        return (yield self._breaker._admit(self._key))
+        return (yield self._breaker.admit(self._key))
 
     def exit(self, call: GuardCall, token: Any, outcome: Outcome) -> Steps:
-        yield self._breaker._finish(token, outcome.failed)
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# Flow rules that count calls of another resource (Sentinel `RuleConstant.STRATEGY_RELATE`).
-#
-#   FlowRule("read", 100, strategy="relate", ref_resource="write")
-#
-#   "read" is refused while "write" has passed 100 times in its last second: a call of "read" looks
-#   into the window of "write", and counts nothing there
-#
-# Therefore each call of "write" has to be in a window of the store: in that of a flow rule of its
-# own, if there is one that counts all its calls in the same interval; else in one made for it.
+        yield self._breaker.finish(token, outcome.failed)
 
 
 class RelateSlot(FlowRuleSlot):
-    """Refuses a call while another resource has used the rule's permits. Takes nothing.
+    """Refuses a call while another resource has used the rule's permits (Sentinel
+    `RuleConstant.STRATEGY_RELATE`). Takes nothing.
 
-    The limiter decides by the store alone: what was counted elsewhere is not known here.
+        FlowRule("read", 100, strategy="relate", ref_resource="write")
+
+    "read" is refused while "write" has passed 100 times in its last second: a call of "read" looks
+    into the window of "write", and counts nothing there. So each call of "write" has to be in a
+    window of the store: in that of a flow rule of its own, if there is one that counts all its
+    calls in the same interval; else in one made for it (`rules_that_count`). The limiter decides by
+    the store alone: what was counted elsewhere is not known here.
     """
 
     def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:

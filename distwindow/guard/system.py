@@ -19,19 +19,6 @@ from ..support.locks import was_raised_by_signal_handler
 from .chain import ChainSlot, GuardCall, Outcome
 from .rules import SystemRule
 
-# --------------------------------------------------------------------------------------------------
-#
-# Samples of the machine for system rules (Sentinel `SystemStatusListener`). The background worker
-# takes them, and never a call.
-#
-#   event                                    the worker
-#   the first call, or the first after       is woken, and samples at once; psutil's CPU usage needs
-#   IDLE_S seconds without one               a second sample
-#   a second has passed                      samples
-#   no call for IDLE_S seconds               stops sampling
-#
-# Where the guard's clock is not the system's there is no worker: `Guard.flush` samples.
-
 SAMPLE_EVERY_S = 1.0
 """Sentinel's."""
 IDLE_S = 10.0
@@ -109,7 +96,17 @@ def cpu_usage(before: dict[str, float], after: dict[str, float]) -> float:
 
 
 class SystemSampling(Timer):
-    """The last sample, and when the next one is due: the worker calls `run`."""
+    """Samples of the machine for system rules (Sentinel `SystemStatusListener`): the last one, and
+    when the next one is due. The background worker takes them, and never a call.
+
+      event                                    the worker
+      the first call, or the first after       is woken, and samples at once; psutil's CPU usage
+      IDLE_S seconds without one               needs a second sample
+      a second has passed                      samples
+      no call for IDLE_S seconds               stops sampling
+
+    Where the guard's clock is not the system's there is no worker: `Guard.flush` samples.
+    """
 
     def __init__(self, sampler: Sampler, clock: Clock, name: str) -> None:
         super().__init__(name)

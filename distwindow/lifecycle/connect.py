@@ -132,7 +132,7 @@ class SharedStore:
     """The store of several limiters, as each of them sees it: a `Store` or an `AsyncStore`, which
     `close` leaves open.
 
-    They behave as if it was theirs, so that closing one ends all that it does in the background;
+    They own it (`_open_store`), so that closing one ends all that it does in the background;
     but it stays open until who has opened it closes it, because the others still flush.
     """
 

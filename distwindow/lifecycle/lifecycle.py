@@ -1,11 +1,31 @@
-"""Opening, flushing and closing of limiters, concurrency limits and breakers."""
+"""Opening, flushing and closing of limiters, concurrency limits and breakers.
+
+Each has a store, and a source of what it counts in this process (`FlushSource`): a strategy, the
+held slots, or the states of breakers. A worker flushes the source when something is due. `close`
+goes through these steps, in a thread of its own (`close`) or shielded from cancellation
+(`aclose`), so that an interrupted or cancelled caller does not leave it half done:
+
+    step             calls of others meanwhile              who flushes
+    -                are decided and counted                the worker
+    `_end_calls`     raise, if the store is closed below;   the worker: calls count no more, but
+                     those being decided may still count    what they have counted is due
+    `detach`         as above                               the worker ends the flush under way
+    `_flush_rest`    as above, so that an owned store is    the closing thread or task
+                     flushed twice
+    `store.close`    raise `ConfigurationError`             nobody
+    `record_close`   raise                                  nobody: what is left is logged as lost
+
+A store object of the caller stays open, and calls are decided as before: the first one that
+counts attaches the flush job to its worker again. The end of the process waits while
+`being_closed`. Where the end of its event loop ends `aclose`, the flush at exit sends the rest.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..away.outages import Outages
 from ..errors import DistwindowError
@@ -25,33 +45,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# Each has a store, and a source of what it counts in this process (`FlushSource`): a strategy, the
-# held slots, or the states of breakers. A worker flushes the source when something is due. `close`
-# goes through these steps, in a thread of its own (`close`) or shielded from cancellation
-# (`aclose`), so that an interrupted or cancelled caller does not leave it half done:
-#
-#   step             calls of others meanwhile              who flushes
-#   -                are decided and counted                the worker
-#   `_end_calls`     raise, if the store is closed below;   the worker: calls count no more, but
-#                    those being decided may still count    what they have counted is due
-#   `detach`         as above                               the worker ends the flush under way
-#   `_flush_rest`    as above, so that an owned store is    the closing thread or task
-#                    flushed twice
-#   `store.close`    raise `ConfigurationError`             nobody
-#   `record_close`   raise                                  nobody: what is left is logged as lost
-#
-# A store object of the caller stays open, and calls are decided as before: the first one that
-# counts attaches the flush job to its worker again. The end of the process waits while
-# `being_closed`. Where the end of its event loop ends `aclose`, the flush at exit sends the rest.
-
-
 class EnteredOnce:
-    """Is a context manager for its own life, once, as `httpx.Client` is."""
+    """Is a context manager for its own life, once, as `httpx.Client` is; one in each process."""
 
     _instead: str
     """The code that limits a block, where `with` of this object only reads as if it did."""
+    _shared: str
+    """The arguments that are the same in all processes, and what these share."""
     _is_entered = False
     _has_ended = False
     """True from `close` on."""
@@ -68,6 +68,14 @@ class EnteredOnce:
                 "new one at each start"
             )
         self._is_entered = True
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError` for `pickle` and `copy`."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
+            "and counts; make one in each process (at the top of a module, or first thing in the "
+            f"child): all with the same {self._shared}"
+        )
 
 
 def ignore_wake() -> None:
@@ -116,7 +124,7 @@ class BlockingClosable(EnteredOnce):
         self.close()
 
 
-class _Flushed:
+class Flushed:
     """Has a store, and counts in this process what a worker flushes; see above."""
 
     _worker: FlushWorker
@@ -127,6 +135,8 @@ class _Flushed:
     """Seconds that one call has."""
     _flush_job: FlushJob
     _flush_now: Callable[[bool], Any]
+    _open_store: Callable[[Any, Options], None]
+    """Opens what the caller has given; nothing is connected to."""
 
     def _add_flush_job(
         self,
@@ -150,7 +160,7 @@ class _Flushed:
             self._flush_job = job_type(source, self._flush_now, name)
 
 
-class BlockingLifecycle(BlockingClosable, _Flushed):
+class BlockingLifecycle(BlockingClosable, Flushed):
     """The steps above in threads."""
 
     _worker = THREAD_WORKER
@@ -243,7 +253,7 @@ class AsyncClosable(EnteredOnce):
         await self.aclose()
 
 
-class AsyncLifecycle(AsyncClosable, _Flushed):
+class AsyncLifecycle(AsyncClosable, Flushed):
     """The steps above in tasks."""
 
     _worker = TASK_WORKER

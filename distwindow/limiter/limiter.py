@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..away.outages import Health
 from ..away.policy import OnStoreError, check_options
@@ -56,6 +56,7 @@ class BaseLimiter:
     """Base class of `Limiter` and `AsyncLimiter`, which document the arguments."""
 
     _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
+    _shared = "store, prefix and limits share their windows"
     _decide_locally: Callable[[AnyKey, int], Decision | None]
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -143,14 +144,6 @@ class BaseLimiter:
         return (
             f"{type(self).__name__}({self._store_name!r}, {limits!r}, prefix={self.prefix!r}, "
             f"consistency={self._options.consistency!r})"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raise `TypeError` for `pickle` and `copy`."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled or copied, as it holds connections, locks "
-            "and counts; make one in each process (at the top of a module, or first thing in the "
-            "child): all with the same store, prefix and limits share their windows"
         )
 
     @property

@@ -141,9 +141,6 @@ def check_handler(name: str, handler: Any, *, may_be_async: bool) -> None:
         check_not_async(name, handler)
 
 
-# -- calls that a function takes --
-
-
 def check_signatures(function: Any, called_alike: Mapping[str, Any], hint: str = "") -> None:
     """Raise `ConfigurationError` for one of `called_alike` that some call of `function` does not
     fit: an argument with a default counts by position and by its name. Those that are no functions
@@ -227,9 +224,6 @@ def _function_and_call(function: Any) -> tuple[Any, Any]:
     if inspect.isclass(function):
         return function, None
     return function, inspect.getattr_static(type(function), "__call__", None)
-
-
-# -- keys --
 
 
 class FunctionArguments:

@@ -1,4 +1,28 @@
-"""Support for `fork`: what it waits for, and the objects that start afresh in the child."""
+"""Support for `fork`: what it waits for, and the objects that start afresh in the child.
+
+It waits for threads of this package that connect, and for threads that are about to end. OpenSSL
+and the C library have locks for the whole process, and a fork copies them as they are. A lock that
+another thread holds at that moment is held in the child for ever, because the child does not have
+that thread: it could never open a TLS connection. Such locks are held
+
+    by a thread that connects     now and then, until it is connected
+    by a thread that ends         after it has left Python: OpenSSL frees what it kept for the
+                                  thread, under a lock that each new thread has to take for its
+                                  first TLS connection
+
+When a thread that connects has returned the connection, it still has to end. So a program that
+forks right after its first call would fork at that moment.
+
+    the thread            `_connecting`   `_ending`     a fork by another thread
+    runs, and connects    it is there     -             waits
+    runs                  -               -             does not wait: it holds no such lock
+    has left Python       -               it is there   waits
+    is gone               -               removed       does not wait
+
+Nothing here takes a lock, so a fork cannot copy one that is held, and a signal handler that forks
+may interrupt everything: each line is a single operation of a dict. uWSGI calls none of this when
+it forks, and for that reason no threads are started before (see `locks.py`).
+"""
 
 from __future__ import annotations
 
@@ -45,32 +69,6 @@ def reset_process_state() -> None:
     for owner in list(_registered or ()):
         owner.after_fork()
 
-
-# --------------------------------------------------------------------------------------------------
-#
-# What a fork waits for: threads of this package that connect, and threads that are about to end.
-#
-# OpenSSL and the C library have locks for the whole process, and a fork copies them as they are. A
-# lock that another thread holds at that moment is held in the child for ever, because the child
-# does not have that thread: it could never open a TLS connection. Such locks are held
-#
-#   by a thread that connects     now and then, until it is connected
-#   by a thread that ends         after it has left Python: OpenSSL frees what it kept for the
-#                                 thread, under a lock that each new thread has to take for its
-#                                 first TLS connection
-#
-# When a thread that connects has returned the connection, it still has to end. So a program that
-# forks right after its first call would fork at that moment.
-#
-#   the thread            `_connecting`   `_ending`     a fork by another thread
-#   runs, and connects    it is there     -             waits
-#   runs                  -               -             does not wait: it holds no such lock
-#   has left Python       -               it is there   waits
-#   is gone               -               removed       does not wait
-#
-# Nothing here takes a lock, so a fork cannot copy one that is held, and a signal handler that forks
-# may interrupt everything: each line is a single operation of a dict. uWSGI calls none of this when
-# it forks, and for that reason no threads are started before (see `locks.py`).
 
 MAX_WAIT_S = 0.1
 """Seconds that a fork waits at most. Connecting over a slow network takes longer, but most of that

@@ -103,9 +103,6 @@ class StoreTests:
         check_closed(self.make_store)
 
 
-# -- the checks -----------------------------------------------------------------------------------
-
-
 def check_members(make_store: MakeStore) -> None:
     """Check the attributes that limiters read."""
     clock = ManualClock(START_MS)
@@ -219,9 +216,6 @@ def check_closed(make_store: MakeStore) -> None:
         raise AssertionError("execute on a closed store did not raise ConfigurationError")
 
 
-# -- comparing ------------------------------------------------------------------------------------
-
-
 class Difference(NamedTuple):
     """Where a store differs from the specification."""
 
@@ -311,9 +305,6 @@ def _lines_of(actual: Any, expected: Any) -> list[str]:
 
 def _new_key() -> str:
     return f"conformance-{uuid.uuid4().hex[:12]}"
-
-
-# -- calling either kind of store -----------------------------------------------------------------
 
 
 class _BlockingCalls:

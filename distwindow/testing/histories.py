@@ -290,8 +290,6 @@ def _flush(step: HistoryStep, charges: tuple[Charge, ...], now: int, past: Seque
     )
 
 
-# -- concurrency slots ----------------------------------------------------------------------------
-
 SLOT_TTLS_MS = (10 * MINUTE_MS, 10 * MINUTE_MS, 3 * MINUTE_MS, 60 * MINUTE_MS)
 
 
@@ -360,8 +358,6 @@ def slot_commands_of(history: Sequence[SlotStep], key: AnyKey) -> Iterator[Comma
             yield Free((), now, slots_name=name, holders=holders)
         yield Holders((), now, slots_name=name)
 
-
-# -- circuit breakers -----------------------------------------------------------------------------
 
 BREAKER_RULES: tuple[BreakerRule, ...] = (
     ErrorRatio(0.5, window=300, min_calls=3, open_for=120, buckets=5, probe_timeout=60),
@@ -495,8 +491,6 @@ def adaptive_commands_of(history: Sequence[AdaptiveStep], key: AnyKey) -> Iterat
         )  # fmt: skip
 
 
-# -- minute views ---------------------------------------------------------------------------------
-
 _ORIGINS = (ALL_ORIGINS, ALL_ORIGINS, "a", "b", "c", "{d}", "ü\x00", OTHER_ORIGINS)
 _VIEW_SECONDS = (0, 1, 30, 59, 60, 61, 150, -1, -59, -60, -61, -200)
 
@@ -575,9 +569,6 @@ def view_commands_of(history: Sequence[ViewStep], key: AnyKey) -> Iterator[Comma
             max_origins=step.max_origins,
         )  # fmt: skip
         yield ViewRead((), now, name=name)
-
-
-# -- all of them ----------------------------------------------------------------------------------
 
 
 class Feature(NamedTuple):

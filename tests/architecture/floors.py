@@ -1,7 +1,8 @@
-"""The rule of the architecture: imports only go down, and have no cycles.
+"""The rules of the architecture: imports only go down, and have no cycles; what is private stays in
+its room.
 
 Read from the source with `ast`, so that an import inside a function or behind `TYPE_CHECKING`
-counts as well. `violations(package)` lists what breaks the rule, one line each.
+counts as well. `violations(package)` lists what breaks the rules, one line each.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ FEATURES: dict[str, set[str]] = {
     "guard": set(),
 }
 """What can be deleted, and the rooms which import it, besides the programs and the package."""
+_OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 OPEN_TO_PROGRAMS = {"inspect", "lifecycle"}
 """What programs import from the floors of the limiters besides the package itself."""
 
@@ -82,7 +84,12 @@ def violations(package: Path) -> list[str]:
         for item in imports
         if (why := _violation(package.name, item)) is not None
     ]
-    return [*_without_floor(package.name, modules), *forbidden, *_cycles(imports, modules)]
+    return [
+        *_without_floor(package.name, modules),
+        *forbidden,
+        *_cycles(imports, modules),
+        *_private_uses(package.name, modules),
+    ]
 
 
 def _modules(package: Path) -> dict[str, Path]:
@@ -203,3 +210,54 @@ def _cycles(imports: list[Import], modules: dict[str, Path]) -> list[str]:
         # graphlib lists each module before the one that imports it; reversed, it reads "imports".
         return ["a cycle: " + " imports ".join(reversed(exc.args[1]))]
     return []
+
+
+# -- private names ----------------------------------------------------------------------------
+
+
+def _private_uses(package: str, modules: dict[str, Path]) -> Iterator[str]:
+    """List what uses a private name that only other rooms define: an attribute of another object,
+    or an import. A subclass uses those of its base class by `self`.
+    """
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules.items()}
+    defined: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        defined.setdefault(_own_room(package, name), set()).update(_defined(tree))
+    for name, tree in trees.items():
+        room = _own_room(package, name)
+        elsewhere = set().union(*(names for other, names in defined.items() if other != room))
+        for line, used in _private_names(tree):
+            if used in elsewhere - defined[room]:
+                yield f"{name}:{line} uses {used}, which is private to another room"
+
+
+def _own_room(package: str, module: str) -> str:
+    """Return the room, both halves of it; each integration is one of its own."""
+    parts = module.removeprefix(package).lstrip(".").split(".")
+    return ".".join(parts[: 2 if parts[0] == "contrib" else 1])
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and _is_own(node):
+            yield node.attr
+
+
+def _private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        used = []
+        if isinstance(node, ast.Attribute) and not _is_own(node):
+            used = [node.attr]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            used = [alias.name for alias in node.names]
+        for name in used:
+            if name.startswith("_") and not name.endswith("__") and name not in _OF_NAMED_TUPLES:
+                yield getattr(node, "lineno", 0), name
+
+
+def _is_own(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
@@ -19,8 +19,9 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from distwindow import Limiter
 from distwindow.contrib.celery.admission import TaskAdmission
 from distwindow.contrib.celery.gate import Gate
-from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
+from distwindow.contrib.celery.limits import LimitTable
 from distwindow.contrib.celery.pool_slots import CountedSlots, PoolSlots, SemaphoreSlots
+from distwindow.contrib.celery.worker import CeleryWorkerPort
 from distwindow.contrib.tasks import WhileStoreIsAway, acquire_all
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
@@ -134,7 +135,7 @@ class SimulatedWorker:
         self.prefetch_bound = 1_000_000
         self.most_extra_prefetch = 0
         limiter = Limiter(store, "1/second", time=timeline.clock)
-        self.limits = EffectiveLimits(LimitTable(None))
+        self.limits = LimitTable(None)
         self.limits.check({task.name: task for task in tasks})
         self.admission = TaskAdmission(
             ask or partial(acquire_all, limiter), self.monotonic, on_store_error
@@ -149,7 +150,7 @@ class SimulatedWorker:
             )  # fmt: skip
             self.slots = CountedSlots(self, self._wake)
         self.gate = Gate(
-            self, self.slots, self.admission, self.limits,
+            cast("CeleryWorkerPort", self), self.slots, self.admission, self.limits,
             max_parked=max_parked, max_hold_s=max_hold_s,
         )  # fmt: skip
 

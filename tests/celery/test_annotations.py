@@ -9,7 +9,6 @@ from celery import Celery
 
 from distwindow import ConfigurationError, Limit
 from distwindow.contrib.celery import RateLimits
-from distwindow.contrib.celery.limits import EffectiveLimits
 
 
 def fetch(tenant: str) -> None: ...
@@ -24,7 +23,7 @@ def limits_with(annotations: Any = None, **conf: Any) -> RateLimits:
 
 
 def found(limits: RateLimits, name: str) -> tuple[Limit, ...]:
-    return limits.table().of(limits.app.tasks[name]).limits
+    return limits.table().read(limits.app.tasks[name]).limits
 
 
 def check_tasks(limits: RateLimits) -> None:
@@ -33,7 +32,7 @@ def check_tasks(limits: RateLimits) -> None:
     """
     tasks = limits.app.tasks
     own = {name: tasks[name] for name in tasks if name.startswith(("celery.", "proj."))}
-    EffectiveLimits(limits.table()).check(own)
+    limits.table().check(own)
 
 
 FOR_ALL = {"limits": "7/s", "limit_key": "{tenant}"}
@@ -73,12 +72,12 @@ def test_limits_of_an_unknown_task_in_annotations(name: str, options: dict[str, 
 @pytest.mark.parametrize("annotations", [{"*": FOR_ALL}, [ForAll()], {"proj.fetch": FOR_ALL}])
 def test_errors_and_inspect_name_annotations(annotations: Any) -> None:
     limits = limits_with(annotations)
-    assert limits.table().of(limits.app.tasks["proj.fetch"]).source == "task_annotations"
+    assert limits.table().read(limits.app.tasks["proj.fetch"]).source == "task_annotations"
     with pytest.raises(ConfigurationError, match="task_annotations: limit 'fast'"):
         limits_with({"proj.fetch": {"limits": "fast"}}).check()
     other = limits_with({"proj.fetch": {"time_limit": 7}})
     other.app.tasks["proj.fetch"].limits = "9/s"
-    assert other.table().of(other.app.tasks["proj.fetch"]).source == "the task's options"
+    assert other.table().read(other.app.tasks["proj.fetch"]).source == "the task's options"
 
 
 def test_an_unknown_option_in_annotations() -> None:

@@ -17,7 +17,8 @@ from distwindow.contrib.celery.send_back import (
     is_taken_away,
     survive_lost_connections,
 )
-from distwindow.contrib.celery.worker_steps import CeleryWorkerPort, ConsumerStep
+from distwindow.contrib.celery.worker import CeleryWorkerPort
+from distwindow.contrib.celery.worker_steps import ConsumerStep
 from tests.servers import Standalone
 
 TIMEOUT_S = 60.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from distwindow import CircuitBreaker, Concurrency, ConfigurationError, ErrorCount, Limit
 from distwindow.contrib.celery import RateLimits
-from distwindow.contrib.celery.limits import EffectiveLimits, LimitTable
+from distwindow.contrib.celery.limits import LimitTable
 from distwindow.contrib.celery.settings import Settings, check_celery_version, max_hold_s
 from tests.contrib.charges import key_and_cost
 
@@ -28,7 +28,7 @@ def task_of(function: Callable[..., Any] = plain, **options: Any) -> Any:
 
 
 def limits_of(function: Callable[..., Any] = plain, *, conf: Any = None, **options: Any) -> Any:
-    return LimitTable(conf).of(task_of(function, **options))
+    return LimitTable(conf).read(task_of(function, **options))
 
 
 # -- which limits ----------------------------------------------------------------------------------
@@ -61,8 +61,8 @@ def test_an_entry_may_set_the_key_and_the_cost() -> None:
 def test_a_pattern_limits_tasks_of_celery_only_if_it_names_them() -> None:
     app = Celery("test", set_as_current=False)
     unlock = app.tasks["celery.chord_unlock"]
-    assert LimitTable({"*": "1/s"}).of(unlock).limits == ()
-    assert LimitTable({"celery.*": "1/s"}).of(unlock).limits == (Limit("1/s"),)
+    assert LimitTable({"*": "1/s"}).read(unlock).limits == ()
+    assert LimitTable({"celery.*": "1/s"}).read(unlock).limits == (Limit("1/s"),)
 
 
 def test_annotations_of_celery_set_limits() -> None:
@@ -70,7 +70,7 @@ def test_annotations_of_celery_set_limits() -> None:
     app.conf.task_annotations = {"proj.fetch": {"limits": "7/s", "limit_key": "{tenant}"}}
     task = app.task(name="proj.fetch", shared=False)(plain)
     app.finalize()
-    found = LimitTable(None).of(app.tasks[task.name])
+    found = LimitTable(None).read(app.tasks[task.name])
     assert found.limits == (Limit("7/s"),)
     assert key_and_cost(found, ("acme",), {}) == ("acme", 1)
 
@@ -181,9 +181,9 @@ def test_bad_tables(conf: Any, says: str) -> None:
 
 
 def test_a_name_in_the_table_that_is_no_task() -> None:
-    effective = EffectiveLimits(LimitTable({"proj.fetsh": "5/s", "none.*": "1/s"}))
+    table = LimitTable({"proj.fetsh": "5/s", "none.*": "1/s"})
     with pytest.raises(ConfigurationError, match="is not registered") as caught:
-        effective.check({"proj.fetch": task_of()})
+        table.check({"proj.fetch": task_of()})
     assert "the task 'proj.fetsh'" in str(caught.value)
     assert "whose tasks are proj.fetch (" in str(caught.value)
 
@@ -287,20 +287,20 @@ def test_no_pace_may_outlast_half_of_the_time_that_a_message_is_kept(
         with pytest.raises(ConfigurationError, match=says):
             limits.check()
 
-    effective = EffectiveLimits(LimitTable(None), 4.0)
-    assert bool(effective.of(task_of(limits=limit)).limits) == works
+    table = LimitTable(None, max_hold_s=4.0)
+    assert bool(table.of(task_of(limits=limit)).limits) == works
     assert ("may be 2 s at most" in caplog.text) != works
 
 
 def test_a_task_that_comes_late_runs_without_a_limit_if_its_options_cannot_work(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    effective = EffectiveLimits(LimitTable(None))
-    effective.check({})
+    table = LimitTable(None)
+    table.check({})
     bad = task_of(limits="fast")
     with caplog.at_level("ERROR", logger="celery.distwindow"):
-        assert effective.of(bad).limits == ()
-        assert effective.of(bad).limits == ()
+        assert table.of(bad).limits == ()
+        assert table.of(bad).limits == ()
     assert len(caplog.records) == 1
     assert "'fast'" in caplog.text
 
@@ -379,4 +379,4 @@ def test_options_of_the_applications_own_are_left_alone() -> None:
             return ""
 
     app = Celery("test", set_as_current=False)
-    assert LimitTable(None).of(app.register_task(Own())).limits == (Limit("5/s"),)
+    assert LimitTable(None).read(app.register_task(Own())).limits == (Limit("5/s"),)

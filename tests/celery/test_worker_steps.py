@@ -9,7 +9,7 @@ import pytest
 from celery.worker import state
 from kombu.common import QoS
 
-from distwindow.contrib.celery.worker_steps import CeleryWorkerPort
+from distwindow.contrib.celery.worker import CeleryWorkerPort
 
 
 @pytest.mark.parametrize("bound", [None, 6])

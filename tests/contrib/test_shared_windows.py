@@ -33,7 +33,7 @@ def of_celery(limits: Sequence[str], key: str, *, is_own: bool = False) -> None:
             options = {"limits": ["1/day", (key, text)]}
         declared = app.task(name=f"task{number}", shared=False, **options)(task)
         for _ in range(3):
-            table.of(declared)
+            table.read(declared)
 
 
 def of_web(kind: Any, limits: Sequence[str], key: str) -> None:

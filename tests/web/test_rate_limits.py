@@ -234,7 +234,7 @@ def test_more_distinct_limits_than_are_kept_hold_as_well(
     app: Application, settles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenant may have a limit of its own."""
-    monkeypatch.setattr(http.rate_limits, "MAX_REMEMBERED", 5)
+    monkeypatch.setattr(http.request_limit, "MAX_REMEMBERED", 5)
     monkeypatch.setattr(LimiterPool, "capacity", 5)
     monkeypatch.setattr(AsyncLimiterPool, "capacity", 5)
     rate_limits = app.rate_limits()

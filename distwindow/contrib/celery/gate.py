@@ -1,128 +1,23 @@
-"""The gate: holds limited tasks back in the worker's parent, and starts them as limits allow."""
+"""The gate: holds limited tasks back in the worker's parent, and starts them as limits allow.
+
+All work is done by `run_pending`, by one caller at a time: a call that comes while another works
+(from a callback of the pool, another thread or greenlet) only has that one look again. So lines
+are never seen half changed, and nothing recurses, though a slot that is given back may be granted
+to another line at once.
+"""
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...errors import ConfigurationError
 from .admission import LOOK_EVERY_S, RUN, Answer, TaskAdmission
-from .limits import EffectiveLimits
+from .limits import LimitTable
 from .lines import ParkedTask, TaskQueue, TaskQueues
 from .pool_slots import PoolSlots
-from .worker import OneTimer, WorkerPort, is_revoked, logger, task_parked, task_sent_back
-
-# --------------------------------------------------------------------------------------------------
-#
-# When a task that is sent back is to come again: its turn.
-#
-#   why it is sent back            its turn
-#   it was kept for too long       the worker's own
-#   the worker has no room for it  the fleet's; the worker's own where that is unknown: while the
-#                                  store is away, under paced limits, once its line may ask, for
-#                                  costs that are not those of the first in the line, and for a line
-#                                  whose key cannot be served
-#
-# Turns of a worker are as far apart as the limit admits tasks. Several workers that gave out turns
-# for want of room would give the same moments, and the tasks come back as many times too early as
-# there are workers, to find no room again. What was kept for too long has half of `max_hold` when
-# it comes back, whenever that is within the other half: how often that goes back does not depend on
-# its turn, so it costs no call.
-
-_SHORTEST_SENT_BACK_S = 1.0
-
-
-class ReturnTurns:
-    """Gives out the turns of one worker's tasks. Moments are those of the gate's clock."""
-
-    def __init__(self, admission: TaskAdmission, lines: TaskQueues[Any], max_hold_s: float) -> None:
-        self._admission = admission
-        self._lines = lines
-        # While its eta is to come, another worker keeps it, and half of the time is left then.
-        self._longest_s = max_hold_s / 2
-
-    def turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
-        """Return when this task is to come again."""
-        return self._own_turn_s(entry, now_s) if entry.has_room else self._fleet_turn_s(entry)
-
-    def _own_turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
-        """Return the worker's own turn for this task."""
-        return self._postponed_s(entry.line.next_turn_s, now_s)
-
-    def _fleet_turn_s(self, entry: ParkedTask[Any]) -> float:
-        """Return the fleet's turn for this task, or the worker's own where that is unknown.
-
-        The limiter may admit the call. Then the first task of the line has its permits, and may
-        start: so only a task of the same costs asks.
-        """
-        line, head = entry.line, entry.line.head
-        asks = line.state == "waiting" and not line.failures
-        answer = None
-        if asks and head is not None and head.items == entry.items:
-            answer = self._admission.take_turn(entry.items)
-        now_s = self._admission.monotonic()
-        if answer is not None and not answer.admitted:
-            return self._postponed_s(now_s + answer.wait_s, now_s)
-        if answer is not None and head is not None:
-            head.admit()
-            self._lines.stop_waiting(line)
-        return self._own_turn_s(entry, now_s)
-
-    def _postponed_s(self, turn_s: float, now_s: float) -> float:
-        """Return the turn, or a later moment: a task stays away for a while."""
-        return max(now_s + min(_SHORTEST_SENT_BACK_S, self._longest_s), turn_s)
-
-    def delay_s(self, turn_s: float, now_s: float) -> float:
-        """Return how long the task stays away: no longer than another worker may keep it."""
-        return min(turn_s - now_s, self._longest_s)
-
-    def note_sent_back(self, entry: ParkedTask[Any], turn_s: float) -> None:
-        """Move the worker's own next turn behind the one at which this task comes back."""
-        seconds = [
-            cost * limit.per / limit.amount for _, limits, cost in entry.items for limit in limits
-        ]
-        entry.line.next_turn_s = turn_s + max(seconds, default=0.0)
-
-
-class StartRefused(ConfigurationError, SystemExit):
-    """Ends the command `celery worker` with its sentence and the exit code 1.
-
-    It is a `SystemExit`, so that Python shows the sentence without a traceback through Celery, and
-    a `ConfigurationError` for an application that makes a worker itself.
-    """
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = sentence
-
-
-def exit_on_configuration_error(create: Callable[..., None]) -> Callable[..., None]:
-    """Log a `ConfigurationError` of `create`, a boot step's, and end the worker."""
-
-    @functools.wraps(create)
-    def create_or_end(*args: Any) -> None:
-        try:
-            create(*args)
-        except ConfigurationError as exc:
-            sentence = f"the worker does not start: {exc}"
-            logger.critical("%s", sentence)
-            raise StartRefused(sentence) from exc
-
-    return create_or_end
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The gate: holds limited tasks back in the worker's parent, and starts them as their limits allow.
-#
-# All work is done by `run_pending`, by one caller at a time: a call that comes while another works
-# (from a callback of the pool, another thread or greenlet) only has that one look again. So lines
-# are never seen half changed, and nothing recurses, though a slot that is given back may be granted
-# to another line at once.
+from .worker import CeleryWorkerPort, OneTimer, is_revoked, logger, task_parked, task_sent_back
 
 _WORK_S = 0.05
 """After this time the event loop gets its turn, and the gate the next one, a millisecond later."""
@@ -130,6 +25,7 @@ _TRY_AGAIN_S = 5.0
 """After the broker has not taken a message back, or the result backend not said if a task is
 revoked.
 """
+_SHORTEST_SENT_BACK_S = 1.0
 _MOST_SENT_BACK, _SENT_BACK_IN_S = 100, 0.2
 """So many tasks without room are sent back in so many seconds at most, for the broker's sake."""
 _CONNECTION_ENDED = object()
@@ -141,10 +37,10 @@ class Gate:
 
     def __init__(
         self,
-        worker: WorkerPort,
+        worker: CeleryWorkerPort,
         slots: PoolSlots,
         admission: TaskAdmission,
-        limits: EffectiveLimits,
+        limits: LimitTable,
         *,
         max_parked: int,
         max_hold_s: float,
@@ -189,7 +85,7 @@ class Gate:
     def process(self, request: Any) -> None:
         """Take a task that the consumer has received: Celery's `process_task`."""
         if not self.limits.of(request.task).parts:
-            self._slots.pass_on(request, by_turns=self.lines.size > 0)
+            self._slots.pass_on(request, self.lines.size > 0)
         else:
             self._arrivals.append(request)
             self.run_pending()
@@ -534,3 +430,70 @@ class Gate:
             next_s = min(next_s, now_s + LOOK_EVERY_S)
         if next_s is not None:
             self._timer.call_by(next_s)
+
+
+class ReturnTurns:
+    """Gives out turns: when a task of one worker that is sent back is to come again. Moments are
+    those of the gate's clock.
+
+      why it is sent back            its turn
+      it was kept for too long       the worker's own
+      the worker has no room for it  the fleet's; the worker's own where that is unknown: while the
+                                     store is away, under paced limits, once its line may ask, for
+                                     costs that are not those of the first in the line, and for a
+                                     line whose key cannot be served
+
+    Turns of a worker are as far apart as the limit admits tasks. Several workers that gave out
+    turns for want of room would give the same moments, and the tasks come back as many times too
+    early as there are workers, to find no room again. What was kept for too long has half of
+    `max_hold` when it comes back, whenever that is within the other half: how often that goes back
+    does not depend on its turn, so it costs no call.
+    """
+
+    def __init__(self, admission: TaskAdmission, lines: TaskQueues[Any], max_hold_s: float) -> None:
+        self._admission = admission
+        self._lines = lines
+        # While its eta is to come, another worker keeps it, and half of the time is left then.
+        self._longest_s = max_hold_s / 2
+
+    def turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
+        """Return when this task is to come again."""
+        return self._own_turn_s(entry, now_s) if entry.has_room else self._fleet_turn_s(entry)
+
+    def _own_turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
+        """Return the worker's own turn for this task."""
+        return self._postponed_s(entry.line.next_turn_s, now_s)
+
+    def _fleet_turn_s(self, entry: ParkedTask[Any]) -> float:
+        """Return the fleet's turn for this task, or the worker's own where that is unknown.
+
+        The limiter may admit the call. Then the first task of the line has its permits, and may
+        start: so only a task of the same costs asks.
+        """
+        line, head = entry.line, entry.line.head
+        asks = line.state == "waiting" and not line.failures
+        answer = None
+        if asks and head is not None and head.items == entry.items:
+            answer = self._admission.take_turn(entry.items)
+        now_s = self._admission.monotonic()
+        if answer is not None and not answer.admitted:
+            return self._postponed_s(now_s + answer.wait_s, now_s)
+        if answer is not None and head is not None:
+            head.admit()
+            self._lines.stop_waiting(line)
+        return self._own_turn_s(entry, now_s)
+
+    def _postponed_s(self, turn_s: float, now_s: float) -> float:
+        """Return the turn, or a later moment: a task stays away for a while."""
+        return max(now_s + min(_SHORTEST_SENT_BACK_S, self._longest_s), turn_s)
+
+    def delay_s(self, turn_s: float, now_s: float) -> float:
+        """Return how long the task stays away: no longer than another worker may keep it."""
+        return min(turn_s - now_s, self._longest_s)
+
+    def note_sent_back(self, entry: ParkedTask[Any], turn_s: float) -> None:
+        """Move the worker's own next turn behind the one at which this task comes back."""
+        seconds = [
+            cost * limit.per / limit.amount for _, limits, cost in entry.items for limit in limits
+        ]
+        entry.line.next_turn_s = turn_s + max(seconds, default=0.0)

@@ -1,4 +1,11 @@
-"""The limits of Celery tasks: of the task, its annotations, or the configuration."""
+"""What limits a Celery task: its own options, or the configuration.
+
+    the task's name in `distwindow_limits`            first
+    `limits=` of the task, or its annotation
+    a pattern in `distwindow_limits` that fits it     last; of several, the first
+
+`limit_key` and `limit_cost` are the task's own, or those of the same entry of `distwindow_limits`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ import fnmatch
 import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from celery import Task
@@ -24,54 +31,65 @@ from ..tasks import (
     check_option_names,
     parse_task_limits,
 )
-from .settings import Annotations, listed
 from .worker import logger
-
-# --------------------------------------------------------------------------------------------------
-#
-# What limits a task: its own options, or the configuration.
-#
-#   the task's name in `distwindow_limits`            first
-#   `limits=` of the task, or its annotation
-#   a pattern in `distwindow_limits` that fits it     last; of several, the first
-#
-# `limit_key` and `limit_cost` are the task's own, or those of the same entry of
-# `distwindow_limits`.
 
 _OF_CELERY = frozenset(dir(Task))
 _PATTERN = re.compile(r"[*?\[]")
+_MOST_NAMES = 20
 
 
-class CeleryTaskLimits(TaskCharges):
-    """The limits of one task, if it has any. `source` is the setting that has set them, for people;
-    the other arguments are those of `TaskCharges`.
+class LimitTable:
+    """The limits of all tasks of an application. A look-up of a known task costs a dictionary
+    look-up. `annotations` are those that Celery has prepared; `max_hold_s` is how long a message
+    may be kept before it is sent back.
     """
 
     def __init__(
         self,
-        arguments: TaskArguments,
-        parts: Sequence[LimitsOfKey] = (),
-        key: object = None,
-        cost: object = None,
-        source: str = "",
+        configured: Mapping[str, Any] | None,
+        annotations: Iterable[Any] = (),
+        max_hold_s: float = math.inf,
     ) -> None:
-        super().__init__(arguments, parts, key, 1 if cost is None else cost, logger)
-        self.source = source
-
-
-class LimitTable:
-    """The limits of all tasks of an application."""
-
-    def __init__(
-        self, configured: Mapping[str, Any] | None, annotations: Annotations | None = None
-    ) -> None:
-        self._annotations = Annotations() if annotations is None else annotations
+        self._annotations = Annotations(annotations)
         self._shared_windows = SharedWindows(logger)
         self._configured = {} if configured is None else _checked_table(configured)
+        self._longest_pace_s = max_hold_s / 2
+        self._known: dict[str, CeleryTaskLimits] = {}
+
+    def check(self, tasks: Mapping[str, Any]) -> None:
+        """Look at all registered tasks. Raises `ConfigurationError` for the first that is wrong."""
+        self._check_names(tasks)
+        for name, task in list(tasks.items()):
+            self._known[name] = self.read(task)
 
     def of(self, task: Any) -> CeleryTaskLimits:
-        """Return what limits this task. Raises `ConfigurationError` for options that cannot work,
-        which names the task.
+        """Return what limits `task`.
+
+        A task that was registered after the worker had started is looked at here. If its options
+        cannot work, an error is logged, once, and it runs without a limit: nobody is left to start
+        the worker differently, and a task that is held forever would be lost.
+        """
+        found = self._known.get(task.name)
+        return self._add_late(task) if found is None else found
+
+    def limited(self) -> Iterable[CeleryTaskLimits]:
+        """Return the tasks that have limits."""
+        return [found for found in self._known.values() if found.parts]
+
+    def _add_late(self, task: Any) -> CeleryTaskLimits:
+        try:
+            found = self.read(task)
+        except ConfigurationError as exc:
+            logger.error("task %r came late, and runs without a limit: %s", task.name, exc)
+            found = CeleryTaskLimits(TaskArguments(str(task.name), task.run))
+        self._known[task.name] = found
+        return found
+
+    def read(self, task: Any) -> CeleryTaskLimits:
+        """Return what limits this task, by its options. Raises `ConfigurationError` for those that
+        cannot work, which names the task, and for a limit that has admitted tasks wait so long that
+        the broker may give their messages to another worker: their permits are counted, so they
+        cannot be sent back.
         """
         name = str(task.name)
         arguments = TaskArguments(name, task.run)
@@ -96,13 +114,18 @@ class LimitTable:
             check_not_short(name, {**own, **options}, with_functions="_decorated" in own)
         found = CeleryTaskLimits(arguments, parts, key, cost, source)
         found.add_windows(self._shared_windows)
+        for limit in found.limits:
+            wait_s = (limit.max_wait_ms or 0) / 1000
+            if wait_s > self._longest_pace_s:
+                raise ConfigurationError(
+                    f"task {found.name!r}: the limit '{limit}' has tasks wait {wait_s:g} s for "
+                    f"their moment, which may be {self._longest_pace_s:g} s at most: the broker "
+                    "gives a message that is kept longer to another worker, too; pace over a "
+                    "shorter time, or raise the broker's visibility_timeout or distwindow_max_hold"
+                )
         return found
 
-    def unlimited(self, task: Any) -> CeleryTaskLimits:
-        """Return the limits of a task as none, whatever its options say."""
-        return CeleryTaskLimits(TaskArguments(str(task.name), task.run))
-
-    def check_names(self, names: Iterable[str]) -> None:
+    def _check_names(self, names: Iterable[str]) -> None:
         """Raise `ConfigurationError` for an entry that names a task which does not exist, and for
         an annotation with limits of such a task. A pattern that fits no task is logged.
         """
@@ -137,6 +160,78 @@ class LimitTable:
         if has_own:
             return None
         return next((pattern for pattern in self._configured if _fits(pattern, name)), None)
+
+
+class CeleryTaskLimits(TaskCharges):
+    """The limits of one task, if it has any. `source` is the setting that has set them, for people;
+    the other arguments are those of `TaskCharges`.
+    """
+
+    def __init__(
+        self,
+        arguments: TaskArguments,
+        parts: Sequence[LimitsOfKey] = (),
+        key: object = None,
+        cost: object = None,
+        source: str = "",
+    ) -> None:
+        super().__init__(arguments, parts, key, 1 if cost is None else cost, logger)
+        self.source = source
+
+
+class Annotations:
+    """The annotations of an application, as `app.annotations` prepares them: dicts by task name, or
+    objects with the methods `annotate` and `annotate_any`.
+    """
+
+    def __init__(self, prepared: Iterable[Any] = ()) -> None:
+        self._prepared = tuple(prepared)
+
+    def without_those_for_all(self, task: Any, option: str, value: object) -> object:
+        """Return an option of a task whose value is `value`, as if no annotation were for all tasks
+        (`"*"`): Celery lets that one win over the annotation that names the task.
+        """
+        for item in self._prepared:
+            named = _call(item, "annotate", task)
+            if option in named:
+                return named[option]
+        for_all = any(_call(item, "annotate_any").get(option) is value for item in self._prepared)
+        return None if for_all else value
+
+    def set(self, task: Any, option: str, value: object) -> bool:
+        """Return whether an annotation has set an option of a task, whose value is `value`."""
+        return value is not None and any(
+            found.get(option) is value
+            for item in self._prepared
+            for found in (_call(item, "annotate", task), _call(item, "annotate_any"))
+        )
+
+    def check_names(self, registered: Collection[str]) -> None:
+        """Raise `ConfigurationError` for limits of a task that does not exist."""
+        for item in self._prepared:
+            if not isinstance(item, dict):
+                continue
+            for name, options in item.items():
+                if name == "*" or name in registered or not isinstance(options, dict):
+                    continue
+                if not options.keys().isdisjoint(TASK_OPTIONS):
+                    raise ConfigurationError(
+                        f"task_annotations limits the task {name!r}, which is not registered in "
+                        f"this worker, whose tasks are {listed(registered)} (Celery knows no "
+                        "patterns there; write them in distwindow_limits)"
+                    )
+
+
+def listed(registered: Collection[str]) -> str:
+    """Return the names of the application's tasks, or the first of many."""
+    names = sorted(name for name in registered if not name.startswith("celery."))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return (", ".join(names[:_MOST_NAMES]) or "Celery's own") + more
+
+
+def _call(annotation: Any, method: str, *arguments: Any) -> dict[str, Any]:
+    found = getattr(annotation, method, None)
+    return (found(*arguments) if found is not None else None) or {}
 
 
 def _parse(where: str, limits: object) -> tuple[LimitsOfKey, ...]:
@@ -209,61 +304,3 @@ def _others(task: Any) -> dict[str, Any]:
         for name, value in others.items()
         if not name.startswith("_") and name not in _OF_CELERY
     }
-
-
-class EffectiveLimits:
-    """Looks up what limits a task. A look-up of a known task costs a dictionary look-up.
-
-    `max_hold_s` is how long a message may be kept before it is sent back.
-    """
-
-    def __init__(self, table: LimitTable, max_hold_s: float = math.inf) -> None:
-        self._table = table
-        self._longest_pace_s = max_hold_s / 2
-        self._effective: dict[str, CeleryTaskLimits] = {}
-
-    def check(self, tasks: Mapping[str, Any]) -> None:
-        """Look at all registered tasks. Raises `ConfigurationError` for the first that is wrong."""
-        self._table.check_names(tasks)
-        for name, task in list(tasks.items()):
-            self._effective[name] = self._of(task)
-
-    def of(self, task: Any) -> CeleryTaskLimits:
-        """Return what limits `task`.
-
-        A task that was registered after the worker had started is looked at here. If its options
-        cannot work, an error is logged, once, and it runs without a limit: nobody is left to start
-        the worker differently, and a task that is held forever would be lost.
-        """
-        found = self._effective.get(task.name)
-        return self._add_late(task) if found is None else found
-
-    def limited(self) -> Iterable[CeleryTaskLimits]:
-        """Return the tasks that have limits."""
-        return [found for found in self._effective.values() if found.parts]
-
-    def _of(self, task: Any) -> CeleryTaskLimits:
-        """Return what limits `task`. Raises `ConfigurationError` for options that cannot work, and
-        for a limit that has admitted tasks wait so long that the broker may give their messages to
-        another worker: their permits are counted, so they cannot be sent back.
-        """
-        found = self._table.of(task)
-        for limit in found.limits:
-            wait_s = (limit.max_wait_ms or 0) / 1000
-            if wait_s > self._longest_pace_s:
-                raise ConfigurationError(
-                    f"task {found.name!r}: the limit '{limit}' has tasks wait {wait_s:g} s for "
-                    f"their moment, which may be {self._longest_pace_s:g} s at most: the broker "
-                    "gives a message that is kept longer to another worker, too; pace over a "
-                    "shorter time, or raise the broker's visibility_timeout or distwindow_max_hold"
-                )
-        return found
-
-    def _add_late(self, task: Any) -> CeleryTaskLimits:
-        try:
-            found = self._of(task)
-        except ConfigurationError as exc:
-            logger.error("task %r came late, and runs without a limit: %s", task.name, exc)
-            found = self._table.unlimited(task)
-        self._effective[task.name] = found
-        return found

@@ -1,13 +1,35 @@
-"""The limited tasks that wait in a worker, by task and key, and when each is asked for."""
+"""The limited tasks that wait in a worker: what waits where, in which order, until when.
+
+There is a line for each task name and limit key (or keys, if the task has several), in the order
+of priority, and of arrival within a priority. Only the first task of a line asks the limiter, so
+a line costs one call per permit and one per refusal, however long it is. (What is sent back for
+want of room may cost one more: see `ReturnTurns`.) Nothing here knows Celery, and time is an
+argument.
+
+    state of a line   what it waits for            leaves it by
+    ready             its turn to ask              pop_ready    -> asking
+    asking            a slot of the pool, then     ask_again    -> ready
+                      the limiter's answer         wait, wait_for, wait_behind -> waiting
+    waiting           the moment that the limiter  advance      -> ready
+                      has named                    stop_waiting -> ready
+    gone              nothing: its last task has left, or `clear` was called
+
+An empty line is gone in every state. The next task of that name and key makes a new line.
+
+Lines may have a limit in common: one for all tenants beside one for each. Thousands of them would
+ask when it has one permit again. So a limit that is used up has a line of lines, `UsedUp`, of
+which only the first asks when its moment comes, and the next one when that has its answer.
+"""
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from ...ring.key import AnyKey
 from ...ring.limit import Limit
@@ -15,235 +37,14 @@ from ..tasks import Item, keys_of
 
 T = TypeVar("T")
 
-_SPARE = 64
-"""How many cancelled moments are kept beyond as many as there are live ones."""
-
-
-class Schedule(Generic[T]):
-    """At most one moment for each item, in seconds of any monotonic clock. Items are compared by
-    identity. A cancelled moment stays in the heap until it comes, or until such moments are more
-    than half of the heap: then the heap is built again without them.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []
-        self._items: dict[int, tuple[float, T]] = {}
-        """By the number of the moment."""
-        self._numbers: dict[int, int] = {}
-        """The number of an item's moment, by the id of the item, which `_items` keeps alive."""
-        self._next_number = 0
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def set(self, item: T, at_s: float) -> None:
-        """Set the time at which `item` is due to `at_s`, and no longer at the moment that it
-        had.
-        """
-        self.cancel(item)
-        number = self._next_number
-        self._next_number += 1
-        self._items[number] = (at_s, item)
-        self._numbers[id(item)] = number
-        heapq.heappush(self._heap, (at_s, number))
-
-    def cancel(self, item: T) -> None:
-        number = self._numbers.pop(id(item), None)
-        if number is None:
-            return
-        del self._items[number]
-        if len(self._heap) > 2 * len(self._items) + _SPARE:
-            self._heap = [(at_s, number) for number, (at_s, _) in self._items.items()]
-            heapq.heapify(self._heap)
-
-    def pop_due(self, now_s: float) -> T | None:
-        """Remove and return the item whose moment came first, if it has come by `now_s`."""
-        at_s = self.next_s()
-        if at_s is None or at_s > now_s:
-            return None
-        _, number = heapq.heappop(self._heap)
-        _, item = self._items.pop(number)
-        del self._numbers[id(item)]
-        return item
-
-    def next_s(self) -> float | None:
-        """Return the first moment; None if nothing is scheduled."""
-        while self._heap and self._heap[0][1] not in self._items:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The lines of tasks that wait for their limits: what waits where, in which order, until when.
-#
-# There is a line for each task name and limit key (or keys, if the task has several), in the order
-# of priority, and of arrival within a priority. Only the first task of a line asks the limiter, so
-# a line costs one call per permit and one per refusal, however long it is. (What is sent back for
-# want of room may cost one more: see `ReturnTurns`.) Nothing here knows Celery, and time is an
-# argument.
-#
-#   state of a line   what it waits for            leaves it by
-#   ready             its turn to ask              pop_ready    -> asking
-#   asking            a slot of the pool, then     ask_again    -> ready
-#                     the limiter's answer         wait, wait_for, wait_behind -> waiting
-#   waiting           the moment that the limiter  advance      -> ready
-#                     has named                    stop_waiting -> ready
-#   gone              nothing: its last task has left, or `clear` was called
-#
-# An empty line is gone in every state. The next task of that name and key makes a new line.
-#
-# Lines may have a limit in common: one for all tenants beside one for each. Thousands of them would
-# ask when it has one permit again. So a limit that is used up has a line of lines, `UsedUp`, of
-# which only the first asks when its moment comes, and the next one when that has its answer.
-
 _MOST_LEFT = 8
 """So many more tasks than twice those of a line are kept in it after they have left."""
 _FIRST = -math.inf
 """The rank of the task whose permits are counted: none is put before it."""
+_SPARE = 64
+"""How many cancelled moments are kept beyond as many as there are live ones."""
 
 State = Literal["ready", "asking", "waiting", "gone"]
-
-
-class Permits(NamedTuple):
-    """So many permits of a limit of one key."""
-
-    key: AnyKey
-    limit: Limit
-    cost: int
-
-
-class UsedUp(Generic[T]):
-    """Permits that are not there before a moment comes, and the lines that wait for them. It exists
-    until its moment has come, and then as long as one of its lines is ready or asks.
-    """
-
-    __slots__ = ("has_come", "lines", "permits", "until_s")
-
-    def __init__(self, permits: Permits) -> None:
-        self.permits = permits
-        self.until_s = 0.0
-        self.has_come = False
-        """True: `until_s` is over, and the first of the lines asks."""
-        self.lines: OrderedDict[TaskQueue[T], None] = OrderedDict()
-
-
-class ParkedTask(Generic[T]):
-    """One task in a line."""
-
-    __slots__ = (
-        "expires_s", "has_room", "item", "items", "kept_until_s", "left", "line", "parked", "rank",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        line: TaskQueue[T],
-        item: T,
-        items: Sequence[Item],
-        kept_until_s: float,
-        rank: float,
-    ) -> None:
-        self.line = line
-        self.item = item
-        self.items = items
-        """What it is charged."""
-        self.rank = rank
-        """Its place in the line: the smallest is first."""
-        self.parked = False
-        """True once its line has waited for its limit."""
-        self.has_room = True
-        """False if it is to be sent back because there are too many."""
-        self.left = False
-        self.kept_until_s = kept_until_s
-        self.expires_s = math.inf
-        """When it is to be looked at because it expires."""
-
-    @property
-    def admitted(self) -> bool:
-        """True if its permits are counted, and only the moment of a paced limit is to come."""
-        return self.rank == _FIRST
-
-    def cost_of(self, permits: Permits) -> int:
-        """Return its cost under the limit of `permits`."""
-        return next(
-            cost
-            for key, limits, cost in self.items
-            if key == permits.key and permits.limit in limits
-        )
-
-    def admit(self) -> None:
-        """Keep it the first of its line, as which it was admitted."""
-        self.rank = _FIRST
-
-
-class TaskQueue(Generic[T]):
-    """The tasks of one name and one key, or the same keys."""
-
-    __slots__ = (
-        "began_s",
-        "entries",
-        "failures",
-        "key",
-        "next_turn_s",
-        "size",
-        "started",
-        "state",
-        "task",
-        "used_up",
-        "waits_for_store",
-    )
-
-    def __init__(self, task: str, key: AnyKey | tuple[AnyKey, ...]) -> None:
-        self.task = task
-        self.key = key
-        """A tuple of several."""
-        self.used_up: UsedUp[T] | None = None
-        """What it waits for, or asks for as the first of those that have waited."""
-        self.state: State = "ready"
-        self.entries: list[ParkedTask[T]] = []
-        """In their order; some have left already."""
-        self.size = 0
-        """The number of those that have not left."""
-        self.began_s: float | None = None
-        """When the line was refused for the first time."""
-        self.started = 0
-        self.failures = 0
-        """How many asks in a row have failed, though the store answers."""
-        self.waits_for_store = False
-        """True if the store did not answer when it asked."""
-        self.next_turn_s = 0.0
-        """Until when the tasks that were sent back have turns."""
-
-    @property
-    def shown_key(self) -> str:
-        """The key for people."""
-        return ", ".join(map(str, self.key)) if isinstance(self.key, tuple) else str(self.key)
-
-    @property
-    def shown_limit(self) -> str | None:
-        """The limit that is used up, and its key, for people; None if it waits for none."""
-        if self.used_up is None:
-            return None
-        key, limit, _ = self.used_up.permits
-        return f"{limit} for {key!s}"
-
-    @property
-    def head(self) -> ParkedTask[T] | None:
-        """The first task; None if all have left."""
-        entries = self.entries
-        left = 0
-        while left < len(entries) and entries[left].left:
-            left += 1
-        del entries[:left]
-        return entries[0] if entries else None
-
-    @property
-    def last_with_room(self) -> ParkedTask[T] | None:
-        """The last task that is to stay, and may still be sent back; None if there is none."""
-        for entry in reversed(self.entries):
-            if entry.has_room and not entry.left:
-                return None if entry.admitted else entry
-        return None
 
 
 class TaskQueues(Generic[T]):
@@ -445,3 +246,193 @@ class TaskQueues(Generic[T]):
             self.has_answer(line)
         line.state = "gone"
         del self._lines[line.task, line.key]
+
+
+class TaskQueue(Generic[T]):
+    """The tasks of one name and one key, or the same keys."""
+
+    __slots__ = (
+        "began_s",
+        "entries",
+        "failures",
+        "key",
+        "next_turn_s",
+        "size",
+        "started",
+        "state",
+        "task",
+        "used_up",
+        "waits_for_store",
+    )
+
+    def __init__(self, task: str, key: AnyKey | tuple[AnyKey, ...]) -> None:
+        self.task = task
+        self.key = key
+        """A tuple of several."""
+        self.used_up: UsedUp[T] | None = None
+        """What it waits for, or asks for as the first of those that have waited."""
+        self.state: State = "ready"
+        self.entries: list[ParkedTask[T]] = []
+        """In their order; some have left already."""
+        self.size = 0
+        """The number of those that have not left."""
+        self.began_s: float | None = None
+        """When the line was refused for the first time."""
+        self.started = 0
+        self.failures = 0
+        """How many asks in a row have failed, though the store answers."""
+        self.waits_for_store = False
+        """True if the store did not answer when it asked."""
+        self.next_turn_s = 0.0
+        """Until when the tasks that were sent back have turns."""
+
+    @property
+    def shown_key(self) -> str:
+        """The key for people."""
+        return ", ".join(map(str, self.key)) if isinstance(self.key, tuple) else str(self.key)
+
+    @property
+    def shown_limit(self) -> str | None:
+        """The limit that is used up, and its key, for people; None if it waits for none."""
+        if self.used_up is None:
+            return None
+        key, limit, _ = self.used_up.permits
+        return f"{limit} for {key!s}"
+
+    @property
+    def head(self) -> ParkedTask[T] | None:
+        """The first task; None if all have left."""
+        entries = self.entries
+        left = 0
+        while left < len(entries) and entries[left].left:
+            left += 1
+        del entries[:left]
+        return entries[0] if entries else None
+
+    @property
+    def last_with_room(self) -> ParkedTask[T] | None:
+        """The last task that is to stay, and may still be sent back; None if there is none."""
+        for entry in reversed(self.entries):
+            if entry.has_room and not entry.left:
+                return None if entry.admitted else entry
+        return None
+
+
+class ParkedTask(Generic[T]):
+    """One task in a line."""
+
+    __slots__ = (
+        "expires_s", "has_room", "item", "items", "kept_until_s", "left", "line", "parked", "rank",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        line: TaskQueue[T],
+        item: T,
+        items: Sequence[Item],
+        kept_until_s: float,
+        rank: float,
+    ) -> None:
+        self.line = line
+        self.item = item
+        self.items = items
+        """What it is charged."""
+        self.rank = rank
+        """Its place in the line: the smallest is first."""
+        self.parked = False
+        """True once its line has waited for its limit."""
+        self.has_room = True
+        """False if it is to be sent back because there are too many."""
+        self.left = False
+        self.kept_until_s = kept_until_s
+        self.expires_s = math.inf
+        """When it is to be looked at because it expires."""
+
+    @property
+    def admitted(self) -> bool:
+        """True if its permits are counted, and only the moment of a paced limit is to come."""
+        return self.rank == _FIRST
+
+    def cost_of(self, permits: Permits) -> int:
+        """Return its cost under the limit of `permits`."""
+        return next(
+            cost
+            for key, limits, cost in self.items
+            if key == permits.key and permits.limit in limits
+        )
+
+    def admit(self) -> None:
+        """Keep it the first of its line, as which it was admitted."""
+        self.rank = _FIRST
+
+
+class Permits(NamedTuple):
+    """So many permits of a limit of one key."""
+
+    key: AnyKey
+    limit: Limit
+    cost: int
+
+
+class UsedUp(Generic[T]):
+    """Permits that are not there before a moment comes, and the lines that wait for them. It exists
+    until its moment has come, and then as long as one of its lines is ready or asks.
+    """
+
+    __slots__ = ("has_come", "lines", "permits", "until_s")
+
+    def __init__(self, permits: Permits) -> None:
+        self.permits = permits
+        self.until_s = 0.0
+        self.has_come = False
+        """True: `until_s` is over, and the first of the lines asks."""
+        self.lines: OrderedDict[TaskQueue[T], None] = OrderedDict()
+
+
+class Schedule(Generic[T]):
+    """At most one moment for each item, in seconds of any monotonic clock. Items are compared by
+    identity. A cancelled moment stays in the heap until it comes, or until such moments are more
+    than half of the heap: then the heap is built again without them.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[list[Any]] = []
+        """Moments, each with a number, so that no two are equal, and the item; None: cancelled."""
+        self._by_item: dict[int, list[Any]] = {}
+        """By the id of the item, which its moment keeps alive."""
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._by_item)
+
+    def set(self, item: T, at_s: float) -> None:
+        """Set the time at which `item` is due to `at_s`, and no longer at the moment that it
+        had.
+        """
+        self.cancel(item)
+        moment = self._by_item[id(item)] = [at_s, next(self._numbers), item]
+        heapq.heappush(self._heap, moment)
+
+    def cancel(self, item: T) -> None:
+        moment = self._by_item.pop(id(item), None)
+        if moment is None:
+            return
+        moment[2] = None
+        if len(self._heap) > 2 * len(self._by_item) + _SPARE:
+            self._heap = list(self._by_item.values())
+            heapq.heapify(self._heap)
+
+    def pop_due(self, now_s: float) -> T | None:
+        """Remove and return the item whose moment came first, if it has come by `now_s`."""
+        at_s = self.next_s()
+        if at_s is None or at_s > now_s:
+            return None
+        item: T = heapq.heappop(self._heap)[2]
+        del self._by_item[id(item)]
+        return item
+
+    def next_s(self) -> float | None:
+        """Return the first moment; None if nothing is scheduled."""
+        while self._heap and self._heap[0][2] is None:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from celery.worker import state
 
@@ -19,7 +19,7 @@ _PRUNE_AT = 64
 """From this number on, requests that were given to the pool are looked through for ended ones."""
 
 
-class PoolSlots(Protocol):
+class PoolSlots:
     """The pool's slots, as the gate gets them. `take` calls `grant` once a slot is held, perhaps at
     once; then follows either `give_back` or `start`, which uses it for a task.
 
@@ -27,19 +27,17 @@ class PoolSlots(Protocol):
     refused has had none.
     """
 
-    def take(self, grant: Callable[[], None]) -> None: ...
-
-    def give_back(self) -> None: ...
-
-    def start(self, request: Any) -> None: ...
-
-    def pass_on(self, request: Any, by_turns: bool) -> None:
-        """Run a task without a limit. `by_turns` is true while limited tasks are here."""
+    take: Callable[[Callable[[], None]], None]
+    give_back: Callable[[], None]
+    start: Callable[[Any], None]
+    pass_on: Callable[[Any, bool], None]
+    """Runs a task without a limit; the bool is true while limited tasks are here."""
 
     def serve(self, by_turns: bool) -> float | None:
         """Grant the slots that have become free. Return after how many seconds it is to be called
         again, because nothing else says for certain when that is so; None: not at all.
         """
+        return None
 
     def block_consumer(self) -> None:
         """Block the consumer's greenlet while tasks wait for slots, as a pool of greenlets itself
@@ -50,6 +48,7 @@ class PoolSlots(Protocol):
         """Drop the tasks without limits that wait, and return them: their connection to the broker
         has ended.
         """
+        raise NotImplementedError  # each kind of pool keeps them elsewhere
 
 
 class _Waiting:
@@ -78,7 +77,7 @@ class _Waiting:
         self._owed = min(self._owed + 1, _MOST_OWED)
 
 
-class SemaphoreSlots:
+class SemaphoreSlots(PoolSlots):
     """For the prefork pool on an event loop, whose semaphore counts free processes. It is acquired
     once for each line and task that waits; who gets the slot is decided when it is free.
     """
@@ -102,12 +101,6 @@ class SemaphoreSlots:
         self._waiting.tasks.append(request)
         self._worker.semaphore.acquire(self._use_slot)
 
-    def serve(self, by_turns: bool) -> float | None:
-        return None  # the semaphore does it
-
-    def block_consumer(self) -> None:
-        pass  # a pool with an event loop blocks nobody
-
     def forget_tasks(self) -> list[Any]:
         # Celery has cleared the semaphore, so the lines that waited at it are not granted any more.
         forgotten, self._waiting = self._waiting.tasks, _Waiting()
@@ -124,7 +117,7 @@ class SemaphoreSlots:
             self._worker.semaphore.release()
 
 
-class CountedSlots:
+class CountedSlots(PoolSlots):
     """For all other pools: threads, solo, gevent, eventlet, and prefork without an event loop.
 
     Those have no semaphore to wait at, so the tasks are counted that were given to the pool and

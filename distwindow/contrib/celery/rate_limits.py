@@ -18,9 +18,8 @@ from ...errors import ConfigurationError, short_repr
 from ...lifecycle.connect import store_name
 from ...runtime.options import ClockChoice
 from ..tasks import WhileStoreIsAway
-from .limits import EffectiveLimits, LimitTable
+from .limits import LimitTable
 from .settings import (
-    Annotations,
     Settings,
     check_celery_version,
     check_conf_keys,
@@ -255,7 +254,7 @@ class RateLimits:
         that does not answer is no error. A test of an application may call this.
         """
         settings = self.settings()
-        self.effective_limits(settings).check(self.app.tasks)
+        self.table().check(self.app.tasks)
         settings.limiter(self.store, "1/second").close()
 
     def settings(self) -> Settings:
@@ -265,15 +264,13 @@ class RateLimits:
         return make_settings(self.app.conf, self._given)
 
     def table(self) -> LimitTable:
-        """Return what limits which task, as configured. Raises `ConfigurationError`."""
-        annotations = Annotations(self.app.annotations)
-        return LimitTable(self.app.conf.get("distwindow_limits"), annotations)
+        """Return what limits which task, as configured; it is still to be given the tasks. Raises
+        `ConfigurationError`.
+        """
+        configured, max_hold_s = self.app.conf.get("distwindow_limits"), self.max_hold_s()
+        return LimitTable(configured, self.app.annotations, max_hold_s)
 
-    def effective_limits(self, settings: Settings) -> EffectiveLimits:
-        """Return what is to limit the tasks of a worker; it is still to be given the tasks."""
-        return EffectiveLimits(self.table(), self.max_hold_s(settings))
-
-    def max_hold_s(self, settings: Settings) -> float:
+    def max_hold_s(self) -> float:
         """Return how long a worker keeps a message, in seconds. Nothing is connected to."""
         driver = self.app.connection_for_read().get_transport_cls().driver_type
-        return max_hold_s(settings, driver, self.app.conf.broker_transport_options or {})
+        return max_hold_s(self.settings(), driver, self.app.conf.broker_transport_options or {})

@@ -28,11 +28,12 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Any
 
+from celery.utils.log import get_logger
 from kombu.transport import virtual
 from kombu.transport.virtual.exchange import TopicExchange
 from redis import Redis
 
-from .worker import logger
+logger = get_logger("celery.distwindow")
 
 _HEADER = "distwindow_delivery"
 """Of a copy: the exchange and the routing key of the original, and the queue of the copy."""

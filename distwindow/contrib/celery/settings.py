@@ -1,10 +1,10 @@
-"""The settings of `RateLimits`, checked."""
+"""The settings of `RateLimits`, checked, and their names in Celery's configuration."""
 
 from __future__ import annotations
 
 import math
 import types
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,119 +12,12 @@ from ... import Limiter
 from ...errors import ConfigurationError, short_repr
 from ...ring.limit import LimitSpec
 from ...runtime.options import ClockChoice
-from ..tasks import TASK_OPTIONS, WhileStoreIsAway
-
-_MOST_NAMES = 20
-
-
-class Annotations:
-    """The annotations of an application, as `app.annotations` prepares them: dicts by task name, or
-    objects with the methods `annotate` and `annotate_any`.
-    """
-
-    def __init__(self, prepared: Iterable[Any] = ()) -> None:
-        self._prepared = tuple(prepared)
-
-    def without_those_for_all(self, task: Any, option: str, value: object) -> object:
-        """Return an option of a task whose value is `value`, as if no annotation were for all tasks
-        (`"*"`): Celery lets that one win over the annotation that names the task.
-        """
-        for item in self._prepared:
-            named = _call(item, "annotate", task)
-            if option in named:
-                return named[option]
-        for_all = any(_call(item, "annotate_any").get(option) is value for item in self._prepared)
-        return None if for_all else value
-
-    def set(self, task: Any, option: str, value: object) -> bool:
-        """Return whether an annotation has set an option of a task, whose value is `value`."""
-        return value is not None and any(
-            found.get(option) is value
-            for item in self._prepared
-            for found in (_call(item, "annotate", task), _call(item, "annotate_any"))
-        )
-
-    def check_names(self, registered: Collection[str]) -> None:
-        """Raise `ConfigurationError` for limits of a task that does not exist."""
-        for item in self._prepared:
-            if not isinstance(item, dict):
-                continue
-            for name, options in item.items():
-                if name == "*" or name in registered or not isinstance(options, dict):
-                    continue
-                if not options.keys().isdisjoint(TASK_OPTIONS):
-                    raise ConfigurationError(
-                        f"task_annotations limits the task {name!r}, which is not registered in "
-                        f"this worker, whose tasks are {listed(registered)} (Celery knows no "
-                        "patterns there; write them in distwindow_limits)"
-                    )
-
-
-def listed(registered: Collection[str]) -> str:
-    """Return the names of the application's tasks, or the first of many."""
-    names = sorted(name for name in registered if not name.startswith("celery."))
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return (", ".join(names[:_MOST_NAMES]) or "Celery's own") + more
-
-
-def _call(annotation: Any, method: str, *arguments: Any) -> dict[str, Any]:
-    found = getattr(annotation, method, None)
-    return (found(*arguments) if found is not None else None) or {}
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The names of the settings in Celery's configuration, and the check that each one given is read.
-#
-# Celery accepts settings of any name, and one that it does not read would leave the tasks without
-# limits.
+from ..tasks import WhileStoreIsAway
 
 CONF_PREFIX = "distwindow_"
 SETTINGS = ("prefix", "on_store_error", "max_parked", "max_hold", "timeout", "clock")
 CONF_KEYS = ("url", "limits", *SETTINGS)
-
-
-def check_conf_keys(conf: Any, given: Collection[str] = ()) -> None:
-    """Raise `ConfigurationError` for a `distwindow_...` setting that does not exist, and for one
-    that Celery does not read as it is written, such as `DISTWINDOW_LIMITS` where the configuration
-    has no namespace, or another.
-
-    `given` are the settings that `RateLimits` was given. A name in capitals of a setting that is
-    set otherwise is left alone: it may be the application's own.
-    """
-    keys = [str(key) for key in conf]
-    # Only a configuration that was read, as here, knows its namespace ("CELERY_").
-    namespace = str(getattr(conf, "prefix", None) or "")
-    written = {name: _written(name, namespace) for name in CONF_KEYS}
-    read = {*written.values(), *(CONF_PREFIX + name for name in CONF_KEYS)}
-    for key in keys:
-        plain = key.lower().removeprefix(namespace.lower()).removeprefix("celery_")
-        if key in read or not plain.startswith(CONF_PREFIX) or _is_code(conf.get(key)):
-            continue
-        name = plain.removeprefix(CONF_PREFIX)
-        if name not in written:
-            known = ", ".join(written.values())
-            raise ConfigurationError(f"unknown setting {key!r}; the settings are {known}")
-        is_set = name in given or conf.get(CONF_PREFIX + name) is not None
-        if not (is_set and key.isupper()):
-            raise ConfigurationError(
-                f"the setting {key!r} is not read by Celery as it is written; write "
-                f"{written[name]!r}"
-            )
-
-
-def _written(name: str, namespace: str) -> str:
-    key = namespace + CONF_PREFIX + name
-    return key.upper() if namespace.isupper() else key
-
-
-def _is_code(value: object) -> bool:
-    """True for what a configuration module has imported or defined."""
-    return callable(value) or isinstance(value, types.ModuleType)
-
-
 OLDEST_CELERY = (5, 4)
-
 _VISIBILITY_TIMEOUT_S = {"redis": 3600.0, "sqs": 1800.0}
 """The time that kombu's transports use where `visibility_timeout` is not set."""
 _CONSUMER_TIMEOUT_S = 1800.0
@@ -189,17 +82,6 @@ def make_settings(conf: Any, given: dict[str, Any]) -> Settings:
     return Settings(**chosen)
 
 
-def check_celery_version(version: tuple[Any, ...]) -> None:
-    """Raise `ConfigurationError` for a Celery whose worker has not what the gate needs."""
-    if tuple(version[:2]) < OLDEST_CELERY:
-        oldest = ".".join(map(str, OLDEST_CELERY))
-        found = ".".join(map(str, version[:3]))
-        raise ConfigurationError(
-            f"distwindow.contrib.celery needs Celery {oldest} or later, and this is {found}; "
-            f"pip install 'celery>={oldest}'"
-        )
-
-
 def max_hold_s(settings: Settings, driver: str, transport_options: dict[str, Any]) -> float:
     """Return how long a message may be kept unacknowledged: half of the time after which the broker
     gives it to another worker. `driver` is the `driver_type` of kombu's transport.
@@ -212,6 +94,57 @@ def max_hold_s(settings: Settings, driver: str, transport_options: dict[str, Any
     if set_by_user:
         return float(set_by_user) / 2
     return _VISIBILITY_TIMEOUT_S.get(driver, _CONSUMER_TIMEOUT_S) / 2
+
+
+def check_celery_version(version: tuple[Any, ...]) -> None:
+    """Raise `ConfigurationError` for a Celery whose worker has not what the gate needs."""
+    if tuple(version[:2]) < OLDEST_CELERY:
+        oldest = ".".join(map(str, OLDEST_CELERY))
+        found = ".".join(map(str, version[:3]))
+        raise ConfigurationError(
+            f"distwindow.contrib.celery needs Celery {oldest} or later, and this is {found}; "
+            f"pip install 'celery>={oldest}'"
+        )
+
+
+def check_conf_keys(conf: Any, given: Collection[str] = ()) -> None:
+    """Raise `ConfigurationError` for a `distwindow_...` setting that does not exist, and for one
+    that Celery does not read as it is written, such as `DISTWINDOW_LIMITS` where the configuration
+    has no namespace, or another.
+
+    Celery accepts settings of any name, and one that it does not read would leave the tasks without
+    limits. `given` are the settings that `RateLimits` was given. A name in capitals of a setting
+    that is set otherwise is left alone: it may be the application's own.
+    """
+    keys = [str(key) for key in conf]
+    # Only a configuration that was read, as here, knows its namespace ("CELERY_").
+    namespace = str(getattr(conf, "prefix", None) or "")
+    written = {name: _written(name, namespace) for name in CONF_KEYS}
+    read = {*written.values(), *(CONF_PREFIX + name for name in CONF_KEYS)}
+    for key in keys:
+        plain = key.lower().removeprefix(namespace.lower()).removeprefix("celery_")
+        if key in read or not plain.startswith(CONF_PREFIX) or _is_code(conf.get(key)):
+            continue
+        name = plain.removeprefix(CONF_PREFIX)
+        if name not in written:
+            known = ", ".join(written.values())
+            raise ConfigurationError(f"unknown setting {key!r}; the settings are {known}")
+        is_set = name in given or conf.get(CONF_PREFIX + name) is not None
+        if not (is_set and key.isupper()):
+            raise ConfigurationError(
+                f"the setting {key!r} is not read by Celery as it is written; write "
+                f"{written[name]!r}"
+            )
+
+
+def _written(name: str, namespace: str) -> str:
+    key = namespace + CONF_PREFIX + name
+    return key.upper() if namespace.isupper() else key
+
+
+def _is_code(value: object) -> bool:
+    """True for what a configuration module has imported or defined."""
+    return callable(value) or isinstance(value, types.ModuleType)
 
 
 def _is_seconds(value: object) -> bool:

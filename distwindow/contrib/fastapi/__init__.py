@@ -27,8 +27,14 @@ with needs("fastapi"):
     from starlette.requests import HTTPConnection
     from starlette.responses import JSONResponse, Response
 
-    from .all_of import AllOf, limited_request
-    from .misplaced import WRITE, Dependency, DependencyMethod, no_dependency
+    from .dependencies import (
+        WRITE,
+        AllOf,
+        Dependency,
+        DependencyMethod,
+        limited_request,
+        no_dependency,
+    )
     from .routes import (
         LimitOfRoutes,
         document,

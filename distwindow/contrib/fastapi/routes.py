@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
 from ...errors import ConfigurationError
 from .. import asgi, http
 from ..http.scopes import Scope
-from .all_of import AllOf
+from .dependencies import AllOf
 
 
 class LimitOfRoutes(NamedTuple):

@@ -21,13 +21,10 @@ without `await` where nothing is awaited.
 from ...support.async_use import result_of
 from .address import ClientAddress
 from .fields import DRAFT, EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE, PROBLEM_SCHEMA, Headers
-from .rate_limits import (
+from .rate_limits import AsyncRateLimits, BlockingRateLimits, DefaultLimits, MakesLimits
+from .request_limit import (
     NOT_GIVEN,
-    AsyncRateLimits,
-    BlockingRateLimits,
-    DefaultLimits,
     LimitedRequest,
-    MakesLimits,
     RateLimited,
     RequestLimit,
     UnwatchedRequest,

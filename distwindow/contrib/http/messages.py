@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from ...errors import DistwindowError, RateLimitExceeded
 from .fields import EXPOSED_HEADERS, PROBLEM_MEDIA_TYPE
-from .rate_limits import AsyncRateLimits, LimitedRequest, RateLimited
+from .rate_limits import AsyncRateLimits
+from .request_limit import LimitedRequest, RateLimited
 
 Message = MutableMapping[str, Any]
 _RawHeaders = Sequence[tuple[bytes, bytes]]

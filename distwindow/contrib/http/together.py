@@ -11,7 +11,7 @@ from ...errors import KeysOnSeveralNodes
 from ...ring.decision import Decision
 from ...ring.key import normalize_key
 from ...support.async_use import result_of
-from .rate_limits import (
+from .request_limit import (
     AskedLimit,
     LimitedRequest,
     Question,

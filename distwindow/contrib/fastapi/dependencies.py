@@ -1,20 +1,35 @@
-"""Limits in the place of a dependency, where other libraries have decorators: each is an error when
-the application is imported, which says what to write.
+"""Limits as dependencies: several as one; and the mistakes of who writes one as the decorator that
+other libraries have, each an error when the application is imported, which says what to write.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from fastapi import Depends
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from ...errors import ConfigurationError
+from ...ring.decision import Decision
+from .. import asgi, http
 
 M = TypeVar("M", bound=Callable[..., Any])
 WRITE = 'write @app.get("/search", dependencies=[Depends(rate_limits.limit("5/minute"))])'
+
+
+def limited_request(connection: HTTPConnection, *limits: Any) -> http.LimitedRequest:
+    """Return what was decided for a request."""
+    limited: http.LimitedRequest | None = connection.scope.get(asgi.SCOPE_KEY)
+    if limited is None:
+        limited = connection.scope[asgi.SCOPE_KEY] = http.UnwatchedRequest()
+    for limit in limits:
+        if limit.settles and not limited.is_watched:
+            limit.raise_without_middleware()
+    return limited
 
 
 class DependencyCall(functools.partial[Coroutine[Any, Any, Any]]):
@@ -99,3 +114,37 @@ def no_dependency(method: M) -> M:
     )
     make.__signature__ = signature  # type: ignore[attr-defined]  # FastAPI and `help` read it
     return make  # type: ignore[return-value]  # it has the signature of what it wraps
+
+
+class AllOf(Dependency):
+    """Several limits as one dependency, asked together; see `RateLimits.all_of`."""
+
+    def __init__(self, rate_limits: Any, limits: Sequence[Any]) -> None:
+        self._rate_limits = rate_limits
+        self.limits = limits
+        given = [[*limit.__signature__.parameters.values()] for limit in limits]
+        dependencies = [
+            parameter.replace(name=f"{parameter.name}{n}")
+            for n, parameters in enumerate(given)
+            for parameter in parameters[2:]
+        ]
+        self.__signature__ = inspect.Signature([*given[0][:2], *dependencies])
+
+    async def _ask(
+        self, *, connection: HTTPConnection, response: Response, **values: Any
+    ) -> Decision | None:
+        """Ask these limits for a request; for FastAPI."""
+        if self._rate_limits.is_exempt(connection.scope.get("endpoint")):
+            return None
+        limited = limited_request(connection, *self.limits)
+        given: list[dict[str, Any]] = [{} for _ in self.limits]
+        for name, value in values.items():
+            option = name.rstrip("0123456789")
+            given[int(name[len(option) :])][option] = value
+        steps = http.decide_all(self.limits, connection, limited, None, given)
+        decision: Decision | None = await self._rate_limits.decision_of(
+            steps, connection, response, limited
+        )
+        return decision
+
+    __call__ = DependencyMethod(_ask)

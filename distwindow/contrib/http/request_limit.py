@@ -1,0 +1,717 @@
+"""One limit of requests, as all integrations with web frameworks have it, and what it has decided
+for one request.
+
+What it does with a request is a coroutine, which raises what the framework is to handle. In threads
+its limiter has answered already, so it awaits nothing, and `BlockingRateLimits.run` takes it to its
+end in one step. `RequestLimit.decide_at_once` is a shorter way for the most frequent request of
+tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+
+from ... import ConfigurationError, Decision, Limit, StoreError
+from ...away.policy import OnStoreError
+from ...errors import RateLimitExceeded, short_repr
+from ...ring.decision import limits_in
+from ...ring.key import AnyKey, Key, normalize_key
+from ...ring.limit import LimitSpec, parse_limits
+from ...support.async_use import result_of
+from ...support.callables import check_not_async, check_takes, function_name, stable_name
+from .fields import LimitAnswer, Policies, Unit, distinct, fields_to_set, problem
+
+if TYPE_CHECKING:
+    from .rate_limits import BaseRateLimits
+
+_LOG = logging.getLogger("distwindow")
+T = TypeVar("T")
+NOT_GIVEN: Any = object()
+"""In the place of a key that is not replaced: None is one for the address of the client."""
+_REFUSALS = (429, 503)
+"""The statuses of refusals."""
+MAX_REMEMBERED = 1000
+"""How many distinct limits, and names with their limits, are kept of one limit."""
+
+
+class RequestLimit:
+    """One limit of requests: what `RateLimits.limit` makes, which documents the arguments.
+
+    An integration has a subclass that defines `name_of`.
+    """
+
+    takes_request = True
+    """True if `key`, `cost`, `exempt` and `limits` are called with the request."""
+
+    def __init__(
+        self,
+        rate_limits: BaseRateLimits[Any],
+        limits: LimitSpec | Callable[..., Any],
+        *,
+        name: str | None = None,
+        key: Callable[..., Any] | None = None,
+        cost: int | Callable[..., Any] = 1,
+        exempt: Callable[..., Any] | None = None,
+        methods: Collection[str] | None = None,
+        on_store_error: OnStoreError | None = None,
+        count_when: Callable[..., Any] | None = None,
+        cost_after: Callable[..., Any] | None = None,
+        priority: bool = False,
+        unit: Unit = "requests",
+        override_defaults: bool = True,
+    ) -> None:
+        self.rate_limits = rate_limits
+        self._methods = None if methods is None else _read_methods(methods)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigurationError(f"name={short_repr(name)} is not the name of a limit, a str")
+        self.name = name
+        self.on_store_error = (
+            rate_limits.on_store_error if on_store_error is None else on_store_error
+        )
+        self.count_when = count_when
+        self.cost_after = cost_after
+        functions = {
+            "key": key, "cost": None if cost == 1 else cost, "exempt": exempt,
+            "count_when": count_when, "cost_after": cost_after,
+            "methods": None if methods is None else "|".join(sorted(self._methods or ())),
+        }  # fmt: skip
+        self.marks = "".join(
+            f" {option}={stable_name(value) if callable(value) else value}"
+            for option, value in functions.items()
+            if value is not None
+        )
+        """What distinguishes it from others without a name."""
+        self.settles = count_when is not None or cost_after is not None
+        """True if the response decides about the charge."""
+        for option, given in (("priority", priority), ("override_defaults", override_defaults)):
+            if not isinstance(given, bool):
+                raise ConfigurationError(f"{option}={short_repr(given)} is no bool")
+        self.methods_without_default = self._methods if override_defaults else frozenset[str]()
+        """The methods at which a route that has this limit has no default one; None for all."""
+        self.priority = priority
+        if priority and self.settles:
+            raise ConfigurationError(
+                "priority=True is not for a limit with count_when or cost_after: what they settle "
+                "is reserved, and a reservation does not borrow; leave one of them out"
+            )
+        if unit not in get_args(Unit):
+            raise ConfigurationError(
+                f'unit={short_repr(unit)} is neither "requests" nor "content-bytes"'
+            )
+        self._unit = unit
+        self._key = rate_limits.key_function(key)
+        self._cost = cost
+        self._exempt = exempt
+        self._limiter: Any = None
+        self._opened: object = None
+        """What `rate_limits` had open when `_limiter` was taken from it."""
+        self._limits: tuple[Limit, ...] | None = None
+        """None where a function of the request returns them."""
+        self._limits_of = limits
+        self._dynamic: dict[Any, tuple[Limit, ...]] = {}
+        self._named: dict[Any, tuple[str, Policies]] = {}
+        """By name, and by the limits where these differ: the beginning of keys, and what fields
+        say. Without a name of its own the limit is part of the beginning, so that two of one route
+        have windows of their own.
+        """
+        arguments = 1 if self.takes_request else 0
+        self._check_function("key", self._key, arguments)
+        for option, function, count in (
+            ("exempt", exempt, arguments),
+            ("count_when", count_when, 1),
+            ("cost_after", cost_after, arguments + 1),
+        ):
+            if function is not None:
+                self._check_function(option, function, count)
+        if callable(limits):
+            self._check_function("limits", limits, arguments)
+        else:
+            self._limits = parse_limits(limits)
+            shaped = next((each for each in self._limits if each.is_shaped), None)
+            if shaped is not None and self.settles:
+                raise ConfigurationError(
+                    f"{str(shaped)!r} is paced or warms up, and count_when and cost_after cannot "
+                    "change what it has promised to later requests; write a plain limit"
+                )
+            self._open_limiter(self._limits)
+            if name is not None:
+                advice = "give them names of their own"
+                rate_limits.shared_windows.add(name, self._limits, "a limit of requests", advice)
+                rate_limits.policy_names.add(
+                    self, Policies(name, self._limits, unit, rate_limits.headers)
+                )
+        if callable(cost):
+            self._check_function("cost", cost, arguments)
+        else:
+            self._check_fixed_cost(cost)
+        only_asks = (
+            exempt is None and methods is None and not (callable(cost) or priority or self.settles)
+        )
+        self._limits_at_once = self._limits if only_asks and self.takes_request else None
+        """The limits that `decide_at_once` decides by; None where `decide` has to."""
+
+    @property
+    def text(self) -> str:
+        """The limits as text; the name of the function that returns them, if there is one."""
+        if self._limits is None:
+            return function_name(self._limits_of)
+        return "; ".join(map(str, self._limits))
+
+    @property
+    def text_in_keys(self) -> str:
+        """The limits and their functions, which tell the keys of two limits without names apart."""
+        of = stable_name(self._limits_of) if self._limits is None else self.text
+        return f"{of}{self.marks}"
+
+    # -- what an integration defines -----------------------------------------------------------
+
+    def method_of(self, request: Any) -> str:
+        """Return the method as which a request counts."""
+        method: str = request.method
+        return "GET" if method == "HEAD" else method
+
+    def name_of(self, request: Any) -> str:
+        """Return the name of the limit at `request` where it was given none: method and path
+        template of the route. Raises `ConfigurationError` where these cannot be read.
+        """
+        raise NotImplementedError  # each framework has routes of its own
+
+    # -- what an integration calls -------------------------------------------------------------
+
+    async def decide(
+        self,
+        request: Any,
+        earlier: LimitedRequest,
+        cost: int | None = None,
+        key: Any = NOT_GIVEN,
+        limits: Any = NOT_GIVEN,
+    ) -> Decision | None:
+        """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
+        the decision; None if the request is not limited: it is exempt, or the limits are
+        switched off. `cost`, `key` and `limits` replace those of the limit.
+
+        To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
+        back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
+        `on_store_error="raise"`, and always `ConfigurationError`.
+        """
+        question = await self.question(request, cost, key, limits)
+        if question is None:
+            return None
+        if earlier and (met := charged_before(earlier, question)) is not None:
+            return met
+        return await self.ask(question, earlier)
+
+    async def ask(self, question: Question, earlier: LimitedRequest) -> Decision:
+        """Ask the store, and conclude; see `decide`."""
+        limiter, arguments = question.limiter, question.arguments
+        clamp = self.cost_after is not None  # so that no guess refuses every request
+        if question.is_above_limit():
+            await conclude(earlier, never_admitted(question), self.rate_limits)  # which raises
+        if not self.settles:
+            decision = limiter.try_acquire(question.key, question.cost, self.priority)
+            return await self._conclude(earlier, decision, question.policies, limiter)
+        steps = limiter.try_reserve(question.key, question.cost, clamp=clamp)
+        reservation = await result_of(steps)
+        decision = reservation.decision
+        if not decision.allowed:
+            # What others give back is there at once: a refusal that is kept would not see it.
+            limiter.decider.strategy.invalidate(decision.key)
+        if decision.charged is None:  # there is nothing to settle
+            arguments = ()
+        else:
+            earlier.needs_response = True
+        return await self._conclude(
+            earlier, decision, question.policies, limiter, reservation, arguments
+        )
+
+    async def question(
+        self,
+        request: Any,
+        cost: int | None = None,
+        key: Any = NOT_GIVEN,
+        limits: Any = NOT_GIVEN,
+    ) -> Question | None:
+        """Return what to ask for `request`; see `decide`. None if it is not limited."""
+        rate_limits = self.rate_limits
+        if not rate_limits.enabled:
+            return None
+        if self._methods is not None and self.method_of(request) not in self._methods:
+            return None
+        arguments = (request,) if self.takes_request else ()
+        if self._exempt is not None and await self._call("exempt", self._exempt, arguments):
+            return None
+        if key is NOT_GIVEN:
+            key = self._key(*arguments)
+        if type(key) is not str:
+            key = await self._awaited("key", self._key, key)
+        if key is None:  # a mistake of the client, such as a header left out, lets nobody pass
+            key = rate_limits.client_address(*arguments)
+        if self._limits is not None:
+            limits = self._limits
+        else:
+            if limits is NOT_GIVEN:
+                limits = await self._call("limits", self._limits_of, arguments)
+            if limits is None:
+                return None
+            limits = self._parsed(limits)
+        if cost is None:
+            cost = self._cost  # type: ignore[assignment]  # checked where it is no function
+            if callable(cost):
+                cost = await self._call("cost", cost, arguments)
+        assert cost is not None
+        name = self.name or self.name_of(request)
+        known_as = name if self._limits is not None else (name, limits)
+        beginning, policies = self._named.get(known_as) or self._remember(known_as, name, limits)
+        limiter = self._limiter
+        if self._limits is None or rate_limits.opened is not self._opened:
+            limiter = self._open_limiter(limits)
+        full_key = self._full_key(beginning, key)
+        return Question(self, full_key, limits, cost, policies, limiter, arguments)
+
+    def decide_at_once(
+        self, request: Any, earlier: LimitedRequest, key: Any = NOT_GIVEN
+    ) -> Decision | Coroutine[Any, Any, Decision | None]:
+        """Do `decide`, and return the decision where this process admits the request at once, which
+        takes 40 % less time. In all other cases return a coroutine that does it: a limit with
+        `priority`, or with a function besides `key`; a refusal, a wait, a question to the store.
+
+        Unlike `AsyncLimiter`, it does not let other tasks run after some calls in a row: it is for
+        requests that have a task each.
+        """
+        rate_limits, limits = self.rate_limits, self._limits_at_once
+        if limits is None or not rate_limits.enabled:
+            return self.decide(request, earlier, None, key)
+        if key is NOT_GIVEN:
+            key = self._key(request)
+        if type(key) is not str:
+            return self.decide(request, earlier, None, key)
+        name = self.name or self.name_of(request)
+        beginning, policies = self._named.get(name) or self._remember(name, name, limits)
+        limiter = self._limiter
+        if rate_limits.opened is not self._opened:
+            limiter = self._open_limiter(limits)
+        full_key = beginning + key
+        if earlier and any(each.decision.key == full_key for each in earlier):
+            return self.decide(request, earlier, None, key)  # which may be charged already
+        decision: Any = limiter.decider.decide_locally(
+            full_key, self._cost
+        )  # as `try_acquire` begins
+        # `.allowed` and `.wait`: a name takes three times as long as an index.
+        if decision is not None and decision[0] and not decision[7]:
+            earlier.append(AskedLimit(decision, policies, self, limiter))
+            return decision  # type: ignore[no-any-return]
+        if decision is None:
+            decision = limiter.try_acquire(full_key, self._cost)
+        return self._conclude(earlier, decision, policies, limiter)
+
+    # -- internal ------------------------------------------------------------------------------
+
+    async def _conclude(
+        self,
+        earlier: LimitedRequest,
+        decision: Any,
+        policies: Policies,
+        limiter: Any,
+        reservation: Any = None,
+        arguments: tuple[Any, ...] = (),
+    ) -> Decision:
+        """Add an answer to `earlier`, and raise or wait as it says. The `decision` of an
+        `AsyncLimiter` is awaited.
+        """
+        if type(decision) is not Decision:  # `result_of`, without a call of Python
+            decision = await decision
+        asked = AskedLimit(decision, policies, self, limiter, reservation, arguments)
+        await conclude(earlier, asked, self.rate_limits)
+        return decision  # type: ignore[no-any-return]  # a `Decision` by now
+
+    def questions_of(self, asked: AskedLimit) -> Sequence[Question]:
+        """Return what `asked`, which was charged, has asked for."""
+        charged = asked.decision.charged or ()
+        of, limits = charged[0], tuple(limits_in(charged))
+        return [Question(self, of.key, limits, of.cost, asked.policies, asked.limiter)]
+
+    def refusal(self, earlier: LimitedRequest, asked: AskedLimit) -> Exception:
+        """Return the error for `asked`, an answer in `earlier` that is a refusal by this limit."""
+        others = [each for each in earlier if each is not asked]
+        counted = self._counted(asked.decision)
+        return self.rate_limits.error_type(asked.decision, [*others, asked], counted)
+
+    def _open_limiter(self, limits: tuple[Limit, ...]) -> Any:
+        """Return the limiter for `limits`, of the present opening of `rate_limits`."""
+        # Another thread may close `rate_limits` meanwhile, or come here with other limits.
+        opened = self.rate_limits.opened
+        limiter = self._limiter = opened.get(limits, self.on_store_error)
+        self._opened = opened
+        return limiter
+
+    def _counted(self, decision: Decision) -> str:
+        """Return what the limit counts, in words."""
+        if self._unit == "content-bytes":
+            return "bytes"
+        has_costs = self._cost != 1 or self.cost_after is not None
+        return "units" if has_costs else counted_by(decision)
+
+    async def settle(self, asked: AskedLimit, response: Any, *, was_refused: bool) -> None:
+        """End the charge of one request; see `LimitedRequest.settle`."""
+        if asked.reservation is not None:
+            actual = await self.actual(asked.decision.cost, asked.arguments, response, was_refused)
+            await result_of(asked.reservation.commit(actual, now=True))
+        elif was_refused:
+            await result_of(asked.limiter.refund(asked.decision))
+
+    async def actual(
+        self, cost: int, arguments: tuple[Any, ...], response: Any, was_refused: bool
+    ) -> int:
+        """Return what a request has cost. `count_when` sees refusals, too; without it they cost
+        nothing.
+        """
+        if self.count_when is None:
+            if was_refused:
+                return 0
+        elif not await self._call("count_when", self.count_when, (response,)):
+            return 0
+        if self.cost_after is None:
+            return cost
+        actual: int = await self._call("cost_after", self.cost_after, (*arguments, response))
+        return actual
+
+    async def _call(self, option: str, function: Any, arguments: tuple[Any, ...]) -> Any:
+        return await self._awaited(option, function, function(*arguments))
+
+    async def _awaited(self, option: str, function: Any, value: Any) -> Any:
+        """Return what `function` has returned, awaited where it is to be."""
+        if hasattr(value, "__await__"):
+            if not self.rate_limits.awaits:
+                if hasattr(value, "close"):
+                    value.close()  # or it would warn that it was never awaited
+                raise ConfigurationError(
+                    f"{option}={function_name(function)} has returned what must be awaited, and "
+                    "nothing is awaited here; write a plain function"
+                )
+            value = await value
+        return value
+
+    def _parsed(self, spec: Any) -> tuple[Limit, ...]:
+        """Return the limits that a function has returned."""
+        try:
+            known = spec if isinstance(spec, (str, Limit)) else tuple(spec)
+            if known in self._dynamic:
+                return self._dynamic[known]
+            limits = parse_limits(spec)
+        except (TypeError, ConfigurationError) as exc:
+            raise ConfigurationError(
+                f"limits={function_name(self._limits_of)} has returned {short_repr(spec)}: {exc}"
+            ) from None
+        if len(self._dynamic) >= MAX_REMEMBERED:
+            self._dynamic.clear()
+        self._dynamic[known] = limits
+        return limits
+
+    def _remember(
+        self, known_as: object, name: str, limits: tuple[Limit, ...]
+    ) -> tuple[str, Policies]:
+        """Return what is the same for all requests at `name` with these limits, and keep it."""
+        self.rate_limits.log_shared_names(name)
+        if len(self._named) >= MAX_REMEMBERED:
+            self._named.clear()  # the path of a mount may have parameters
+        window = name if self.name else f"{name} {self.text_in_keys}"
+        # So that no key of one limit is one of another.
+        beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
+        policies = Policies(name, limits, self._unit, self.rate_limits.headers)
+        self.rate_limits.policy_names.add(self, policies)
+        named = self._named[known_as] = beginning, policies
+        return named
+
+    def _full_key(self, beginning: str, key: Any) -> AnyKey:
+        """Return the key of the ring: the name of the limit, then the key of the request."""
+        if isinstance(key, str):
+            return f"{beginning}{key}"  # of a subclass, `+` may be something else
+        if isinstance(key, bytes):
+            return beginning.encode() + key
+        if isinstance(key, Key):
+            resource = self._full_key(beginning, key.resource)
+            return Key(resource, key.tag)  # type: ignore[arg-type]  # of str or bytes, no Key
+        raise ConfigurationError(
+            f"key={function_name(self._key)}: the key of a request is {short_repr(key)}; return a "
+            "str, bytes or a Key; or None for the address of the client"
+        )
+
+    def _check_function(self, option: str, function: Any, count: int) -> None:
+        if not callable(function):
+            raise ConfigurationError(f"{option}={short_repr(function)} is not a function")
+        if not self.rate_limits.awaits:
+            check_not_async(option, function)
+        check_takes(option, function, count)
+
+    def _check_fixed_cost(self, cost: object) -> None:
+        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+            raise ConfigurationError(
+                f"cost={short_repr(cost)} is neither a whole number of at least 1 nor a function"
+            )
+        smallest = min((limit.amount for limit in self._limits or ()), default=cost)
+        if cost > smallest and self.cost_after is None:
+            raise ConfigurationError(
+                f"cost={cost} can never be admitted: the smallest limit is {smallest}"
+            )
+
+
+class RateLimited(RateLimitExceeded):
+    """A request was refused: `.decision`, `.retry_after`, and the response to send.
+
+    `.status_code` is 429, or 503 where the store was away and `on_store_error` is "deny".
+    `.headers` are the header fields by name, and `.problem` is the JSON body, of the media type
+    `application/problem+json`. An integration raises a subclass that is also an exception of its
+    framework.
+    """
+
+    def __init__(self, decision: Decision, answers: Sequence[LimitAnswer], unit: str) -> None:
+        super().__init__(decision)
+        self.problem = problem(distinct(answers)[-1], unit)
+        self.status_code: int = self.problem["status"]
+        self.headers = fields_to_set(answers, self.status_code, lambda name: None)
+
+    def __str__(self) -> str:
+        detail: str = self.problem["detail"]
+        return detail  # without the key, as users of the application read it
+
+
+class LimitedRequest(list["AskedLimit"]):
+    """What was decided for one request, in the order of the framework: a list that an integration
+    keeps with the request from its first limit on.
+    """
+
+    __slots__ = ("is_refused", "needs_response", "under_way")
+    is_watched = True
+    """True if who keeps it sees the response, and runs `settle`."""
+
+    def __init__(self) -> None:
+        self.needs_response = False
+        """True if what the response is decides about a charge, so that `settle` has to be run."""
+        self.is_refused = False
+        """True once a refusal has been made the response, whatever its status is."""
+        self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
+        """What tasks are asking for it now; each event is set when its call has ended."""
+
+    def fields_to_set(self, status_code: int, get: Callable[[str], str | None]) -> dict[str, str]:
+        """Return the header fields to set in the response, by name; see `fields.fields_to_set`.
+        `get` returns the present value of a field, None where there is none.
+        """
+        return fields_to_set(self, status_code, get)
+
+    async def settle(
+        self, response: Any, status_code: int, own: Sequence[AskedLimit] | None = None
+    ) -> None:
+        """End the charges of this request, or `own` of them, once. Where `response` is a refusal,
+        what was charged beside it is given back; otherwise `count_when` and `cost_after` decide.
+        Where the application has caught a refusal, and the response has neither 429 nor 503, it
+        has served the request: a 401 that cost nothing would be a password that cost nothing.
+
+        To be run by `RateLimits.run` with the last part of `response`, or when it ends without.
+        The store is told at once. Raises no `Exception`: what the functions raise is logged, and
+        the charge stays.
+        """
+        self.needs_response = False
+        was_refused = self.is_refused or (status_code in _REFUSALS and self.refusal() is not None)
+        for each in [*(self if own is None else own)]:
+            if each.settled:
+                continue
+            each.settled = True
+            try:
+                await each.limit.settle(each, response, was_refused=was_refused)
+            except StoreError:
+                pass  # what can be is sent with the next flush; the rest leaves with its bucket
+            except Exception:
+                _LOG.exception("the cost of a request could not be settled; it stays charged")
+            each.arguments = ()
+
+    async def serve_nothing(self) -> None:
+        """Note that the request was cancelled while a limit was asked, so that all is given back:
+        with the end of the response, or now, if nobody sees one.
+        """
+        self.is_refused = True
+        self.needs_response = any(not each.settled for each in self)
+        if self.needs_response and not self.is_watched:
+            await asyncio.shield(self.settle(None, 0))
+
+    def refusal(self) -> AskedLimit | None:
+        """Return the last answer that is a refusal, if there is one."""
+        return next((each for each in reversed(self) if not each.decision.allowed), None)
+
+
+class UnwatchedRequest(LimitedRequest):
+    """What was decided where nobody sees the response: a refusal is taken for it."""
+
+    __slots__ = ()
+    is_watched = False
+
+
+class AskedLimit(LimitAnswer):
+    """One limit that was asked for one request."""
+
+    __slots__ = ("arguments", "limit", "limiter", "reservation", "settled")
+
+    def __init__(
+        self,
+        decision: Decision,
+        policies: Policies,
+        limit: Any,
+        limiter: Any,
+        reservation: Any = None,
+        arguments: tuple[Any, ...] = (),
+    ) -> None:
+        self.decision = decision
+        self.policies = policies
+        self.limit = limit
+        """A `RequestLimit`, or `LimitsTogether`."""
+        self.limiter = limiter
+        self.reservation = reservation
+        """What `count_when` and `cost_after` settle; None without them."""
+        self.arguments = arguments
+        """Of `cost_after`, or of that of each limit. With those of a framework the request is kept,
+        which keeps this: without a need for it, each request would be left to the garbage
+        collector.
+        """
+        self.settled = decision.charged is None
+        """True from when its charge is given back or committed on, or if nothing was charged."""
+
+    def questions(self) -> Sequence[Question]:
+        """Return what was asked."""
+        questions: Sequence[Question] = self.limit.questions_of(self)
+        return questions
+
+
+class Question(NamedTuple):
+    """What a limit asks its store for one request."""
+
+    limit: RequestLimit
+    key: AnyKey
+    limits: tuple[Limit, ...]
+    cost: int
+    policies: Policies
+    limiter: Any
+    arguments: tuple[Any, ...] = ()
+    """Of the functions of the limit."""
+
+    def is_above_limit(self) -> bool:
+        """Return whether the cost can never be admitted."""
+        smallest = min(limit.amount for limit in self.limits)
+        return self.cost > smallest and self.limit.cost_after is None
+
+
+async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any) -> None:
+    """Add an answer to `earlier`, and raise or wait as it says."""
+    earlier.append(asked)
+    if asked.decision.allowed:
+        if asked.decision.wait > 0:  # borrowed, or paced: it begins later
+            await result_of(rate_limits.sleep(asked.decision.wait))
+        return
+    if not earlier.is_watched:
+        earlier.is_refused = True
+        await earlier.settle(None, 0)
+    elif any(not each.settled for each in earlier):
+        earlier.needs_response = True  # the response says whether it is one
+    # No variable has it: its traceback has this frame, and would be left to the garbage collector.
+    raise asked.limit.refusal(earlier, asked)
+
+
+def never_admitted(question: Question) -> AskedLimit:
+    """Return the refusal of a cost above the limit, which no store has to decide."""
+    smallest = min(question.limits, key=lambda limit: limit.amount)
+    decision = Decision(
+        False, question.key, question.cost, smallest, 0, math.inf, math.inf, 0.0, "over_limit",
+        "local", 0,
+    )  # fmt: skip
+    return AskedLimit(decision, question.policies, question.limit, question.limiter)
+
+
+def charged_before(
+    earlier: LimitedRequest, question: Question, again: bool = False
+) -> Decision | None:
+    """Return the decision that has charged this request in the window of `question` already: it is
+    charged once, however many limits look at it. None if none has, or if its limit is asked `again`
+    for another part of the request.
+
+    Raises `ConfigurationError` for limits that differ, and have one window.
+    """
+    for each in earlier:
+        if not each.decision.charged:
+            continue
+        for part in each.questions():
+            if is_charged_once(question, part, again):
+                return each.decision
+    return None
+
+
+def is_charged_once(question: Question, other: Question, again: bool) -> bool:
+    """Return whether one charge will do for both; see `charged_before`."""
+    return not (again and other.limit is question.limit) and is_same_question(question, other)
+
+
+def is_same_question(question: Question, other: Question) -> bool:
+    """Return whether both ask for the same. Raises `ConfigurationError` for limits that differ, and
+    have one window.
+    """
+    one, two = question.limit, other.limit
+    if one.rate_limits.namespace != two.rate_limits.namespace:
+        return False
+    if normalize_key(question.key) != normalize_key(other.key):
+        return False
+    windows = [{(each.bucket_ms, each.span) for each in of.limits} for of in (question, other)]
+    if windows[0].isdisjoint(windows[1]):
+        return False
+    differs = question.limits != other.limits or question.cost != other.cost
+    if differs or (one.count_when, one.cost_after) != (two.count_when, two.cost_after):
+        raise two_limits_of_one_window(question.policies)
+    return True
+
+
+def two_limits_of_one_window(policies: Policies) -> ConfigurationError:
+    """Return the error for two limits that differ, of one request and one window."""
+    names = ", ".join(map(short_repr, policies.names.values()))
+    return ConfigurationError(
+        f"two limits of this request that differ have the name {names} and one interval, so they "
+        "count in one window, and it would be charged twice; give each a name of its own: "
+        'limit("100/minute", name="all"), limit("5/minute", name="search")'
+    )
+
+
+async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
+    """Return what `RequestLimit.decide` does before a handler. If its task is cancelled meanwhile,
+    as the client has gone, nothing is served, and what earlier limits charged is given back, too.
+    """
+    try:
+        return await steps
+    except asyncio.CancelledError:
+        await earlier.serve_nothing()
+        raise
+
+
+def counted_by(decision: Decision) -> str:
+    """Return what a limit counts of which only this decision is known: of a cost above 1 it is
+    something else than requests, such as tokens.
+    """
+    return "requests" if decision.cost == 1 else "units"
+
+
+_METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"]
+"""The usual ones. Others are allowed if they are not written much like one of these."""
+
+
+def _read_methods(methods: Any) -> frozenset[str]:
+    if isinstance(methods, (str, bytes)) or not all(isinstance(each, str) for each in methods):
+        raise ConfigurationError(
+            f'methods={short_repr(methods)} is not a list of methods, such as ["POST", "PUT"]'
+        )
+    for each in methods:
+        likely = get_close_matches(each.upper(), _METHODS, 1)
+        if likely and each.upper() not in _METHODS:
+            raise ConfigurationError(f"methods has {each!r}; write {likely[0]!r}")
+    names = frozenset("GET" if each.upper() == "HEAD" else each.upper() for each in methods)
+    if not names:
+        raise ConfigurationError("methods=[] limits nothing; leave it out to limit all methods")
+    return names
