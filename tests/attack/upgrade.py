@@ -9,12 +9,13 @@ waits for what nobody has.
 from __future__ import annotations
 
 import random
+import re
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ CALLS = 300
 SOUND_MS = 1000
 """After this time all processes know what one has counted, also on a busy machine."""
 KINDS = ["sync", "async", "sync", "async"]
-SQUATTERS = ["old-squatter", "new-squatter"]
+VERSIONS = ("old", "new")
+SQUATTERS = [f"{version}-squatter" for version in VERSIONS]
 
 
 def plan(broken: Path) -> dict[str, Any]:
@@ -77,17 +79,18 @@ def prefix(window: str) -> str:
     return f"{PREFIX}-{window.replace(' ', '-')}"
 
 
-def play(fleet: Fleet, python: str) -> None:
-    """Run the processes; `python` is that of the old version."""
-    pythons: dict[str, dict[str, str]] = {"old": {"python": python}, "new": {}}
+def squat(fleet: Fleet, python: str) -> None:
+    """Start the squatters; `python` is that of the old version."""
     for name in SQUATTERS:
-        fleet.start("sync", name=name, **pythons[name.partition("-")[0]])
+        fleet.start("sync", name=name, **_environment(name, python))
     _until_logged(fleet, SQUATTERS, "the probe of", "took all slots, and the probe of its breaker")
-    names = []
-    for number, kind in enumerate(KINDS):
-        for version, given in pythons.items():
-            names.append(f"{version}-{number}-{kind}")
-            fleet.start(kind, name=names[-1], **given)
+
+
+def play(fleet: Fleet, python: str) -> None:
+    """Run the other processes until each has called often, and the service was broken once."""
+    names = [f"{version}-{n}-{kind}" for n, kind in enumerate(KINDS) for version in VERSIONS]
+    for name in names:
+        fleet.start(name.rpartition("-")[2], name=name, **_environment(name, python))
     _until_logged(fleet, names, '"window"', "made its calls", CALLS)
     for name in SQUATTERS:
         fleet.kill(name)
@@ -104,26 +107,60 @@ def play(fleet: Fleet, python: str) -> None:
         raise
 
 
+def _environment(name: str, python: str) -> dict[str, str]:
+    return {"python": python} if version_of(name) == "old" else {}
+
+
 def _until_logged(fleet: Fleet, names: Iterable[str], text: str, what: str, times: int = 1) -> None:
     """Wait until each of these processes has logged `text` so many times."""
     missing: list[str] = []
 
     def is_logged() -> bool:
-        missing[:] = [n for n in names if (fleet.folder / n).read_text().count(text) < times]
-        ended = [n for n in names if fleet.clients[n].process.poll() is not None]
-        if ended:
-            errors = [fleet.clients[n].stderr()[-3000:] for n in ended]
-            raise Violation(f"{', '.join(ended)} ended before it {what}", errors)
+        missing[:] = [name for name in names if fleet.clients[name].process.poll() is not None]
+        if missing:
+            return True
+        logs = {name: (fleet.folder / name).read_text() for name in names}
+        if any('"wrong"' in log for log in logs.values()):
+            read_history(fleet.folder)  # raises it
+        missing[:] = [name for name, log in logs.items() if log.count(text) < times]
         return not missing
 
-    try:
+    with suppress(TimeoutError):
         until(is_logged, 40, every=0.1)
-    except TimeoutError:
-        read_history(fleet.folder)  # raises what a process has found wrong itself
-        raise Violation(
-            f"{', '.join(missing)} never {what}",
-            [fleet.clients[n].stderr()[-3000:] for n in missing],
-        ) from None
+    if missing:
+        errors = [fleet.clients[name].stderr()[-3000:] for name in missing]
+        raise Violation(f"{', '.join(missing)} never {what}", errors)
+
+
+def version_of(process: str) -> str:
+    """Return "old" or "new"."""
+    return process.partition("-")[0]
+
+
+def compare_written(server: Standalone) -> list[str]:
+    """Return what the squatters, each alone with its keys, have written differently: the names of
+    fields, the form of values, the number of digits of times.
+    """
+    written: dict[str, dict[str, str]] = defaultdict(dict)
+    with server.client(decode_responses=True) as client:
+        for name in sorted(client.scan_iter("*squatter*")):
+            is_hash = client.type(name) == "hash"
+            found = client.hgetall(name) if is_hash else client.zrange(name, 0, -1, withscores=True)
+            version = "old" if "old-squatter" in name else "new"
+            content = str(sorted(found.items()) if is_hash else found)
+            key = name.replace(f"{version}-", "")
+            written[key][version] = content.replace(f"{version}-", "")
+    return [
+        f"{key}\n  old writes {by.get('old')}\n  new writes {by.get('new')}"
+        for key, by in written.items()
+        if len({_form(by.get(version, "")) for version in VERSIONS}) > 1
+    ]
+
+
+def _form(content: str) -> str:
+    """Return a text without ids, and with long numbers by their length."""
+    content = re.sub(r"\b(?=\w*[a-f])[0-9a-f]{8,}(\.\d+)?\b", "id", content)
+    return re.sub(r"\d+", lambda found: str(max(9, len(found[0]))), content)
 
 
 def check(history: History, server: Standalone) -> None:
@@ -162,7 +199,7 @@ def told(what: str) -> Iterator[None]:
         yield
     except Violation as violation:
         events = [event for event in violation.history if isinstance(event, dict)]
-        of = Counter(event["process"].partition("-")[0] for event in events if "process" in event)
+        of = Counter(version_of(event["process"]) for event in events if "process" in event)
         by = ", ".join(f"{number} by {version}" for version, number in sorted(of.items()))
         raise Violation(f"{what}: {violation.what} ({by})", violation.history) from None
 
@@ -170,7 +207,7 @@ def told(what: str) -> Iterator[None]:
 def check_shared(admitted: Sequence[Admitted], limit: Limit) -> None:
     """Raise `Violation` if a window holds more than the limit, or a version never got a permit."""
     check_aligned_windows(admitted, limit.amount, limit.bucket_ms, limit.span)
-    for version in ("old", "new"):
+    for version in VERSIONS:
         if not any(call.process.startswith(version) for call in admitted):
             raise Violation(f"{version} never got a permit", [c._asdict() for c in admitted])
 
@@ -256,13 +293,17 @@ def main(python: str, old: str) -> int:
         tempfile.TemporaryDirectory() as folder,
         Fleet(random.Random(1), server.url, "upgrade_child", plan(Path(folder, "broken"))) as fleet,
     ):
+        different: list[str] = []
         try:
+            squat(fleet, python)
+            different = compare_written(server)
             play(fleet, python)
             history = read_history(fleet.folder)
             check_packages(history, python)
             check(history, server)
         except Violation as violation:
             print(f"old and new cannot share a Redis: {violation}", file=sys.stderr)
+            print("what each writes where it is alone:", *different, sep="\n", file=sys.stderr)
             return 1
     print(f"{len(history.calls)} calls of limiters, {time.monotonic() - began:.0f} s: all holds")
     return 0
@@ -272,7 +313,7 @@ def check_packages(history: History, python: str) -> None:
     """Raise `Violation` unless each process has used the version that it was to use."""
     homes = {"old": Path(python).parents[1], "new": ROOT / "distwindow"}
     for process, line in history.having("package"):
-        if homes[process.partition("-")[0]] not in Path(line["package"]).parents:
+        if homes[version_of(process)] not in Path(line["package"]).parents:
             raise Violation(f"{process} has used {line['package']}")
 
 

@@ -165,10 +165,10 @@ class Everything(Callers):
         self.breaker = self.make(CircuitBreaker, AsyncCircuitBreaker, rule=RULE, **often)
         self.counter = self.make(CircuitBreaker, AsyncCircuitBreaker, rule=COUNTED, **often)
         self.reserving = self.make(Limiter, AsyncLimiter, limits=FOREVER, **common)
-        if self.log.name in self.squatters:
-            self._squat(self.log.name)
         self.breaker.on_change(self._hear)
         super().open()
+        if self.log.name in self.squatters:
+            self._squat(self.log.name)
 
     def _hear(self, change: BreakerChange) -> None:
         if change.key == SERVICE:
@@ -188,7 +188,15 @@ class Everything(Callers):
             raise ServiceError
 
     def _squat(self, key: str) -> None:
-        """Take all slots and the probe of `key`, and log them until this process is killed."""
+        """Call everything with `key`, which nobody else does; then take all its slots and its
+        probe, and log them until this process is killed.
+        """
+        for limiter in self.limiters.values():
+            limiter.try_acquire(key)
+            limiter.flush()
+        with self.counter.call(key):
+            pass
+        self.counter.flush()
         slots = [(self.slots.try_hold(key), Held(self.log, key)) for _ in range(SLOTS)]
         for _ in range(RULE.count):
             with suppress(ServiceError), self.breaker.call(key):
