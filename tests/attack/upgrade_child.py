@@ -37,7 +37,8 @@ PREFIX = "upgrade"
 SHARED, SERVICE = "shared", "service"
 SLOTS = 2
 """How many slots each key has."""
-TTL_S, TIMEOUT_S = 4.0, 2.0
+TTL_S, SQUATTERS_TTL_S, TIMEOUT_S = 3.0, 4.5, 1.5
+"""Deadlines further away than the own time to live are compared with that in a holder's name."""
 RULE = ErrorCount(5, min_calls=5, window=5.0, open_for=0.4, probe_timeout=3.0)
 COUNTED = ErrorCount(10**9, window=600.0)
 """A rule that never opens a breaker, and whose window is longer than any run."""
@@ -78,6 +79,11 @@ class Hold(Op):
         elif slot := await result_of(self.work.slots.try_hold(self.key)):
             await self._use(slot)
             await result_of(slot.release())
+        else:
+            stats = await result_of(self.work.slots.stats(self.key))
+            names = [holder.name for holder in stats.holders]
+            if not all(name.startswith(("old-", "new-")) for name in names):
+                self.work.log.write(wrong=f"the holders of {self.key!r} are {names}")
 
     async def _use(self, slot: Any) -> None:
         held = Held(self.work.log, self.key)
@@ -159,8 +165,9 @@ class Everything(Callers):
         self.squatters: list[str] = self.plan["squatters"]
         common = {"prefix": PREFIX, "timeout": TIMEOUT_S}
         self.slots = self.make(
-            Concurrency, AsyncConcurrency, limit=SLOTS, ttl=TTL_S, name=self.log.name, **common
-        )
+            Concurrency, AsyncConcurrency, limit=SLOTS, name=self.log.name, **common,
+            ttl=SQUATTERS_TTL_S if self.log.name in self.squatters else TTL_S,
+        )  # fmt: skip
         often = {"sync_interval": SYNC_S, "flush_interval": SYNC_S, **common}
         self.breaker = self.make(CircuitBreaker, AsyncCircuitBreaker, rule=RULE, **often)
         self.counter = self.make(CircuitBreaker, AsyncCircuitBreaker, rule=COUNTED, **often)
@@ -188,12 +195,13 @@ class Everything(Callers):
             raise ServiceError
 
     def _squat(self, key: str) -> None:
-        """Call everything with `key`, which nobody else does; then take all its slots and its
-        probe, and log them until this process is killed.
+        """Write a key of every kind that nobody else writes; then take all slots and the probe of
+        `key`, and log them until this process is killed.
         """
-        for limiter in self.limiters.values():
-            limiter.try_acquire(key)
-            limiter.flush()
+        for name, limiter in self.limiters.items():
+            if "/day" in self.plan["windows"][name]["limits"]:
+                limiter.try_acquire(key)
+                limiter.flush()
         with self.counter.call(key):
             pass
         self.counter.flush()
