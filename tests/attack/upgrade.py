@@ -158,9 +158,9 @@ def compare_written(server: Standalone) -> list[str]:
 
 
 def _form(content: str) -> str:
-    """Return a text without ids, and with long numbers by their length."""
-    content = re.sub(r"\b(?=\w*[a-f])[0-9a-f]{8,}(\.\d+)?\b", "id", content)
-    return re.sub(r"\d+", lambda found: str(max(9, len(found[0]))), content)
+    """Return a text with the number of digits in place of each number, and without ids."""
+    content = re.sub(r"\b([0-9a-f]{10}|[0-9a-f]{12}(\.\d+)?)\b", "id", content)
+    return re.sub(r"\d+", lambda found: str(len(found[0])), content)
 
 
 def check(history: History, server: Standalone) -> None:
