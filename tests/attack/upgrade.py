@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -269,10 +270,18 @@ def check_squatted(history: History) -> None:
 
 def check_probed(history: History) -> None:
     """Raise `Violation` if more than one call was let through while the service was broken and all
-    have had the time to learn of it, or if a process has heard changes out of order.
+    have had the time to learn of it, if a probe went too early, or if a process has heard changes
+    out of order.
     """
     changes = read_changes(history)
     check_heard(changes, history)
+    for before, after in pairwise(sorted(changes, key=lambda change: change.at_ms)):
+        open_ms = after.at_ms - before.at_ms
+        if before.state == "open" and 0 < open_ms < RULE.open_ms:
+            raise Violation(
+                f"it opened for {RULE.open_ms} ms, and was {after.state} after {open_ms} ms",
+                [before._asdict(), after._asdict()],
+            )
     opened = min(change.heard for change in changes if change.state == "open")
     closed = min(change.heard for change in changes if change.state == "closed")
     probes = [
