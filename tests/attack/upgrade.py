@@ -138,21 +138,23 @@ def version_of(process: str) -> str:
     return process.partition("-")[0]
 
 
-def compare_written(server: Standalone) -> list[str]:
-    """Return what the squatters, each alone with its keys, have written differently: the names of
-    fields, the form of values, the number of digits of times.
-    """
+def read_written(server: Standalone) -> dict[str, dict[str, str]]:
+    """Return what the squatters, each alone with its keys, have written: by key and version."""
     written: dict[str, dict[str, str]] = defaultdict(dict)
     with server.client(decode_responses=True) as client:
-        for name in sorted(client.scan_iter("*squatter*")):
+        for name in sorted(client.scan_iter("*-squatter*")):
             is_hash = client.type(name) == "hash"
             found = client.hgetall(name) if is_hash else client.zrange(name, 0, -1, withscores=True)
-            version = "old" if "old-squatter" in name else "new"
             content = str(sorted(found.items()) if is_hash else found)
-            key = name.replace(f"{version}-", "")
-            written[key][version] = content.replace(f"{version}-", "")
+            version = "old" if "old-" in name else "new"
+            written[name.replace(f"{version}-", "")][version] = content.replace(f"{version}-", "")
+    return written
+
+
+def different(written: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return what differs in the names of fields, the form of values, the digits of times."""
     return [
-        f"{key}\n  old writes {by.get('old')}\n  new writes {by.get('new')}"
+        "\n".join([key, *(f"  {version} writes {by.get(version)}" for version in VERSIONS)])
         for key, by in written.items()
         if len({_form(by.get(version, "")) for version in VERSIONS}) > 1
     ]
@@ -302,17 +304,17 @@ def main(python: str, old: str) -> int:
         tempfile.TemporaryDirectory() as folder,
         Fleet(random.Random(1), server.url, "upgrade_child", plan(Path(folder, "broken"))) as fleet,
     ):
-        different: list[str] = []
+        written: dict[str, dict[str, str]] = {}
         try:
             squat(fleet, python)
-            different = compare_written(server)
+            written = read_written(server)
             play(fleet, python)
             history = read_history(fleet.folder)
             check_packages(history, python)
             check(history, server)
         except Violation as violation:
-            print(f"old and new cannot share a Redis: {violation}", file=sys.stderr)
-            print("what each writes where it is alone:", *different, sep="\n", file=sys.stderr)
+            print(f"{old} (old) and this checkout (new) cannot share a Redis: {violation}")
+            print("what each writes otherwise where it is alone:", *different(written), sep="\n")
             return 1
     print(f"{len(history.calls)} calls of limiters, {time.monotonic() - began:.0f} s: all holds")
     return 0
