@@ -49,6 +49,7 @@ CALLS = 300
 SOUND_MS = 1000
 """After this time all processes know what one has counted, also on a busy machine."""
 KINDS = ["sync", "async", "sync", "async"]
+"""Those of the processes of each version."""
 VERSIONS = ("old", "new")
 SQUATTERS = [f"{version}-squatter" for version in VERSIONS]
 
@@ -120,6 +121,7 @@ def _until_logged(fleet: Fleet, names: Iterable[str], text: str, what: str, time
         missing[:] = [name for name in names if fleet.clients[name].process.poll() is not None]
         if missing:
             return True
+        missing[:] = names
         logs = {name: (fleet.folder / name).read_text() for name in names}
         if any('"wrong"' in log for log in logs.values()):
             read_history(fleet.folder)  # raises it
