@@ -14,11 +14,11 @@ from tests.attack.harness import ROOT, Violation
 from tests.attack.history import Admitted, History
 from tests.attack.upgrade import (
     VERSIONS,
+    check_holders,
     check_known,
     check_probed,
     check_room,
     check_shared,
-    check_squatted,
     different,
 )
 
@@ -51,11 +51,11 @@ OUTAGE = [
     heard(2000, "open", "half_open"),
     heard(9000, "half_open", "closed"),
 ]
-PROBE = held("the probe of old-squatter", 1000, 2000)
+PROBE = held("the probe of old-holder", 1000, 2000)
 
 
 def lines(*of_old: dict[str, Any], new: list[dict[str, Any]] | None = None) -> History:
-    return History(lines={"old-squatter": list(of_old), "new-0-sync": new or []})
+    return History(lines={"old-holder": list(of_old), "new-0-sync": new or []})
 
 
 WRONG: dict[str, Callable[[], object]] = {
@@ -66,11 +66,11 @@ WRONG: dict[str, Callable[[], object]] = {
         admitted(("old", 1), ("old", 2), ("new", 2000)), 2, EMPTY
     ),
     "never full": lambda: check_known(admitted(("old", 1)), 2, EMPTY),
-    "lost slot": lambda: check_squatted(lines(*held("k", 1, 2, lost=True))),
-    "three slots": lambda: check_squatted(
+    "lost slot": lambda: check_holders(lines(*held("k", 1, 2, lost=True))),
+    "three slots": lambda: check_holders(
         lines(*(line for n in range(3) for line in held("k", 1 + n, 9, number=n)))
     ),
-    "a probe twice": lambda: check_squatted(lines(*PROBE, new=[passed(1500, "old-squatter")])),
+    "a probe twice": lambda: check_holders(lines(*PROBE, new=[passed(1500, "old-holder")])),
     "two probes": lambda: check_probed(lines(*OUTAGE, passed(5000), passed(5005))),
     "an early probe": lambda: check_probed(
         lines(*OUTAGE[:1], heard(1010, "open", "half_open"), *OUTAGE[2:])
@@ -80,11 +80,11 @@ RIGHT: dict[str, Callable[[], object]] = {
     "as many": lambda: check_shared(admitted(("old", 1), ("new", 2), ("old", 1000)), TWO),
     "no room": lambda: check_room([*2 * [call(1, ok=True)], call(2, ok=False)], TWO),
     "known": lambda: check_known(admitted(("old", 1), ("new", 2), ("new", 900)), 2, EMPTY),
-    "two slots": lambda: check_squatted(
+    "two slots": lambda: check_holders(
         lines(*(line for n in range(2) for line in held("k", 1 + n, 9, number=n)))
     ),
-    "a probe of a killed one": lambda: check_squatted(
-        lines(*PROBE, new=[passed(2500, "old-squatter")])
+    "a probe of a killed one": lambda: check_holders(
+        lines(*PROBE, new=[passed(2500, "old-holder")])
     ),
     "one probe": lambda: check_probed(lines(*OUTAGE, passed(5000), passed(5015))),
 }

@@ -51,7 +51,7 @@ SOUND_MS = 1000
 KINDS = ["sync", "async", "sync", "async"]
 """Those of the processes of each version."""
 VERSIONS = ("old", "new")
-SQUATTERS = [f"{version}-squatter" for version in VERSIONS]
+HOLDERS = [f"{version}-holder" for version in VERSIONS]
 
 
 def plan(broken: Path) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def plan(broken: Path) -> dict[str, Any]:
             | ({"waits": BACK_S} if name == "waits" else {})
             for name in limits
         ],
-        "broken": str(broken), "squatters": SQUATTERS, "threads": 2, "pause_s": 0.03,
+        "broken": str(broken), "holders": HOLDERS, "threads": 2, "pause_s": 0.03,
     }  # fmt: skip
 
 
@@ -81,11 +81,11 @@ def prefix(window: str) -> str:
     return f"{PREFIX}-{window.replace(' ', '-')}"
 
 
-def squat(fleet: Fleet, python: str) -> None:
-    """Start the squatters; `python` is that of the old version."""
-    for name in SQUATTERS:
+def start_holders(fleet: Fleet, python: str) -> None:
+    """Start the holders; `python` is that of the old version."""
+    for name in HOLDERS:
         fleet.start("sync", name=name, **_environment(name, python))
-    _until_logged(fleet, SQUATTERS, "the probe of", "took all slots, and the probe of its breaker")
+    _until_logged(fleet, HOLDERS, "the probe of", "took all slots, and the probe of its breaker")
 
 
 def play(fleet: Fleet, python: str) -> None:
@@ -94,7 +94,7 @@ def play(fleet: Fleet, python: str) -> None:
     for name in names:
         fleet.start(name.rpartition("-")[2], name=name, **_environment(name, python))
     _until_logged(fleet, names, '"window"', "made its calls", CALLS)
-    for name in SQUATTERS:
+    for name in HOLDERS:
         fleet.kill(name)
     broken = Path(fleet.plan["broken"])
     broken.touch()
@@ -141,10 +141,10 @@ def version_of(process: str) -> str:
 
 
 def read_written(server: Standalone) -> dict[str, dict[str, str]]:
-    """Return what the squatters, each alone with its keys, have written: by key and version."""
+    """Return what the holders, each alone with its keys, have written: by key and version."""
     written: dict[str, dict[str, str]] = defaultdict(dict)
     with server.client(decode_responses=True) as client:
-        for name in sorted(client.scan_iter("*-squatter*")):
+        for name in sorted(client.scan_iter("*-holder*")):
             is_hash = client.type(name) == "hash"
             found = client.hgetall(name) if is_hash else client.zrange(name, 0, -1, withscores=True)
             content = str(sorted(found.items()) if is_hash else found)
@@ -191,8 +191,8 @@ def check(history: History, server: Standalone) -> None:
     for at, name in ((1, "ends of calls"), (2, "failed calls")):
         stored[name] = sum(int(bucket[at]) for bucket in buckets)
     check_conserved("reservations, and calls in breakers", stored, *history.tallies())
-    with told("slots and probes of squatters"):
-        check_squatted(history)
+    with told("slots and probes"):
+        check_holders(history)
     with told("breakers"):
         check_probed(history)
 
@@ -258,7 +258,7 @@ def check_known(admitted: Sequence[Admitted], amount: int, history: History) -> 
         )
 
 
-def check_squatted(history: History) -> None:
+def check_holders(history: History) -> None:
     """Raise `Violation` if slots or probes were given to somebody while others had them."""
     spans = held_spans(history)
     for span in spans:
@@ -308,7 +308,7 @@ def main(python: str, old: str) -> int:
     ):
         written: dict[str, dict[str, str]] = {}
         try:
-            squat(fleet, python)
+            start_holders(fleet, python)
             written = read_written(server)
             play(fleet, python)
             history = read_history(fleet.folder)

@@ -1,9 +1,9 @@
 """One process of `upgrade.py`, of either version. It imports only what both have: the public names
 of distwindow, and the modules of the attacks that import no others.
 
-`squatter`: it holds all slots of a key of its own and the probe of a breaker of its own until it is
+`holder`: it holds all slots of a key of its own and the probe of a breaker of its own until it is
 killed. The others make calls of every kind, and at the end they wait until they get what the
-squatters had.
+holders had.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PREFIX = "upgrade"
 SHARED, SERVICE = "shared", "service"
 SLOTS = 2
 """How many slots each key has."""
-TTL_S, SQUATTERS_TTL_S, TIMEOUT_S = 3.0, 4.5, 1.5
+TTL_S, HOLDERS_TTL_S, TIMEOUT_S = 3.0, 4.5, 1.5
 """Deadlines further away than the own time to live are compared with that in a holder's name."""
 RULE = ErrorCount(5, min_calls=5, window=5.0, open_for=0.4, probe_timeout=3.0)
 COUNTED = ErrorCount(10**9, window=600.0)
@@ -64,13 +64,13 @@ class Held:
 
 
 class Hold(Op):
-    """One slot, held for a moment: of the shared key, or one that a squatter has."""
+    """One slot, held for a moment: of the shared key, or one that a holder has."""
 
     name = "hold"
 
     def __init__(self, work: Everything, rng: random.Random) -> None:
         self.work, self.seconds = work, rng.random() * 0.02
-        self.key = rng.choice([SHARED, SHARED, SHARED, *work.squatters])
+        self.key = rng.choice([SHARED, SHARED, SHARED, *work.holders])
 
     async def run_async(self) -> None:
         if self.key == SHARED:
@@ -96,14 +96,14 @@ class Hold(Op):
 
 
 class CallService(Op):
-    """One call of the service, or of one whose probe a squatter has, inside a breaker."""
+    """One call of the service, or of one whose probe a holder has, inside a breaker."""
 
     name = "a call of a service"
     expected = (BreakerOpen,)
 
     def __init__(self, work: Everything, rng: random.Random) -> None:
         self.work, self.seconds = work, rng.random() * 0.01
-        self.key = rng.choice([SERVICE, SERVICE, *work.squatters])
+        self.key = rng.choice([SERVICE, SERVICE, *work.holders])
 
     async def run_async(self) -> None:
         asked = now_ms()
@@ -162,11 +162,11 @@ class Everything(Callers):
 
     def open(self) -> None:
         self.log.write(package=distwindow.__file__)
-        self.squatters: list[str] = self.plan["squatters"]
+        self.holders: list[str] = self.plan["holders"]
         common = {"prefix": PREFIX, "timeout": TIMEOUT_S}
         self.slots = self.make(
             Concurrency, AsyncConcurrency, limit=SLOTS, name=self.log.name, **common,
-            ttl=SQUATTERS_TTL_S if self.log.name in self.squatters else TTL_S,
+            ttl=HOLDERS_TTL_S if self.log.name in self.holders else TTL_S,
         )  # fmt: skip
         often = {"sync_interval": SYNC_S, "flush_interval": SYNC_S, **common}
         self.breaker = self.make(CircuitBreaker, AsyncCircuitBreaker, rule=RULE, **often)
@@ -174,8 +174,8 @@ class Everything(Callers):
         self.reserving = self.make(Limiter, AsyncLimiter, limits=FOREVER, **common)
         self.breaker.on_change(self._hear)
         super().open()
-        if self.log.name in self.squatters:
-            self._squat(self.log.name)
+        if self.log.name in self.holders:
+            self._hold_all(self.log.name)
 
     def _hear(self, change: BreakerChange) -> None:
         if change.key == SERVICE:
@@ -194,7 +194,7 @@ class Everything(Callers):
         if key == SERVICE and Path(self.plan["broken"]).exists():
             raise ServiceError
 
-    def _squat(self, key: str) -> None:
+    def _hold_all(self, key: str) -> None:
         """Write a key of every kind that nobody else writes; then take all slots and the probe of
         `key`, and log them until this process is killed.
         """
@@ -221,10 +221,10 @@ class Everything(Callers):
             time.sleep(0.02)
 
     async def close(self) -> None:
-        """Wait for what the squatters had, then flush all, and close."""
-        for key in [SHARED, *self.squatters]:
+        """Wait for what the holders had, then flush all, and close."""
+        for key in [SHARED, *self.holders]:
             await self.poll(partial(self._gets_slot, key), BACK_S, f"no slot of {key!r}")
-        for key in [SERVICE, *self.squatters]:
+        for key in [SERVICE, *self.holders]:
             wrong = f"calls of {key!r} stay refused, although it works"
             for _ in range(ENOUGH):
                 await self.poll(partial(self._passes, key), BACK_S, wrong)
