@@ -1,8 +1,8 @@
 """A client of limiters (`client.py`), which logs each call when it has returned.
 
 Its plan: `windows` (the arguments of a limiter by the name of the window) and `calls`: a list of
-`window`, `weight`, `keys` (`{name}` becomes the name of the process), `costs`, and `priorities` if
-not all calls are plain, of which each call is drawn.
+`window`, `weight`, `keys` (`{name}` becomes the name of the process), `costs`, `priorities` if not
+all calls are plain, and `waits`, in seconds, if they wait, of which each call is drawn.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Call(Op):
         self.key = rng.choice(drawn["keys"]).format(name=callers.log.name)
         self.cost = rng.choice(drawn["costs"])
         self.priority = rng.choice(drawn.get("priorities", [False]))
+        self.waits = drawn.get("waits")
         self.limiter, self.options = callers.limiters[self.window], plan["windows"][self.window]
         self.decision: Decision | None = None
         self.at = self.took = 0.0
@@ -37,7 +38,10 @@ class Call(Op):
     async def run_async(self) -> None:
         self.at, self.wall = now_ms(), time.time() * 1000
         try:
-            call = self.limiter.try_acquire(self.key, self.cost, self.priority)
+            if self.waits is None:
+                call = self.limiter.try_acquire(self.key, self.cost, self.priority)
+            else:
+                call = self.limiter.acquire(self.key, self.cost, timeout=self.waits)
             self.decision = await result_of(call)
         finally:
             self.took = now_ms() - self.at

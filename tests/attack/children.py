@@ -26,19 +26,31 @@ HUNG = 3
 """The exit code of a child that has found out itself that it hangs."""
 
 
+RUN_INSTALLED = f"""import runpy, sys
+sys.path.append({str(ROOT)!r})
+runpy.run_module("tests.attack." + sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
+"""Runs a child with the distwindow that its Python has installed, not with that of the checkout."""
+
+
 class Child:
-    """`python -m tests.attack.NAME PLAN`, in a process group of its own."""
+    """`python -m tests.attack.NAME PLAN`, in a process group of its own. If the plan has a
+    `python`, it is that of another environment, with the distwindow that is installed there.
+    """
 
     def __init__(self, name: str, plan: dict[str, Any]) -> None:
         self.name = name
         self.plan = plan
         self._stdout = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with the child
+        command = [sys.executable, "-m", f"tests.attack.{name}"]
+        if "python" in plan:
+            # Isolated, as otherwise the folder and PYTHONPATH would come before what is installed.
+            command = [plan["python"], "-I", "-c", RUN_INSTALLED, name]
         # Closed with the child, so not in a `with`.
         self._stderr = tempfile.TemporaryFile(  # noqa: SIM115
             "w+", encoding="utf-8", errors="replace"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.attack.{name}", json.dumps(plan)],
+            [*command, json.dumps(plan)],
             stdin=subprocess.PIPE,
             stdout=self._stdout,
             stderr=self._stderr,

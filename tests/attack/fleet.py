@@ -69,7 +69,7 @@ class Fleet:
         self.killed: list[str] = []
         self.froze: set[str] = set()
         """Clients that have been frozen at some time."""
-        self._client, self._plan = client, plan
+        self._client, self.plan = client, plan
         self._names = itertools.count()
         self._frozen: dict[str, float] = {}
         self.url = store if isinstance(store, str) else ""
@@ -108,13 +108,13 @@ class Fleet:
         self.notes.append(f"{now_ms():.0f} {what}")
 
     def start(self, kind: str, **more: Any) -> None:
-        """Start a process; `more` is added to its plan."""
-        name = f"p{next(self._names)}"
+        """Start a process; `more` is added to its plan, and may have another name for it."""
+        name = more.get("name", f"p{next(self._names)}")
         identity = {
             "url": self.url, "folder": str(self.folder), "name": name, "kind": kind,
             "threads": self.rng.randint(2, 3), "seed": self.rng.randrange(10**9),
         }  # fmt: skip
-        self.clients[name] = Child(self._client, self._plan | identity | more)
+        self.clients[name] = Child(self._client, self.plan | identity | more)
 
     def await_calls(self) -> None:
         """Wait until each process has called."""
