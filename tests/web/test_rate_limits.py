@@ -637,7 +637,7 @@ def test_one_connection_for_all_limits_and_it_opens_again(
 
 def test_it_is_closed_by_another_thread_while_a_limit_opens_it() -> None:
     app = Application(Blocking, None)
-    rate_limits = app.rate_limits()
+    rate_limits = app.rate_limits(timeout=0.1)  # how long `close` waits for a call
     limit = rate_limits.limit("9/minute")
     app.close()
     limiter_of = rate_limits.limiter
