@@ -23,9 +23,12 @@ from typing import TypeVar
 import pytest
 import redis
 
+from distwindow import Limiter
+from distwindow.lifecycle.connect import open_store
 from distwindow.ring.command import load_script, script_names
+from distwindow.runtime.options import Options
 from tests import bytecode, event_loops, examples, logging_state
-from tests.clock_and_stores import Execute, blocking, memory
+from tests.clock_and_stores import Execute, ManualClock, blocking, memory
 from tests.harness import HARNESSES, STALLS, Harness
 from tests.patience import patient
 from tests.servers import (
@@ -289,6 +292,22 @@ def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
 def where(request: pytest.FixtureRequest) -> str:
     """The address of a store in memory, and of a server."""
     return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still until it is moved."""
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "redis", "cluster"])
+def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Callable[..., Limiter]]:
+    """Return a function that makes limiters of one store, as different processes have them."""
+    kind = request.param
+    url = "memory://" if kind == "memory" else request.getfixturevalue(f"{kind}_url")
+    store = open_store(url, Options(clock="client", time=clock, timeout=10))
+    yield lambda limits: Limiter(store, limits, time=clock)
+    store.close()
 
 
 @pytest.fixture(scope="module")

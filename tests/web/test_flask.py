@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -25,6 +23,7 @@ from distwindow.contrib import http
 from distwindow.contrib.flask import ClientAddress, RateLimited, RateLimits
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
+from tests.programs import printed
 
 AWAY = "redis://127.0.0.1:1/0"
 """Nothing listens there."""
@@ -57,11 +56,6 @@ def home() -> str:
 
 def peer(address: str) -> dict[str, Any]:
     return {"environ_base": {"REMOTE_ADDR": address}}
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_000_000)
 
 
 @pytest.fixture
@@ -587,7 +581,7 @@ still_open = app.test_client().get("/")
 def test_a_stream_that_is_open_when_the_process_ends_is_settled(
     redis_url: str, prefix: str
 ) -> None:
-    subprocess.run([sys.executable, "-c", OPEN_AT_EXIT, redis_url, prefix], check=True)
+    printed("-c", OPEN_AT_EXIT, redis_url, prefix)
     with Limiter(redis_url, "90/hour", prefix=prefix) as limiter:
         assert limiter.peek("n:127.0.0.1").remaining == 87
 

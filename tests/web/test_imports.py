@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.programs import printed
 
 FRAMEWORKS = {"starlette", "fastapi", "pydantic", "flask", "werkzeug", "django", "rest_framework"}
 
@@ -15,9 +14,6 @@ FRAMEWORKS = {"starlette", "fastapi", "pydantic", "flask", "werkzeug", "django",
 )
 def test_no_framework_is_imported(module: str, is_integration: bool) -> None:
     program = f"import sys, {module}; print(*sys.modules)"
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    imported = set(printed.split())
+    imported = set(printed("-c", program).split())
     assert not imported & FRAMEWORKS
     assert ("distwindow.contrib.http" in imported) == is_integration
