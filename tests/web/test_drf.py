@@ -232,6 +232,14 @@ def test_clients_without_an_address_are_not_one(rest: Any, num_proxies: int | No
         status(view(SixAMinute), peer="")
 
 
+def test_a_refused_request_is_given_back_and_not_charged_by_later_throttles() -> None:
+    first, last = view(SixAMinute, ThreeASecond), view(ThreeASecond, SixAMinute)
+    assert [status(first) for _ in range(9)].count(200) == 3
+    assert [status(last, user="a") for _ in range(9)].count(200) == 3
+    for user in ("", "a"):
+        assert [status(view(SixAMinute), user=user) for _ in range(9)].count(200) == 3
+
+
 def test_fields_are_set_by_the_middleware() -> None:
     middleware = ["tests.web.django_project.with_user"]
     with override_settings(
