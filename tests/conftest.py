@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import pytest
 import redis
+from _pytest.terminal import TerminalReporter
 
 from distwindow import Limiter
 from distwindow.lifecycle.connect import open_store
@@ -180,6 +181,13 @@ def _freeze_what_is_left() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Show why tests were tried again, of which pytest shows the names only."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"tried again: {report.nodeid}", sep="_")
+        terminalreporter.write_line(report.longreprtext)
 
 
 @pytest.hookimpl(wrapper=True)
