@@ -1,8 +1,8 @@
 """How far a reader has to go: `python -m benchmarks.code_shape`.
 
-Prints the size of the package, and of some warm calls how many calls into the package they make,
-in how many files, and how often they return to a file that they have already left. Nothing is
-timed, so a busy machine does not matter.
+Prints the size of the package and of its parts beside their budgets, and of some warm calls how
+many calls into the package they make, in how many files, and how often they return to a file that
+they have already left. Nothing is timed, so a busy machine does not matter.
 """
 
 from __future__ import annotations
@@ -29,15 +29,21 @@ from distwindow import (
 )
 
 PACKAGE = Path(distwindow.__file__).parent
+PARTS = {
+    "engine": ("ring", "runtime", "local", "stores"),
+    "cli": ("cli",),
+    "celery": ("contrib/celery",),
+}
+BUDGETS = {"engine": 11_500, "cli": 3_000, "celery": 1_900}
+"""Lines that are not blank, for whoever adds to a part to see. Nothing fails above them."""
 
 
 def size() -> None:
     """Print files, lines, the share of imports, and the parameters of constructors."""
     files = sorted(PACKAGE.rglob("*.py"))
-    lines = imports = 0
+    lines, imports = _lines(files), 0
     for file in files:
         text = file.read_text(encoding="utf-8")
-        lines += sum(1 for line in text.splitlines() if line.strip())
         imports += sum(
             (node.end_lineno or node.lineno) - node.lineno + 1
             for node in ast.walk(ast.parse(text))
@@ -50,8 +56,17 @@ def size() -> None:
     print(
         f"{code:,} lines of code, {code / len(files):.0f} per file; imports: {imports / code:.1%}"
     )
+    for part, folders in PARTS.items():
+        of_part = _lines([file for folder in folders for file in (PACKAGE / folder).rglob("*.py")])
+        print(f"{part:<8} {of_part:>6,} of {BUDGETS[part]:>6,} lines: {', '.join(folders)}")
     for cls in (Limiter, Concurrency, CircuitBreaker, Guard):
         print(f"{cls.__name__}: {len(inspect.signature(cls).parameters)} parameters")
+
+
+def _lines(files: list[Path]) -> int:
+    """Return the lines that are not blank."""
+    texts = (file.read_text(encoding="utf-8") for file in files)
+    return sum(bool(line.strip()) for text in texts for line in text.splitlines())
 
 
 def _code_lines(file: Path) -> int:

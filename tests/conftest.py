@@ -22,10 +22,14 @@ from typing import TypeVar
 
 import pytest
 import redis
+from _pytest.terminal import TerminalReporter
 
+from distwindow import Limiter
+from distwindow.lifecycle.connect import open_store
 from distwindow.ring.command import load_script, script_names
+from distwindow.runtime.options import Options
 from tests import bytecode, event_loops, examples, logging_state
-from tests.clock_and_stores import Execute, blocking, memory
+from tests.clock_and_stores import Execute, ManualClock, blocking, memory
 from tests.harness import HARNESSES, STALLS, Harness
 from tests.patience import patient
 from tests.servers import (
@@ -179,6 +183,13 @@ def _freeze_what_is_left() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Show why tests were tried again, of which pytest shows the names only."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"tried again: {report.nodeid}", sep="_")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
     with logging_state.restored():
@@ -289,6 +300,22 @@ def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
 def where(request: pytest.FixtureRequest) -> str:
     """The address of a store in memory, and of a server."""
     return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still until it is moved."""
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "redis", "cluster"])
+def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Callable[..., Limiter]]:
+    """Return a function that makes limiters of one store, as different processes have them."""
+    kind = request.param
+    url = "memory://" if kind == "memory" else request.getfixturevalue(f"{kind}_url")
+    store = open_store(url, Options(clock="client", time=clock, timeout=10))
+    yield lambda limits: Limiter(store, limits, time=clock)
+    store.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,16 @@ them; here run those whose packages are in the development environment.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.app_servers.applications import WSGI
 from tests.app_servers.run import MODES, missing, run
 from tests.app_servers.setups import SETUPS, Setup
+from tests.programs import printed
 from tests.servers import Standalone
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
+QUIET = ("-W", "ignore", "-c")
 
 
 def is_in_another(setup: Setup) -> bool:
@@ -47,19 +44,6 @@ def test_workers_share_a_limit(standalone: Standalone, setup: Setup, mode: str) 
         pytest.skip(f"{', '.join(absent)} not installed")
     outcome = run(setup, mode, standalone)
     assert outcome.faults(mode) == []
-
-
-def ran(program: str, *args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 PATCHED_LATER = """
@@ -94,7 +78,7 @@ else:
 def test_gevent_that_patches_after_a_call(redis_url: str, prefix: str, mode: str) -> None:
     """Counts from before the patch are kept, and each greenlet gets its own connection."""
     pytest.importorskip("gevent", reason="gevent is not installed")
-    assert ran(PATCHED_LATER, redis_url, prefix, mode, "imported before") == "31\n"
+    assert printed(*QUIET, PATCHED_LATER, redis_url, prefix, mode, "imported before") == "31\n"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -105,7 +89,7 @@ def test_gevent_that_is_imported_after_a_limiter_was_made(
     is refused.
     """
     pytest.importorskip("gevent", reason="gevent is not installed")
-    output = ran(PATCHED_LATER, redis_url, prefix, mode, "imported after")
+    output = printed(*QUIET, PATCHED_LATER, redis_url, prefix, mode, "imported after")
     assert output.startswith("gevent.monkey.patch_all() was called after a limiter was made"), (
         output
     )
@@ -129,7 +113,7 @@ except ConfigurationError as exc:
 )
 def test_gevent_that_patches_a_part_is_refused(patch: str) -> None:
     pytest.importorskip("gevent", reason="gevent is not installed")
-    assert ran(PATCHED_IN_PART, patch).startswith("gevent has patched only a part")
+    assert printed(*QUIET, PATCHED_IN_PART, patch).startswith("gevent has patched only a part")
 
 
 PATCHED_AFTER_CALLS = """
@@ -155,7 +139,7 @@ os._exit(0)
 
 def test_eventual_calls_are_refused_where_no_flush_would_come(redis_url: str, prefix: str) -> None:
     pytest.importorskip("gevent", reason="gevent is not installed")
-    output = ran(PATCHED_AFTER_CALLS, redis_url, prefix)
+    output = printed(*QUIET, PATCHED_AFTER_CALLS, redis_url, prefix)
     assert output.startswith("gevent.monkey.patch_all() was called after a limiter was made")
 
 
@@ -194,4 +178,4 @@ def test_a_fork_while_another_thread_connects(redis_url: str, prefix: str) -> No
     """Connecting imports nothing, because the child would wait for the lock of that import for
     ever.
     """
-    ran(FORKED_AMID_IMPORT, redis_url, prefix)
+    printed(*QUIET, FORKED_AMID_IMPORT, redis_url, prefix)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 import distwindow
 from tests.architecture import rest
 from tests.architecture.floors import FEATURES, KNOW_ALL
+from tests.programs import run_python
 
 
 @pytest.mark.parametrize(
@@ -25,8 +23,5 @@ def test_the_rest_works_without_features(features: list[str], tmp_path: Path) ->
     shutil.copytree(Path(distwindow.__file__).parent, package)
     for room in (*features, *KNOW_ALL):
         shutil.rmtree(package / room)
-    result = subprocess.run(
-        [sys.executable, rest.__file__, *features],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
-    )  # fmt: skip
+    result = run_python(rest.__file__, *features, env={"PYTHONPATH": str(tmp_path)})
     assert (result.returncode, result.stderr) == (0, "")

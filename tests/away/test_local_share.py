@@ -161,7 +161,7 @@ def test_a_permit_of_the_share_can_be_given_back() -> None:
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_processes_divide_a_limit_whichever_way_they_call(kind: str) -> None:
     """Also a limit, and a limiter, that is called for the first time while the store is away."""
-    processes = 4
+    processes = 2
     command = [sys.executable, "-m", "tests.away.sharing_process"]
     with Standalone() as server, ExitStack() as stack:
         fleet = [

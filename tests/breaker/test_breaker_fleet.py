@@ -500,6 +500,16 @@ def test_a_call_of_an_evicted_key_is_counted_unless_its_breaker_has_changed(chan
     assert sorted(totals) == ([(1, 0), (1, 0)] if changes else [(1, 0), (3, 1)])
 
 
+def opened_and_away(**options: Any) -> tuple[ManualClock, LossyStore, Process]:
+    """Return a process whose breaker was open when the store went away."""
+    clock, store, (process,) = fleet(RULE, 1, **options)
+    for _ in range(6):
+        process.run(failed=True)
+    process.tick()
+    store.is_away = True
+    return clock, store, process
+
+
 class TestStoreAway:
     """The store does not answer: the last known state holds, then the setting decides."""
 
@@ -579,11 +589,7 @@ class TestStoreAway:
         assert process.breaker._states.dropped == 0
 
     def test_an_open_breaker_gets_probes_of_this_process(self) -> None:
-        clock, store, (process,) = fleet(RULE, 1)
-        for _ in range(6):
-            process.run(failed=True)
-        process.tick()
-        store.is_away = True
+        clock, store, process = opened_and_away()
         assert not process.begin()
         clock.move(2000)
         assert process.begin()
@@ -600,22 +606,14 @@ class TestStoreAway:
         assert store.state_now() == "half_open"
 
     def test_a_call_inside_a_probe_of_this_process_belongs_to_it(self) -> None:
-        clock, store, (process,) = fleet(RULE, 1)
-        for _ in range(6):
-            process.run(failed=True)
-        process.tick()
-        store.is_away = True
+        clock, _, process = opened_and_away()
         clock.move(2000)
         with process.breaker.call("k"), suppress(OSError), process.breaker.call("k"):
             raise OSError
         assert process.run(failed=False)
 
     def test_a_slow_probe_of_this_process_is_the_only_one(self) -> None:
-        clock, store, (process,) = fleet(RULE, 1)
-        for _ in range(6):
-            process.run(failed=True)
-        process.tick()
-        store.is_away = True
+        clock, _, process = opened_and_away()
         clock.move(2000)
         assert process.begin()
         for _ in range(5):
@@ -626,11 +624,7 @@ class TestStoreAway:
         assert process.run(failed=False)
 
     def test_with_deny_an_open_breaker_stays_open(self) -> None:
-        clock, store, (process,) = fleet(RULE, 1, on_store_error="deny")
-        for _ in range(6):
-            process.run(failed=True)
-        process.tick()
-        store.is_away = True
+        clock, _, process = opened_and_away(on_store_error="deny")
         clock.move(60_000)
         assert not process.begin()
 

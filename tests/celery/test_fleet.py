@@ -31,6 +31,31 @@ def check_bound(fleet: Fleet) -> None:
     assert most_in_a_window([int(at_ms) for at_ms in fleet.recorded("admitted")]) <= PER_SECOND
 
 
+def reach_what_is_behind_the_line(fleet: Fleet) -> None:
+    """For a limit of one an hour, and `max_parked` of 50."""
+    fleet.start()
+    for number in range(600):
+        fleet.send("fetch", number)
+    for number in range(20):
+        fleet.send("free", number)
+    until(lambda: fleet.records.llen("free") == 20, what="free tasks", timeout=30)
+    until(lambda: fleet.records.llen("sent_back") == 549, what="the rest", timeout=30)
+
+
+def overtake_the_line(fleet: Fleet, usual: int, urgent: int) -> None:
+    """Send tasks of the priority `usual`, and one that is urgent, which starts before them."""
+    fleet.start(slots=1)
+    for number in range(40):
+        fleet.send("fetch", number, priority=usual)
+    until(lambda: len(fleet.started()) >= 8, what="a line", timeout=60)
+    fleet.send("fetch", 100, priority=urgent)
+    fleet.wait_started(41)
+    started = fleet.started()
+    assert started.index(100) <= 30
+    started.remove(100)
+    assert started == sorted(started)
+
+
 def span_s(fleet: Fleet) -> float:
     moments: list[float] = [at_s for _, at_s, *_ in fleet.recorded("starts")]
     return max(moments) - min(moments)
@@ -222,27 +247,12 @@ def test_the_store_of_the_limits_is_away(policy: str) -> None:
 
 def test_what_is_behind_more_than_max_parked_is_reached() -> None:
     with Fleet(options={"limits": "1/hour"}, conf={"distwindow_max_parked": 50}) as fleet:
-        fleet.start()
-        for number in range(600):
-            fleet.send("fetch", number)
-        for number in range(20):
-            fleet.send("free", number)
-        until(lambda: fleet.records.llen("free") == 20, what="free tasks", timeout=30)
-        until(lambda: fleet.records.llen("sent_back") == 549, what="the rest", timeout=30)
+        reach_what_is_behind_the_line(fleet)
 
 
 def test_a_task_of_priority_0_overtakes_its_line() -> None:
     with Fleet(options={"limits": "4/second"}) as fleet:
-        fleet.start(slots=1)
-        for number in range(40):
-            fleet.send("fetch", number, priority=9)
-        until(lambda: len(fleet.started()) >= 8, what="a line", timeout=60)
-        fleet.send("fetch", 100, priority=0)
-        fleet.wait_started(41)
-        started = fleet.started()
-        assert started.index(100) <= 30
-        started.remove(100)
-        assert started == sorted(started)
+        overtake_the_line(fleet, usual=9, urgent=0)
 
 
 @pytest.mark.parametrize("max_hold", [None, 3600.0], ids=["by age", "kept for too long"])

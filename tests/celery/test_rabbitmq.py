@@ -18,7 +18,12 @@ from uuid import uuid4
 import pytest
 
 from tests.celery.processes import Fleet
-from tests.celery.test_fleet import LIMITED, check_bound
+from tests.celery.test_fleet import (
+    LIMITED,
+    check_bound,
+    overtake_the_line,
+    reach_what_is_behind_the_line,
+)
 from tests.servers import Proxy
 from tests.servers.wait import until
 
@@ -160,27 +165,12 @@ def test_tasks_with_an_eta_beyond_max_parked_are_sent_back(queue: Queue) -> None
 
 def test_what_is_behind_more_than_max_parked_is_reached(queue: Queue) -> None:
     with queue.fleet({"limits": "1/hour"}, distwindow_max_parked=50) as fleet:
-        fleet.start()
-        for number in range(600):
-            fleet.send("fetch", number)
-        for number in range(20):
-            fleet.send("free", number)
-        until(lambda: fleet.records.llen("free") == 20, what="free tasks", timeout=30)
-        until(lambda: fleet.records.llen("sent_back") == 549, what="the rest", timeout=30)
+        reach_what_is_behind_the_line(fleet)
 
 
 def test_a_task_of_the_largest_priority_overtakes_its_line(queue: Queue) -> None:
     with queue.fleet({"limits": "4/second"}, task_queue_max_priority=9) as fleet:
-        fleet.start(slots=1)
-        for number in range(40):
-            fleet.send("fetch", number, priority=1)
-        until(lambda: len(fleet.started()) >= 8, what="a line", timeout=20)
-        fleet.send("fetch", 100, priority=9)
-        fleet.wait_started(41)
-        started = fleet.started()
-        assert started.index(100) <= 30
-        started.remove(100)
-        assert started == sorted(started)
+        overtake_the_line(fleet, usual=1, urgent=9)
 
 
 def test_a_worker_that_was_frozen_runs_nothing_that_others_have_got(queue: Queue) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +15,7 @@ from distwindow.cli.app import app
 from distwindow.ring.command import load_script
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.key import ring_name, ring_name_prefix
+from tests.programs import run_python
 from tests.servers.own import own_server
 
 
@@ -68,15 +66,7 @@ def shell() -> Cli:
     """Return a function that runs a command in a process of its own, with further variables."""
 
     def run(*arguments: str, timeout: float = 60, **env: str) -> Result:
-        done = subprocess.run(
-            [sys.executable, "-m", "distwindow.cli", *arguments],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=timeout,
-            env={**os.environ, "PYTHONIOENCODING": "utf-8", **env},
-            check=False,
-        )
+        done = run_python("-m", "distwindow.cli", *arguments, env=env, timeout=timeout)
         return Result(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -21,6 +21,7 @@ from distwindow.cli import demo
 from distwindow.cli.demo import AdmissionLog, demo_server
 from tests.cli.conftest import Cli, Result
 from tests.interruptions import restore_sigint
+from tests.programs import run_python
 from tests.servers import find_binary, until
 
 DEMO = [sys.executable, "-m", "distwindow.cli", "demo"]
@@ -260,17 +261,8 @@ def test_a_limit_that_does_not_hold_is_reported(shell: Cli, redis_url: str, tmp_
         "if __name__ == '__main__':\n"
         "    main()\n"
     )
-    result = subprocess.run(
-        [
-            *(sys.executable, str(spoiled), "demo", "--workers", "3", "--seconds", "2"),
-            *("--limit", "20/second", "--url", redis_url),
-        ],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-    )
+    options = ["--workers", 3, "--seconds", 2, "--limit", "20/second", "--url", redis_url]
+    result = run_python(spoiled, "demo", *options)
     assert result.returncode == 1, result
     assert "BROKEN: 60 were admitted" in result.stdout
     assert "held" not in result.stdout

@@ -11,6 +11,7 @@ import pytest
 
 from distwindow import Limiter, __version__
 from tests.cli.conftest import Cli
+from tests.programs import run_python
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 
@@ -29,9 +30,7 @@ main()
 
 
 def without_extra(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", _WITHOUT, *arguments], capture_output=True, text=True, check=False
-    )
+    return run_python("-c", _WITHOUT, *arguments)
 
 
 @pytest.mark.parametrize("arguments", [[], ["stats"], ["--help"]], ids=" ".join)
@@ -51,13 +50,8 @@ def test_the_version_needs_no_extra(shell: Cli) -> None:
 
 def test_python_m_distwindow_is_the_command(redis_url: str, prefix: str) -> None:
     def run(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "distwindow", *arguments],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix},
-            check=False,
-        )
+        env = {"DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix}
+        done = run_python("-m", "distwindow", *arguments, env=env)
         return done.returncode, done.stdout
 
     assert run("--version") == (0, f"distwindow {__version__}\n")

@@ -33,6 +33,7 @@ def test_every_command_says_that_tls_is_wanted(cli: Cli, command: str) -> None:
     assert "wants TLS; write rediss:// in place of redis://" in result.err
 
 
+@pytest.mark.slow  # the handshake takes the whole timeout
 def test_doctor_says_that_there_is_no_tls(cli: Cli) -> None:
     with Standalone() as server:
         result = cli("doctor", store=f"rediss://{server.host}:{server.port}/0")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import required
-from tests.docs.pages import ROOT
+from tests.programs import ROOT, printed
 from tests.servers import Standalone
 
 from .test_coming_from import MODULES
@@ -113,9 +111,4 @@ def test_an_application(
 
 
 def of_a_process(name: str, requests: list[str]) -> Any:
-    run = subprocess.run(
-        [sys.executable, "-c", IN_PROCESS, name, *requests],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return json.loads(printed("-c", IN_PROCESS, name, *requests))

@@ -28,11 +28,6 @@ TTL = 30.0
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def slots(clock: ManualClock) -> Concurrency:
     return Concurrency(MemoryStore(clock), 2, ttl=TTL)
 

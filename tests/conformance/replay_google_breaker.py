@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from distwindow.sentinel.google_breaker import ArticleGoogleBreaker, GoogleBreaker
 
 from .replay import Args
@@ -26,20 +28,16 @@ class Draws:
 class GoogleBreakerReplay:
     """One breaker, made by `new`."""
 
+    kind: type[GoogleBreaker | ArticleGoogleBreaker] = GoogleBreaker
+
     def __init__(self, params: Args) -> None:
         self.params = params
         self.draws = Draws()
-        self.breaker: GoogleBreaker
+        self.breaker: Any
 
     def op_new(self, now: int, args: Args) -> None:
-        params = self.params
-        self.breaker = GoogleBreaker(
-            now,
-            k=params["k"],
-            window_ms=params["window_ms"],
-            buckets=params["buckets"],
-            draw=self.draws,
-        )
+        options = {name: self.params[name] for name in ("k", "window_ms", "buckets")}
+        self.breaker = self.kind(now, **options, draw=self.draws)
 
     def op_allow(self, now: int, args: Args) -> object:
         breaker = self.breaker
@@ -68,23 +66,10 @@ class GoogleBreakerReplay:
         return [[b.sum, b.success, b.failure, b.drop] for b in self.breaker.window.buckets(now)]
 
 
-class ArticleGoogleBreakerReplay:
+class ArticleGoogleBreakerReplay(GoogleBreakerReplay):
     """One breaker of the article's version, made by `new`."""
 
-    def __init__(self, params: Args) -> None:
-        self.params = params
-        self.draws = Draws()
-        self.breaker: ArticleGoogleBreaker
-
-    def op_new(self, now: int, args: Args) -> None:
-        params = self.params
-        self.breaker = ArticleGoogleBreaker(
-            now,
-            k=params["k"],
-            window_ms=params["window_ms"],
-            buckets=params["buckets"],
-            draw=self.draws,
-        )
+    kind = ArticleGoogleBreaker
 
     def op_allow(self, now: int, args: Args) -> object:
         accepts, total = self.breaker.history(now)
@@ -95,12 +80,6 @@ class ArticleGoogleBreakerReplay:
             "drop_ratio": self.breaker.ratio(accepts, total),
             "drew": self.draws.drew,
         }
-
-    def op_mark_success(self, now: int, args: Args) -> None:
-        self.breaker.mark_success(now)
-
-    def op_mark_failure(self, now: int, args: Args) -> None:
-        self.breaker.mark_failure(now)
 
     def op_buckets(self, now: int, args: Args) -> object:
         return [[bucket.sum, bucket.count] for bucket in self.breaker.window.buckets(now)]

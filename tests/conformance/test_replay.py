@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_python
 
 from .kinds import DRIVERS
 
@@ -18,7 +17,6 @@ pytestmark = pytest.mark.slow  # the quick tier stays under a minute
 HERE = Path(__file__).parent
 PUBLIC = HERE / "golden"
 INDEX = json.loads((PUBLIC / "index.json").read_text(encoding="utf-8"))
-ROOT = HERE.parents[1]
 
 
 def test_every_public_kind_has_a_driver() -> None:
@@ -36,14 +34,8 @@ def test_the_public_traces_are_as_they_were_recorded() -> None:
 
 def pytest_on(folder: Path) -> tuple[int, str]:
     """Replay `folder` in another process; return the exit code and the output of pytest."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE), "-k", "golden"],
-        cwd=ROOT,
-        env={**os.environ, "DISTWINDOW_GOLDEN_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    words = ("-m", "pytest", "-p", "no:cacheprovider", HERE, "-k", "golden")
+    done = run_python(*words, env={"DISTWINDOW_GOLDEN_DIR": str(folder)})
     return done.returncode, done.stdout
 
 

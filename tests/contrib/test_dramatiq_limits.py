@@ -21,12 +21,6 @@ LIMIT = "2/hour"
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """The clock of the limits."""
-    return ManualClock()
-
-
-@pytest.fixture
 def broker(clock: ManualClock) -> Iterator[Any]:
     from dramatiq.brokers.stub import StubBroker
     from dramatiq.middleware import CurrentMessage

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flask
@@ -14,11 +11,11 @@ import redis
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.testclient import TestClient
 
-import distwindow
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
 from distwindow.contrib import fastapi
 from distwindow.contrib.flask import RateLimits as FlaskRateLimits
 from distwindow.contrib.flask import client_address
+from tests.programs import printed
 
 URL = "redis://localhost:6379/0"
 DEPENDS = r"write @app.get\(.*dependencies=\[Depends\(rate_limits.limit\("
@@ -155,13 +152,7 @@ for module in {list(libraries)}:
     except ImportError as missing:
         print(missing)
 """
-    root = str(Path(distwindow.__file__).parents[1])
-    ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
-    )
-    lines = ran.stdout.splitlines()
-    assert len(lines) == len(libraries), ran.stdout
-    for module, line in zip(libraries, lines, strict=True):
+    for module, line in zip(libraries, printed("-c", program).splitlines(), strict=True):
         assert f"pip install 'distwindow[{module}]'" in line
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import redis
 
-from .pages import ROOT
+from tests.programs import ROOT, printed
 
 ARQ_IS_HERE = int(redis.__version__.partition(".")[0]) < 6
 """arq needs redis-py below 6: its example runs in scripts/test-redis-py, and the others here."""
@@ -23,13 +19,7 @@ PROGRAMS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_all_calls_are_done_and_those_above_the_limit_later(program: str, redis_url: str) -> None:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    ran = subprocess.run(
-        [sys.executable, ROOT / "examples" / program, redis_url],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    *calls, last = ran.stdout.splitlines()
+    *calls, last = printed(ROOT / "examples" / program, redis_url).splitlines()
     assert last == "9 of 9 done"
     after_s = {tuple(call.split()[:2]): float(call.split()[3]) for call in calls}
     assert len(calls) == len(after_s) == 9

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.attack.harness import ROOT
 from tests.faults.matrix import ROWS, Row
+from tests.programs import ROOT, printed
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.fault for row in ROWS])
@@ -25,9 +23,6 @@ def test_the_tests_of_a_row_exist(row: Row) -> None:
 
 
 def test_the_guards_of_all_rows_exist() -> None:
-    listed = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "mutations", "--list"],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    known = {line.split()[0] for line in listed.stdout.splitlines()}
+    listed = printed(ROOT / "scripts" / "mutations", "--list")
+    known = {line.split()[0] for line in listed.splitlines()}
     assert {name for row in ROWS for name in row.guards} <= known

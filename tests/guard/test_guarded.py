@@ -228,7 +228,7 @@ def test_no_origin_is_none(kind: Any) -> None:
 
 @EACH_WORLD
 def test_a_store_that_does_not_answer_is_raised_and_no_handler_hides_it(kind: Any) -> None:
-    guard = kind("redis://localhost:1", [FlowRule("r", 1)], timeout=0.2)
+    guard = kind("redis://localhost:1", [FlowRule("r", 1)])
     called: list[str] = []
     handlers: dict[str, Any] = {
         name: lambda a, b: called.append("handler") for name in ("fallback", "on_block")

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from distwindow import Limiter
 from tests.lifecycle.joined_thread_child import LIMIT
+from tests.programs import run_python
 from tests.servers import Standalone
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
 def ended(url: str, prefix: str, package: str, method: str, mode: str, way: str) -> str:
     """Run the program. Return what it has printed."""
-    program = subprocess.run(
-        [
-            *(sys.executable, "-W", "ignore:.*fork.*:DeprecationWarning"),
-            *("-m", "tests.lifecycle.joined_thread_child"),
-            *(url, prefix, package, method, mode, way),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert program.returncode == 0, program.stdout
-    return program.stdout
+    flags = ("-W", "ignore:.*fork.*:DeprecationWarning", "-m")
+    words = ("tests.lifecycle.joined_thread_child", url, prefix, package, method, mode, way)
+    program = run_python(*flags, *words)
+    assert program.returncode == 0, program.stdout + program.stderr
+    return program.stdout + program.stderr
 
 
 @pytest.mark.parametrize(

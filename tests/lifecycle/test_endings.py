@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from distwindow import AsyncLimiter
 from tests.harness import admin, used
+from tests.programs import ROOT, run_python
 from tests.servers import Proxy
 from tests.servers.faults import Delay
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 PLENTY = "100000000/day"
 SCRIPT = b"EVALSHA"
 
@@ -93,11 +89,8 @@ time.sleep(0.5)  # the threads call until the program ends
 
 
 def run(program: str, *arguments: str) -> tuple[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    done = run_python("-c", program, *arguments)
+    assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
 

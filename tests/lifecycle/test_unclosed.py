@@ -4,15 +4,12 @@ warning, whatever is pending when the loop ends.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distwindow import Limiter
+from tests.programs import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -42,14 +39,8 @@ PENDING, SENT = "60", "0.01"
 
 def output_of(url: str, prefix: str, mode: str, flush_interval: str, runs: int) -> str:
     """Return what the program prints."""
-    flags = [sys.executable, "-W", "error", "-X", "dev", "-c", PROGRAM]
-    done = subprocess.run(
-        [*flags, url, prefix, mode, flush_interval, str(runs)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    flags = ("-W", "error", "-X", "dev", "-c", PROGRAM)
+    done = run_python(*flags, url, prefix, mode, flush_interval, runs)
     assert done.returncode == 0, done.stderr
     # The debug mode of asyncio reports slow steps, which occur on a slow machine.
     return "".join(line for line in done.stderr.splitlines(True) if "Executing <" not in line)

@@ -25,11 +25,6 @@ from tests.clock_and_stores import ManualClock
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def limiter(clock: ManualClock) -> Iterator[Limiter]:
     with Limiter("memory://", "5/minute", time=clock) as one:
         yield one

@@ -16,11 +16,6 @@ from tests.clock_and_stores import Awaited, ManualClock, fresh_key
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def limiter(where: str, clock: ManualClock) -> Iterator[Limiter]:
     with Limiter(where, "5/minute", clock="client", time=clock, timeout=10) as one:
         yield one

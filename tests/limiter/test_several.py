@@ -12,30 +12,11 @@ import redis
 from redis.crc import key_slot
 
 from distwindow import AsyncLimiter, ConfigurationError, Key, Limit, Limiter, RateLimitExceeded
-from distwindow.lifecycle.connect import open_store
 from distwindow.ring.commands import Read
-from distwindow.runtime.options import Options
 from tests.clock_and_stores import ManualClock, fresh_key
 from tests.servers import Standalone
 
 MakeLimiter = Callable[..., Limiter]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=["memory", "redis", "cluster"])
-def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[MakeLimiter]:
-    """Return a function that makes limiters of one store, whose clock stands still until it is
-    moved.
-    """
-    known = {"memory": lambda: "memory://"}
-    url = known.get(request.param, lambda: request.getfixturevalue(f"{request.param}_url"))()
-    store = open_store(url, Options(clock="client", time=clock, timeout=10))
-    yield lambda limits: Limiter(store, limits, time=clock)
-    store.close()
 
 
 def used(limiter: Limiter, *keys: Any) -> list[list[int]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,10 +14,10 @@ import pytest
 
 from distwindow import Decision, Limiter, Reservation, StoreError
 from distwindow.ring.commands import Acquire
-from tests.attack.harness import ROOT
 from tests.away.stores import NOT_SENT, UNKNOWN, RemoteStore, limiter_on
 from tests.clock_and_stores import ManualClock
 from tests.interruptions import call_at
+from tests.programs import printed
 from tests.reserve import litellm_18730
 from tests.reserve.test_settlement_law import FaultyStore
 
@@ -379,8 +377,5 @@ def test_five_calls_at_once_stay_below_the_limit_but_for_the_debt(redis_url: str
 
 
 def test_the_demonstration_runs() -> None:
-    command = [sys.executable, "-m", "tests.reserve.litellm_18730"]
-    printed = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    ).stdout
-    assert [line.split()[-3] for line in printed.splitlines()[1:2]] == ["663"]
+    lines = printed("-m", "tests.reserve.litellm_18730").splitlines()
+    assert [line.split()[-3] for line in lines[1:2]] == ["663"]

@@ -22,24 +22,6 @@ MakeLimiter = Callable[..., Limiter]
 LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=["memory", "redis", "cluster"])
-def make(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[MakeLimiter]:
-    """Return a function that makes limiters of one store, as different processes have them."""
-    url = (
-        "memory://"
-        if request.param == "memory"
-        else request.getfixturevalue(f"{request.param}_url")
-    )
-    store = open_store(url, Options(clock="client", time=clock, timeout=10))
-    yield lambda limits: Limiter(store, limits, time=clock)
-    store.close()
-
-
 @pytest.mark.parametrize("bound", ["leap", "strict"])
 def test_raised_it_admits_the_difference_at_once(make: MakeLimiter, bound: str) -> None:
     key = fresh_key()

@@ -12,7 +12,8 @@ from distwindow.sentinel.windows.rolling_window import FixedWindow
 thresholds = st.integers(0, 5)
 intervals = st.sampled_from([1, 10, 1000])
 origins = st.sampled_from([0, 1_700_000_000_123])
-gaps = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 3000)), max_size=40)
+gaps = st.lists(st.one_of(st.integers(-5, 12), st.integers(-2000, 3000)), max_size=40)
+"""Between calls, ms; the clock may go back."""
 
 
 @given(thresholds, intervals, origins, gaps)
@@ -28,35 +29,6 @@ def test_the_first_calls_of_each_window_are_admitted_and_all_are_counted(
         calls += 1
         assert window.try_acquire(now) == (calls <= threshold)
         assert (window.start_time, window.counter) == (start, calls)
-
-
-@given(thresholds, intervals, origins)
-def test_a_window_is_over_only_after_more_than_its_interval(
-    threshold: int, interval: int, origin: int
-) -> None:
-    window = FixedWindow(threshold, interval, origin)
-    for _ in range(threshold):
-        assert window.try_acquire(origin)
-    assert not window.try_acquire(origin + interval)
-    assert window.try_acquire(origin + interval + 1) == (threshold > 0)
-
-
-@given(thresholds, intervals, origins)
-def test_twice_the_threshold_passes_within_an_instant_between_two_windows(
-    threshold: int, interval: int, origin: int
-) -> None:
-    window = FixedWindow(threshold, interval, origin)
-    end = origin + interval
-    passed = sum(window.try_acquire(t) for t in [end] * threshold + [end + 1] * threshold)
-    assert passed == 2 * threshold
-
-
-@given(thresholds, intervals, st.integers(0, 10**6))
-def test_time_that_goes_back_stays_in_the_window(threshold: int, interval: int, back: int) -> None:
-    window = FixedWindow(threshold, interval, 10**6)
-    window.try_acquire(10**6)
-    window.try_acquire(10**6 - back)
-    assert (window.start_time, window.counter) == (10**6, 2)
 
 
 @pytest.mark.parametrize(

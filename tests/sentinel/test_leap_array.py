@@ -167,44 +167,6 @@ def test_a_read_brings_the_current_bucket_up_to_date_and_no_other(name: str) -> 
     ]
 
 
-@given(shapes, st.integers(0, 10**13))
-def test_a_window_aged_exactly_the_interval_counts_until_something_rotates(
-    shape: tuple[int, int], t: int
-) -> None:
-    array = BucketLeapArray(*shape)
-    start = t - t % array.window_length_ms
-    array.add(t, Event.PASS, 3)
-    end = start + array.interval_ms
-    assert [bucket.get(Event.PASS) for bucket in array.values(end)] == [3]
-    assert array.values(end + 1) == []
-    assert array.total(end, Event.PASS) == 0
-
-
-@given(shapes, st.integers(0, 10**13), st.integers(1, 5))
-def test_what_is_added_a_lap_back_goes_to_a_window_outside_the_array_and_is_lost(
-    shape: tuple[int, int], t: int, laps: int
-) -> None:
-    array = BucketLeapArray(*shape)
-    later = t + laps * array.interval_ms
-    array.add(later, Event.PASS, 1)
-    array.add(t, Event.PASS, 100)
-    detached = array.current_window(t)
-    assert detached is not None
-    assert detached.contains(t)
-    assert all(window is not detached for window in array.all_windows())
-    assert array.total(later, Event.PASS) == array.total(t, Event.PASS) == 1
-    assert array.current_pass(t) == 0
-
-
-@given(shapes, st.integers(0, 10**13), st.integers(0, 10**6))
-def test_a_window_of_the_future_counts_at_once(
-    shape: tuple[int, int], now: int, ahead: int
-) -> None:
-    array = BucketLeapArray(*shape)
-    array.add(now + ahead, Event.PASS, 7)
-    assert array.total(now, Event.PASS) == 7
-
-
 @given(shapes, st.integers(0, 10**13), st.integers(-3000, 3000))
 def test_the_previous_window_is_expired_by_the_clock_and_not_by_the_time_asked_for(
     shape: tuple[int, int], now: int, off: int

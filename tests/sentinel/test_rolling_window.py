@@ -106,19 +106,6 @@ def test_a_time_a_bucket_or_more_back_expires_everything(
     assert (last - window.last_time) % width == 0
 
 
-@given(sizes, widths, origins, st.integers(0, 5000))
-def test_after_a_gap_as_long_as_the_window_nothing_old_is_left(
-    size: int, width: int, origin: int, extra: int
-) -> None:
-    window = RollingWindow(size, width, origin)
-    for n in range(size):
-        window.add(origin + n * width, 1.0)
-    now = window.last_time + size * width + extra
-    assert window.buckets(now) == []
-    window.add(now, 5.0)
-    assert content(window.buckets(now)) == [(0.0, 0)] * (size - 1) + [(5.0, 1)]
-
-
 class Largest:
     """A bucket that holds the largest value that was added."""
 

@@ -7,10 +7,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +17,10 @@ from distwindow.ring.clock import SYSTEM
 from distwindow.stores.redis.connections import SelectTransport, detach_socket, make_transport
 from distwindow.stores.redis.outcome import NoReply
 from tests.harness import admin, used
+from tests.programs import printed, run_python
 from tests.servers import Delay, Proxy, Standalone
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
-
-ROOT = Path(__file__).parents[2]
 
 WHERE = [("redis", "direct"), ("redis", "leased"), ("redis", "eventual"), ("tls", "direct")]
 
@@ -99,16 +95,7 @@ print("done")
 
 
 def run(program: str, *args: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+    assert printed("-W", "ignore", "-c", program, *args) == "done\n"
 
 
 @pytest.mark.parametrize(("server", "mode"), WHERE)
@@ -209,9 +196,7 @@ def test_calls_work_under_eventlet(
 
 def test_without_hiredis_the_import_says_what_to_install() -> None:
     program = "import sys; sys.modules['hiredis'] = None; import distwindow"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", program)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(
         "with hiredis, which is not installed: pip install 'redis[hiredis]'"

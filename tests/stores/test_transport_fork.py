@@ -9,12 +9,9 @@ import multiprocessing
 import os
 import select
 import socket
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +20,7 @@ from distwindow import AsyncLimiter, Limiter
 from distwindow.stores.redis.connections import close_detached
 from tests.event_loops import program_header
 from tests.harness import PLENTY, Call, admin, count_outcomes, timed, used
+from tests.programs import run_python
 from tests.servers import Cluster
 
 pytestmark = [
@@ -315,15 +313,7 @@ asyncio.run(parent(AsyncLimiter(url, "1000/hour", prefix=prefix, timeout=5)))
 def test_a_child_that_exits_normally_does_not_affect_the_parent(
     redis_url: str, prefix: str
 ) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program_header() + PROGRAM, redis_url, prefix],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    ran = run_python("-W", "ignore", "-c", program_header() + PROGRAM, redis_url, prefix)
     assert ran.stdout == "parent continued\n", ran.stderr
     with admin(redis_url) as server:
         assert used(server, prefix) == 2 + 10

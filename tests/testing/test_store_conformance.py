@@ -19,6 +19,7 @@ from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.testing import StoreTests, random_history, store_conformance
 from distwindow.testing.conformance import MakeStore
 from distwindow.testing.histories import FEATURES
+from tests.programs import printed
 
 Reply = TypeVar("Reply")
 
@@ -253,8 +254,4 @@ def test_a_late_reply_that_was_in_time_is_wrong() -> None:
 
 
 def test_it_needs_no_pytest() -> None:
-    import subprocess
-    import sys
-
-    code = "import distwindow.testing, sys; assert 'pytest' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    printed("-c", "import distwindow.testing, sys; assert 'pytest' not in sys.modules")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ pytest.importorskip("django")
 
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_code import DOCUMENTED_URL, PRINTED
+from tests.programs import printed
 
 OWN_PROCESS = "configures Django, so it runs in a process of its own"
 
@@ -24,9 +22,4 @@ def test_the_page_runs_in_a_process_of_its_own(redis_url: str, prefix: str, tmp_
     store = f'"{DOCUMENTED_URL}"'
     program = tmp_path / "page.py"
     program.write_text(text.replace(store, f'"{redis_url}", "prefix": "{prefix}", "timeout": 10.0'))
-    run = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == PRINTED.findall(text)
+    assert printed(program).splitlines() == PRINTED.findall(text)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +12,12 @@ import pytest
 
 pytest.importorskip("rest_framework")
 
+from tests.programs import run_python
 from tests.servers import Standalone
 from tests.servers.wait import until
 from tests.web.burst import burst, get, statuses
 from tests.web.proxy import PROXIES, ProxyType
-from tests.web.server import ROOT, SOURCES, Served, serve
+from tests.web.server import SOURCES, Served, serve
 
 pytestmark = pytest.mark.slow
 
@@ -127,10 +125,7 @@ def test_manage_py_check(tmp_path: Path, says_what_happens_without_store: bool) 
         "django.setup()\n"
         "execute_from_command_line()\n"
     )
-    run = subprocess.run(
-        [sys.executable, str(program), "check"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    run = run_python(program, "check")
     assert (run.returncode == 0) == says_what_happens_without_store, run.stderr
     assert ("distwindow.E001" in run.stderr) != says_what_happens_without_store
     assert "Traceback" not in run.stderr

@@ -15,7 +15,6 @@ import quart
 from litestar.middleware import DefineMiddleware
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 
@@ -223,19 +222,3 @@ def test_what_a_handler_makes_of_a_refusal_is_the_response(framework: str, way: 
 
     ((start, *_),) = serve(framework, way, ask, scope())
     assert start["status"] == 200
-
-
-@pytest.mark.parametrize("way", ["around", "middleware="])
-async def test_a_refusal_has_the_fields_of_cors_that_stands_outside(way: str) -> None:
-    async with RateLimits("memory://", on_store_error="raise") as rate_limits:
-        if way == "around":
-            limited = RateLimitMiddleware(Starlette(), rate_limits, "1/hour")
-            app: Any = CORSMiddleware(limited, allow_origins=["*"])
-        else:
-            inside = Middleware(RateLimitMiddleware, rate_limits, "1/hour")
-            outside = Middleware(CORSMiddleware, allow_origins=["*"])
-            app = Starlette(middleware=[outside, inside])
-        origin = (b"origin", b"https://shop.example")
-        starts = [(await call(app, {**scope(), "headers": [origin]}))[0] for _ in range(2)]
-        assert [start["status"] for start in starts] == [404, 429]
-        assert all((b"access-control-allow-origin", b"*") in start["headers"] for start in starts)

@@ -637,7 +637,7 @@ def test_it_opens_again(app: Application, redis_url: str, prefix: str) -> None:
 
 def test_it_is_closed_by_another_thread_while_a_limit_opens_it() -> None:
     app = Application(Blocking, None)
-    rate_limits = app.rate_limits()
+    rate_limits = app.rate_limits(timeout=0.1)  # how long `close` waits for a call
     limit = rate_limits.limit("9/minute")
     app.close()
     pool = rate_limits.opened
