@@ -71,7 +71,6 @@ class LocalStrategy(Strategy, Generic[S]):
         self._command_cache = commands
         self._monotonic = clock.monotonic
         self._clock = clock
-        self.max_cost = min(limit.amount for limit in commands.limits)
         self._key_states: KeyStateCache[S] = KeyStateCache(options.max_local_keys)
         self._schedule = FlushSchedule(interval_s)
         self._counts = PendingCounts(self._key_states, self._schedule, self._monotonic)
@@ -305,7 +304,6 @@ class InProcess(Strategy):
         options: Options,
     ) -> None:
         self._monotonic = clock.monotonic
-        self.max_cost = min(limit.amount for limit in commands.limits)
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
         acquire_command = commands.acquire_command
@@ -435,7 +433,7 @@ class ExactStrategy(LocalStrategy[S]):
                         (now * 1000 + state.offset_ms).__trunc__(), charges,
                     ),
                 )  # fmt: skip
-        if now < state.refused_until and state.refused_cost <= cost <= self.max_cost:
+        if now < state.refused_until and state.refused_cost <= cost <= state.max_cost:
             refusal = state.refusal
             if refusal is not None:  # another thread may have dropped it since the line above
                 if state.dirty and now < state.bucket_ends_at and not self._needs_lock:

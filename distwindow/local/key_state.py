@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 from ..errors import closed_failure
 from ..ring.decision import Charge, Decision, Source
 from ..ring.key import AnyKey
-from ..ring.limit import Limit
+from ..ring.limit import Limit, max_cost
 from ..ring.stats import Bucket
 
 # --------------------------------------------------------------------------------------------------
@@ -82,6 +82,7 @@ class KeyState:
         "left_in_store",
         "limit",
         "longest_window_ms",
+        "max_cost",
         "offset_ms",
         "passed",
         "permits_left",
@@ -110,6 +111,8 @@ class KeyState:
         """Width of the buckets that are counted in here: each lies in one bucket of every limit."""
         self.longest_window_ms = max(limit.span * limit.bucket_ms for limit in limits)
         """After this time a count has left the windows of all limits."""
+        self.max_cost = max_cost(limits)
+        """The highest cost that a call of the key can have."""
         self.offset_ms = offset_ms
         self.permits_left = 0
         self.permits_until = 0.0
