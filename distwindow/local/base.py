@@ -17,7 +17,14 @@ from ..runtime.flush import FlushSchedule
 from ..runtime.options import Options
 from ..runtime.strategy import OutgoingCommand, Strategy
 from ..support.locks import SWITCHES_ONLY_AT_CALLS
-from .key_state import KeyState, KeyStateCache, Refusals, StateName
+from .key_state import (
+    CLOCK_MARGIN_S,
+    CachedRefusal,
+    KeyState,
+    KeyStateCache,
+    StateName,
+    refusal_decision,
+)
 from .pending_counts import PendingCounts
 
 # --------------------------------------------------------------------------------------------------
@@ -30,13 +37,13 @@ from .pending_counts import PendingCounts
 #   KeyStateCache    the key states, bounded             key_state.py
 #   PendingCounts    counts on their way to the store    pending_counts.py
 #   FlushSchedule    when the worker has to flush        runtime/flush.py
-#   Refusals         refusals that are repeated here     key_state.py             direct, leased
 #   Leases, ...      permits that are held here          leases.py                leased
 #   FleetSync        what all processes have counted     eventual.py              eventual
 #   EntryViews       what entries did, for minute views  minute/operations.py
 #
 # `LocalStrategy` connects them to the methods that `runtime/strategy.py` lists. How a call is
-# decided differs: `ExactStrategy` for `direct` and `leased`, `eventual.py`.
+# decided differs: `ExactStrategy` for `direct` and `leased`, which also repeats refusals, and
+# `eventual.py`.
 
 S = TypeVar("S", bound=KeyState)
 
@@ -370,6 +377,14 @@ class InProcess(Strategy):
         self._schedule.next_due_at = NEVER
 
 
+# --------------------------------------------------------------------------------------------------
+#
+# A refusal names the moment at which the same call would be admitted. Until then the store would
+# refuse every call of that cost or more, unless permits are refunded or the limit is raised. A
+# process does not learn of these, so a refusal is repeated for one bucket at most.
+
+REFUSAL_S = 1.0
+"""For so long a refusal is repeated at most: another process may give permits back meanwhile."""
 _new_tuple = tuple.__new__
 
 
@@ -378,7 +393,6 @@ class ExactStrategy(LocalStrategy[S]):
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         super().__init__(commands, clock, options, options.flush_interval)
-        self._refusals = Refusals(self._key_states, self._state_of, self._monotonic)
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
         return self._command_cache.acquire_command(key, cost)
@@ -488,15 +502,48 @@ class ExactStrategy(LocalStrategy[S]):
             self._counts.mark_dirty(state)
 
     def peek(self, key: AnyKey) -> Decision | None:
-        return self._refusals.peek(key)
+        """Return the refusal of a call of cost 1 without counting it; None if there is none."""
+        state, now = self._get(key), self._monotonic()
+        if (
+            state is None
+            or now >= state.refused_until
+            or state.refused_cost > 1
+            or state.refusal is None
+        ):
+            return None
+        return refusal_decision(state, state.refusal, key, 1, now, "deny_cache")
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        """Keep a refusal of the store, to repeat it; see `Refusals.remember`."""
-        return self._refusals.remember(key, decision, sent_at)
+        """Keep the refusal of a call sent at `sent_at` (monotonic seconds), and return it."""
+        if decision.limit.warmup_ms is not None:
+            return decision  # what others are admitted warms it up, so there may be room earlier
+        now = self._monotonic()
+        bucket_s = decision.limit.bucket_ms / 1000
+        until = sent_at + min(decision.retry_after, bucket_s, REFUSAL_S) - CLOCK_MARGIN_S
+        if until <= now:
+            return decision
+        state = self._state_of(key, decision.now_ms - now * 1000)
+        if state is not None:
+            state.update_clock_offset(decision.now_ms, sent_at, now)
+            refusal = CachedRefusal(
+                decision.limit,
+                decision.remaining,
+                now + decision.retry_after,
+                now + max(decision.retry_after, decision.reset_after),
+            )
+            with self._key_states.state_lock:
+                # The one with the least cost is kept, as it also refuses all higher costs.
+                if now >= state.refused_until or decision.cost <= state.refused_cost:
+                    state.refusal = refusal
+                    state.refused_cost, state.refused_until = decision.cost, until
+        return decision
 
     def invalidate(self, key: AnyKey) -> None:
-        """Invalidate what is known of `key`, whose windows have changed: the store decides next."""
-        self._refusals.invalidate(key)
+        """Drop the refusal of `key`, as its windows have changed: the store decides next."""
+        with self._key_states.state_lock:
+            state = self._get(key)
+            if state is not None:
+                state.refused_until, state.refusal = 0.0, None
 
     def _on_few_left(self, state: S, now: float) -> None:
         """Called when a call leaves `prefetch_threshold` permits or fewer; only a lease sets it."""

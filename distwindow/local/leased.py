@@ -82,7 +82,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         refunds = self._refunds = LeaseRefunds(states, schedule, monotonic)
         states.on_evicted = refunds.queue_unspent_and_wake
         leases = self._leases = Leases(states, schedule, refunds, monotonic)
-        prefetches = LeasePrefetches(commands, states, schedule, leases, self._refusals)
+        prefetches = LeasePrefetches(commands, states, schedule, leases, self.cache_refusal)
         self._prefetches = prefetches
         reviews = self._reviews = LeaseReviews(states, schedule, leases, prefetches, refunds)
         self._sources = [reviews, self._counts]

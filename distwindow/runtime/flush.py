@@ -112,6 +112,9 @@ class FlushSource:
         """Return how many counts the store has not acknowledged."""
         return 0
 
+    def after_fork(self) -> None:
+        """Start empty in a forked child: the parent sends what it has counted."""
+
 
 class ScheduledSource(FlushSource):
     """A source with a `FlushSchedule`."""
@@ -180,6 +183,10 @@ class JoinedSources(FlushSource):
 
     def unacknowledged_counts(self) -> int:
         return sum(source.unacknowledged_counts() for source in self.sources)
+
+    def after_fork(self) -> None:
+        for source in self.sources:
+            source.after_fork()
 
 
 _NOT_SENT = StoreUnavailable("the exchange was interrupted before it was sent", charged=False)

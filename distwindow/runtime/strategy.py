@@ -109,6 +109,3 @@ class Strategy(ScheduledSource):
 
     def close(self) -> None:
         """Count and decide nothing any more."""
-
-    def after_fork(self) -> None:
-        """Start empty in a forked child."""
