@@ -239,7 +239,8 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
         super().__init__(store, options)
         self._open_store(store, options)
         self._states = self._open_states(self._store)
-        self._add_flush_job(
+        self._name_store(self._name)
+        self._flush_job = self._new_flush_job(
             self._states,
             self._name,
             in_background=not self._states.in_process,
@@ -302,7 +303,8 @@ class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
         super().__init__(store, options)
         self._open_store(store, options)
         self._states = self._open_states(self._store)
-        self._add_flush_job(
+        self._name_store(self._name)
+        self._flush_job = self._new_flush_job(
             self._states,
             self._name,
             in_background=not self._states.in_process,

@@ -162,7 +162,8 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
         self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
         self._driver = _ThreadSlots(self._store, self._operations)
-        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
+        self._name_store(self._job_name)
+        self._flush_job = self._new_flush_job(self._held, self._job_name, job_type=SlotJob)
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> SlotBlock:
         """Return a context manager that waits for a slot of `key` at the beginning of its block,
@@ -327,7 +328,8 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
         self._open_store(store, replace(options, timeout=self._timeout / 2))
         self._use_clock(self._store.clock)
         self._driver = _TaskSlots(self._store, self._operations)
-        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
+        self._name_store(self._job_name)
+        self._flush_job = self._new_flush_job(self._held, self._job_name, job_type=SlotJob)
 
     def hold(self, key: AnyKey, timeout: float | None = None) -> AsyncSlotBlock:
         """See `Concurrency.hold`; `async with`."""

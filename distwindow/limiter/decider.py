@@ -46,6 +46,7 @@ from ..runtime.options import Options, check_timeout
 from ..runtime.steps import Operation, Sleep, StoreStep, run_async, run_blocking, send
 from ..shaping.operations import wait_until_paced
 from ..support.async_use import Unawaited, running_loop
+from ..support.first_use import FirstUse
 from ..support.fork import register_after_fork
 from ..waiting.waiting import (
     AsyncInterruptibleSleep,
@@ -117,14 +118,18 @@ class BaseDecider:
         self.decide_locally = self.strategy.decide_locally
         """Answer a call by what this process holds; None where the store has to be asked."""
         self.policy = StoreErrorPolicy(options, commands, store, self.strategy, store_id)
-        self.queues = WaitQueues(options.time)
         self.run = run
         self._execute = execute
         self._options = options
         self._observe = self.policy.observe
         self._monotonic = store.clock.monotonic
         self._has_own_moment = commands.command_type.has_own_moment
-        register_after_fork(self)
+        register_after_fork(self.policy.source)
+
+    @FirstUse
+    def queues(self) -> WaitQueues:
+        """The queues of those who wait in this process."""
+        return register_after_fork(WaitQueues(self._options.time))
 
     @property
     def admit(self) -> Callable[[AnyKey, int], Any]:
@@ -150,11 +155,6 @@ class BaseDecider:
         if self._observe is not None and decision.source == "store":
             self._observe(decision)
         return decision
-
-    def after_fork(self) -> None:
-        """Start empty in a forked child."""
-        self.queues.after_fork()
-        self.policy.source.after_fork()
 
     def close(self) -> None:
         """Have each call raise from here on, waiting ones too."""

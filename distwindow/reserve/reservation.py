@@ -139,7 +139,7 @@ class Settlement:
         self._on_freed = decider.queues.on_freed
         self._refunds = PartRefunds(options.flush_interval, self.monotonic, self._on_given_back)
         # Before the counts that are sent now: until these are acknowledged, no refund of them is.
-        decider.policy.source.sources.insert(0, self._refunds)
+        decider.policy.source.add_first(self._refunds)
 
     def reset(self, key: AnyKey) -> None:
         """Give back nothing that was charged for `key` so far, as its windows have been emptied."""

@@ -139,7 +139,11 @@ class JoinedSources(FlushSource):
 
     def __init__(self, sources: list[FlushSource]) -> None:
         self.sources = sources
-        """None is added once the worker flushes them."""
+
+    def add_first(self, source: ScheduledSource) -> None:
+        """Send what `source` has before what the others have."""
+        source.wake = self.wake
+        self.sources = [source, *self.sources]  # another list: the worker may be at the old one
 
     @property
     def next_due_at(self) -> float:  # type: ignore[override]  # that of each is set
