@@ -111,6 +111,8 @@ _PROCESS_IDS: dict[int, str] = {}
 class LocalShare(Eventual):
     """Decides the calls of this process while the store is away."""
 
+    _parts = (*Eventual._parts, "_processes")
+
     def __init__(
         self, commands: CommandCache, clock: Clock, options: Options, store_name: str
     ) -> None:
@@ -125,7 +127,6 @@ class LocalShare(Eventual):
         if options.share is None:
             new = ProcessCount(commands.prefix, clock)
             self._processes = _COUNTS.setdefault((store_name, commands.prefix), new)
-            self._sources = [*self._sources, self._processes]
 
     def after_fork(self) -> None:
         super().after_fork()

@@ -124,7 +124,6 @@ class BaseDecider:
         self._observe = self.policy.observe
         self._monotonic = store.clock.monotonic
         self._has_own_moment = commands.command_type.has_own_moment
-        register_after_fork(self.policy.source)
 
     @FirstUse
     def queues(self) -> WaitQueues:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -103,10 +104,9 @@ class BaseLimiter(Flushed):
         )  # fmt: skip
         check_options(options)
         self._options = options
-        self._failure_types = FailureTypes(options.errors, options.ignore)
+        FailureTypes(options.errors, options.ignore)  # raises for what are none
         self._command_cache = make_command_cache(options.prefix, limits, [line_name])
-        self._store_name = store_name(store)
-        self._name = f"limiter {options.prefix!r} at {self._store_name}"
+        self._store_name = sys.intern(store_name(store))
         self._timeout = options.timeout
         store_id = store if isinstance(store, str) else f"{self._store_name} {id(store)}"
         self._open(store, store_id, options)
@@ -124,6 +124,11 @@ class BaseLimiter(Flushed):
         if store.clock is SYSTEM:
             hook_process()
         decider.policy.source.wake = self._flush_from_now_on
+
+    @property
+    def _name(self) -> str:
+        """The limiter and its store, for log lines; without passwords."""
+        return f"limiter {self.prefix!r} at {self._store_name}"
 
     @FirstUse
     def _flush_job(self) -> FlushJob:
@@ -145,10 +150,11 @@ class BaseLimiter(Flushed):
 
     @FirstUse
     def _entry_settings(self) -> EntrySettings:
-        decider = self.decider
+        decider, options = self.decider, self._options
         return EntrySettings(
-            decider.admit, decider.record, self._views, decider.clock.monotonic, self._name
-        )
+            decider.admit, decider.record, self._views, decider.clock.monotonic, self._name,
+            FailureTypes(options.errors, options.ignore),
+        )  # fmt: skip
 
     def _refuse_calls(self) -> None:
         """Have each call raise from here on, waiting ones too, and on a store that stays open."""
@@ -330,8 +336,8 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        counted = self._failure_types.changed(errors, ignore)
         settings = self._entry_settings
+        counted = settings.failure_types.changed(errors, ignore)
         if breaker is None:
             return AsyncEntry(settings, key, cost, counted, origin, any_thread)
         call = async_call_of(breaker, key)
@@ -598,8 +604,8 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        counted = self._failure_types.changed(errors, ignore)
         settings = self._entry_settings
+        counted = settings.failure_types.changed(errors, ignore)
         if breaker is None:
             return Entry(settings, key, cost, counted, origin, any_thread)
         call = call_of(breaker, key)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ..minute.operations import EntryViews
 from ..ring.clock import NEVER, Clock
@@ -16,6 +16,8 @@ from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
 from ..runtime.options import Options
 from ..runtime.strategy import OutgoingCommand, Strategy
+from ..support.first_use import FirstUse, if_made
+from ..support.fork import register_after_fork
 from ..support.locks import SWITCHES_ONLY_AT_CALLS
 from .key_state import (
     CLOCK_MARGIN_S,
@@ -68,8 +70,19 @@ class CommandSource(Protocol):
         """Return when `collect` has something to add, monotonic seconds."""
 
 
+_NO_STATES: dict[StateName, Any] = {}
+
+
 class LocalStrategy(Strategy, Generic[S]):
-    """A strategy that keeps key states."""
+    """A strategy that keeps key states. What it takes to keep them is made with the first one."""
+
+    _parts: ClassVar[tuple[str, ...]] = ("_counts", "_views")
+    """The attributes with `CommandSource`s, in the order of sending."""
+    _get: Callable[[StateName], S | None]
+    """That of `KeyStateCache`, as the next two."""
+    _touch: Callable[[StateName], None]
+    _lock: Lock | _ClosedLock[S]
+    """Taken by calls that count. `close` replaces it; flushes go on taking `counter_lock`."""
 
     def __init__(
         self, commands: CommandCache, clock: Clock, options: Options, interval_s: float
@@ -78,23 +91,36 @@ class LocalStrategy(Strategy, Generic[S]):
         self._command_cache = commands
         self._monotonic = clock.monotonic
         self._clock = clock
-        self._key_states: KeyStateCache[S] = KeyStateCache(options.max_local_keys)
         self._schedule = FlushSchedule(interval_s)
-        self._counts = PendingCounts(self._key_states, self._schedule, self._monotonic)
-        self._sources: Sequence[CommandSource] = [self._counts]
-        """The parts that have commands to send, in the order of sending."""
         self._views: EntryViews | None = None
-        self._bind_hot_path()
-
-    def _bind_hot_path(self) -> None:
-        """Look up once what every call uses, which saves some 2 % of a call."""
-        self._get, self._touch = self._key_states.get, self._key_states.touch
-        self._lock: Lock | _ClosedLock[S] = self._key_states.counter_lock
-        """Taken by calls that count. `close` replaces it; flushes go on taking `counter_lock`."""
+        self._max_keys = options.max_local_keys
+        self._get = _NO_STATES.get
         self._needs_lock = not SWITCHES_ONLY_AT_CALLS
         """False if a call may be counted without `_lock`, by lines that make no call."""
-        if self._key_states.closed:
+
+    @FirstUse
+    def _key_states(self) -> KeyStateCache[S]:
+        register_after_fork(self)
+        states: KeyStateCache[S] = KeyStateCache(self._max_keys)
+        self._bind_hot_path(states)
+        return states
+
+    @FirstUse
+    def _counts(self) -> PendingCounts[S]:
+        return PendingCounts(self._key_states, self._schedule, self._monotonic)
+
+    @property
+    def _sources(self) -> list[CommandSource]:
+        """The parts that are made, in the order of sending."""
+        parts = [if_made(self, name) for name in self._parts]
+        return [part for part in parts if part is not None]
+
+    def _bind_hot_path(self, states: KeyStateCache[S]) -> None:
+        """Look up once what every call uses, which saves some 2 % of a call."""
+        self._touch, self._lock = states.touch, states.counter_lock
+        if states.closed:
             self._close_lock()
+        self._get = states.get  # last: who finds a key state uses the others
 
     def _close_lock(self) -> None:
         """Refuse to count: every call that is about to raises."""
@@ -103,16 +129,17 @@ class LocalStrategy(Strategy, Generic[S]):
 
     def after_fork(self) -> None:
         """Start empty: what is counted and leased here is sent and spent by the parent."""
-        self._key_states.after_fork()
+        if if_made(self, "_key_states") is not None:
+            self._key_states.after_fork()
+            self._bind_hot_path(self._key_states)
         for source in self._sources:
             source.after_fork()
         self._schedule.next_due_at = NEVER
-        self._bind_hot_path()
 
     def add_views(self, options: Options) -> EntryViews:
         """Add what entries count for minute views to what this strategy sends."""
+        register_after_fork(self)
         self._views = EntryViews(options, self._schedule, self._monotonic)
-        self._sources = [*self._sources, self._views]
         return self._views
 
     # -- decisions --------------------------------------------------------------------------------
@@ -347,6 +374,7 @@ class InProcess(Strategy):
     # -- minute views -----------------------------------------------------------------------------
 
     def add_views(self, options: Options) -> EntryViews:
+        register_after_fork(self)
         views = EntryViews(options, self._schedule, self._monotonic)
         self._views = [views]
         return views

@@ -417,13 +417,13 @@ class Eventual(LocalStrategy[EventualKeyState]):
     """Decides by the windows that `FleetSync` keeps."""
 
     can_borrow = False
+    _parts = ("_sync", *LocalStrategy._parts)
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         super().__init__(commands, clock, options, options.sync_interval)
         self._share = options.share or 1.0
         self._sync = FleetSync(self._key_states, self._schedule, self._counts, clock)
         self._counts.flush_hooks = self._sync
-        self._sources = [self._sync, self._counts]
 
     def max_cost(self, limits: Iterable[Limit]) -> int:
         return min([share_of(limit, self._share) for limit in limits])

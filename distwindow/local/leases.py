@@ -507,9 +507,9 @@ class LeaseReviews:
     ) -> None:
         self._states = states
         self._schedule = schedule
-        self._leases = leases
-        self._prefetches = prefetches
-        self._refunds = refunds
+        self.leases = leases
+        self.prefetches = prefetches
+        self.refunds = refunds
         self._heap_order = itertools.count()
         self.after_fork()
 
@@ -518,29 +518,29 @@ class LeaseReviews:
         self._heap: list[tuple[float, int, LeasedKeyState]] = []
         """When to review which lease. The number in between only keeps key states from being
         compared."""
-        self._leases.after_fork()
-        self._prefetches.after_fork()
-        self._refunds.after_fork()
+        self.leases.after_fork()
+        self.prefetches.after_fork()
+        self.refunds.after_fork()
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
         """Add what is due to `outgoing`; with `everything`, refunds of all leases, no fetches."""
         with self._states.state_lock:  # closing a limiter may do this beside the worker
-            self._prefetches.collect(now, outgoing, everything=everything)
-            while self._leases.new_reviews:
-                self._schedule_review(self._leases.new_reviews.pop(), now)
+            self.prefetches.collect(now, outgoing, everything=everything)
+            while self.leases.new_reviews:
+                self._schedule_review(self.leases.new_reviews.pop(), now)
             while self._heap and (everything or self._heap[0][0] <= now):
                 self._review(heapq.heappop(self._heap)[2], now, outgoing, everything)
             if everything:
                 # All key states: one may have left the heap in a flush that was interrupted.
                 for state in self._states.all_including_cleared():
-                    self._refunds.queue_unspent(state)
-            self._refunds.collect(outgoing)
+                    self.refunds.queue_unspent(state)
+            self.refunds.collect(outgoing)
 
     def next_due_at(self, now: float) -> float:
-        at = min(self._refunds.next_due_at(now), self._prefetches.next_due_at(now))
+        at = min(self.refunds.next_due_at(now), self.prefetches.next_due_at(now))
         if self._heap:
             at = min(at, self._heap[0][0])
-        if self._leases.new_reviews:
+        if self.leases.new_reviews:
             at = min(at, now)
         return at
 
@@ -556,7 +556,7 @@ class LeaseReviews:
     ) -> None:
         """Give back what is not needed, and fetch the next lease where this one has ended."""
         before = state.left_at_observation
-        self._leases.observe_demand(state, now)
+        self.leases.observe_demand(state, now)
         idle = state.left_at_observation == before and state.left_at_review == before
         state.left_at_review = state.left_at_observation
         lease_ended = now >= state.permits_until
@@ -564,11 +564,11 @@ class LeaseReviews:
             lease_ended and now * 1000 + state.offset_ms >= state.lease_bucket_ends_ms - 1
         )
         if everything or idle or bucket_ended:
-            self._refunds.queue_unspent(state)
+            self.refunds.queue_unspent(state)
         nothing_to_do = idle and not state.permits_left
         if everything or bucket_ended or nothing_to_do or not self._states.is_current(state):
             state.has_review = False
         else:
             self._schedule_review(state, now)
         if lease_ended and not everything and not idle:
-            self._prefetches.add_if_needed(state, now, state.seconds_to_bucket_end(now), outgoing)
+            self.prefetches.add_if_needed(state, now, state.seconds_to_bucket_end(now), outgoing)

@@ -48,6 +48,7 @@ from ..runtime.steps import Operation, send
 from ..runtime.strategy import Strategy
 from ..support import fork
 from ..support.async_use import UnawaitedCoroutine, only_async_with
+from ..support.fork import register_after_fork
 from .refunds import PartRefund, PartRefunds
 
 if TYPE_CHECKING:
@@ -137,7 +138,9 @@ class Settlement:
         self._strategy = decider.strategy
         self._policy = decider.policy
         self._on_freed = decider.queues.on_freed
-        self._refunds = PartRefunds(options.flush_interval, self.monotonic, self._on_given_back)
+        self._refunds = register_after_fork(
+            PartRefunds(options.flush_interval, self.monotonic, self._on_given_back)
+        )
         # Before the counts that are sent now: until these are acknowledged, no refund of them is.
         decider.policy.source.add_first(self._refunds)
 

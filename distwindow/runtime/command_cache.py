@@ -7,7 +7,7 @@ can share one script call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from ..errors import closed_failure, short_repr
@@ -52,6 +52,7 @@ class CommandCache:
     paced or warm up: by that the strategy is chosen, how an entry and `acquire` wait, and what may
     be reserved. All else of the limits may be another for each key.
     """
+    _previous_generation: Mapping[_CacheKey, Acquire] = {}
 
     def __init__(
         self,
@@ -67,7 +68,6 @@ class CommandCache:
         self._frame_parts: dict[int, tuple[FrameParts, FrameParts]] = {}
         """By cost: of a key's first command, and of the cached one."""
         self._commands: dict[_CacheKey, Acquire] = {}
-        self._previous_generation: dict[_CacheKey, Acquire] = {}
         self.cached: Callable[[str], Acquire | None] = self._commands.get
         """Return the command for a call of cost 1 on a key that is a `str`, if it is cached."""
 

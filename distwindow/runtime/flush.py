@@ -112,9 +112,6 @@ class FlushSource:
         """Return how many counts the store has not acknowledged."""
         return 0
 
-    def after_fork(self) -> None:
-        """Start empty in a forked child: the parent sends what it has counted."""
-
 
 class ScheduledSource(FlushSource):
     """A source with a `FlushSchedule`."""
@@ -137,13 +134,13 @@ class ScheduledSource(FlushSource):
 class JoinedSources(FlushSource):
     """Several sources as one. What is sent goes in their order."""
 
-    def __init__(self, sources: list[FlushSource]) -> None:
+    def __init__(self, *sources: FlushSource) -> None:
         self.sources = sources
 
     def add_first(self, source: ScheduledSource) -> None:
         """Send what `source` has before what the others have."""
         source.wake = self.wake
-        self.sources = [source, *self.sources]  # another list: the worker may be at the old one
+        self.sources = (source, *self.sources)
 
     @property
     def next_due_at(self) -> float:  # type: ignore[override]  # that of each is set
@@ -187,10 +184,6 @@ class JoinedSources(FlushSource):
 
     def unacknowledged_counts(self) -> int:
         return sum(source.unacknowledged_counts() for source in self.sources)
-
-    def after_fork(self) -> None:
-        for source in self.sources:
-            source.after_fork()
 
 
 _NOT_SENT = StoreUnavailable("the exchange was interrupted before it was sent", charged=False)

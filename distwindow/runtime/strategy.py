@@ -109,3 +109,6 @@ class Strategy(ScheduledSource):
 
     def close(self) -> None:
         """Count and decide nothing any more."""
+
+    def after_fork(self) -> None:
+        """Start empty in a forked child. A strategy registers for it with what it first keeps."""
