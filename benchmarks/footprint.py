@@ -1,8 +1,12 @@
-"""The bytes of one key in Redis, by `MEMORY USAGE key SAMPLES 0`."""
+"""The bytes of one key in Redis, by `MEMORY USAGE key SAMPLES 0`, and of one of many limiters in
+this process.
+"""
 
 from __future__ import annotations
 
 import time
+import tracemalloc
+from typing import get_args
 
 from benchmarks import peers
 from benchmarks.measure import error_text, log
@@ -10,10 +14,13 @@ from benchmarks.report import Section, Target
 from benchmarks.resp import Socket
 from benchmarks.server import Server, running
 from benchmarks.server_cost import GUARD
+from distwindow import Limiter
+from distwindow.lifecycle.connect import open_store
 from distwindow.ring import key as keys
 from distwindow.ring.command import load_script
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.limit import Bound, Limit
+from distwindow.runtime.options import Consistency, Options
 
 RINGS: tuple[tuple[int, Bound, float | None], ...] = (
     (10, "leap", 200),
@@ -23,6 +30,7 @@ RINGS: tuple[tuple[int, Bound, float | None], ...] = (
 EACH = (10, 1_000)
 PEER_LIMITS = (100, 600)
 INTERVAL = 60
+LIMITERS = 1_000
 
 
 def _ring_bytes(connection: Socket, limit: Limit, each: int) -> int:
@@ -56,9 +64,39 @@ def _peer_bytes(server: Server, connection: Socket, peer: peers.Peer, limit: int
     return _usage(connection)
 
 
+def _add_limiters(section: Section, url: str) -> None:
+    """Add the bytes of one of many limiters over one store, as made and after one call each."""
+    store = open_store(url, Options(timeout=5.0))
+    for consistency in get_args(Consistency):
+        tracemalloc.start()
+        limiters = [
+            Limiter(
+                store,
+                f"{100 + number}/minute",
+                prefix=consistency,
+                consistency=consistency,
+                timeout=5.0,
+            )
+            for number in range(LIMITERS)
+        ]
+        made = tracemalloc.get_traced_memory()[0] / LIMITERS
+        for limiter in limiters:
+            limiter.try_acquire("user:42")
+        called = tracemalloc.get_traced_memory()[0] / LIMITERS
+        tracemalloc.stop()
+        target = None if consistency == "eventual" else Target(2_000)
+        name = f"one of {LIMITERS:,} limiters over one store, {consistency}"
+        section.add(f"{name}, made", made, target=target, unit="B")
+        section.add(f"{name}, called once", called, detail="with its key", unit="B")
+        for limiter in limiters:
+            limiter.close()
+    store.close()
+
+
 def run(quick: bool) -> Section:
     section = Section("memory", "memory: bytes of one key that carries pass counts alone")
     with running() as server, Socket(server.port) as connection:
+        _add_limiters(section, server.url)
         connection.call("SCRIPT", "LOAD", load_script("acquire").text)
         for buckets, bound, target in RINGS:
             for each in EACH:

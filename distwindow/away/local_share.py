@@ -24,7 +24,7 @@ from ..concurrency.commands import Hold, HolderName, HoldReply
 from ..local.eventual import Eventual, EventualKeyState, share_of
 from ..local.key_state import StateName
 from ..ring.clock import NEVER, Clock
-from ..ring.decision import Charge, Decision, with_cost
+from ..ring.decision import Charge, Decision, limits_in, with_cost
 from ..ring.key import AnyKey, slots_name
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule, OutgoingCommand
@@ -112,6 +112,8 @@ _PROCESS_IDS: dict[int, str] = {}
 class LocalShare(Eventual):
     """Decides the calls of this process while the store is away."""
 
+    _parts = (*Eventual._parts, "_processes")
+
     def __init__(
         self, commands: CommandCache, clock: Clock, options: Options, store_name: str
     ) -> None:
@@ -126,7 +128,6 @@ class LocalShare(Eventual):
         if options.share is None:
             new = ProcessCount(commands.prefix, clock)
             self._processes = _COUNTS.setdefault((store_name, commands.prefix), new)
-            self._sources = [*self._sources, self._processes]
 
     def after_fork(self) -> None:
         super().after_fork()
@@ -173,7 +174,7 @@ class LocalShare(Eventual):
         left = state.permits_left if peeks else self._count(state, cost)[0]
         if left < (cost if peeks else 0):
             refusal = self._refuse(state, key, cost, now, counted=not peeks)
-            if cost > min(window.process_limit for window in state.windows):
+            if cost > state.max_cost:
                 refusal = refusal._replace(retry_after=RETRY_AFTER_S)
             return refusal._replace(reason="store_down")
         return Decision(
@@ -218,6 +219,7 @@ class LocalShare(Eventual):
         for state in self._key_states.all():
             for window in state.windows:
                 window.process_limit = share_of(window.limit, share)
+            state.max_cost = self.max_cost(limits_in(state.charges))
             state.permits_until = 0.0
 
     def _name_of(self, key: AnyKey) -> StateName:

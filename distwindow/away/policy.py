@@ -27,7 +27,6 @@ from ..runtime.options import Options
 from ..runtime.strategy import Strategy
 from ..runtime.timers import LOG
 from ..support.callables import RAISED_BY_CALLBACKS, check_not_async, function_name
-from ..support.fork import register_after_fork
 from .local_share import LocalShare
 from .outages import RETRY_AFTER_S, Health, Outages
 
@@ -86,11 +85,11 @@ class StoreErrorPolicy:
         )
         self.raises_always = self._on_error == self._on_unknown == "raise"
         self.local: LocalShare | None = None
-        self.source = JoinedSources([strategy])
+        self.source = JoinedSources(strategy)
         """What the worker flushes: the strategy, and what was admitted by the share."""
         if options.uses_local_share:
-            self.local = register_after_fork(LocalShare(commands, store.clock, options, store_name))
-            self.source.sources.append(self.local)
+            self.local = LocalShare(commands, store.clock, options, store_name)
+            self.source = JoinedSources(strategy, self.local)
         self.outages: Outages = getattr(store, "outages", None) or Outages()
         self.outages.effect = (
             "calls fail at once until it is back"

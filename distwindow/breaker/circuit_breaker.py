@@ -68,8 +68,9 @@ class BaseBreaker(Flushed):
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._open_store(store, options)
         self._states = self._open_states(self._store)
+        self._name_store(self._name)
         in_background = not self._states.in_process
-        self._add_flush_job(self._states, self._name, in_background=in_background)
+        self._flush_job = self._new_flush_job(self._states, self._name, in_background=in_background)
 
     def _open_states(self, store: Store | AsyncStore) -> BreakerCache[Any, Any]:
         """Return what this breaker knows and counts in this process."""

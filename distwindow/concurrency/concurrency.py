@@ -78,7 +78,8 @@ class BaseConcurrency(Flushed):
         )
         self._held.wait_queues = self._wait_queues
         self._driver = self._new_driver()
-        self._add_flush_job(self._held, self._job_name, job_type=SlotJob)
+        self._name_store(self._job_name)
+        self._flush_job = self._new_flush_job(self._held, self._job_name, job_type=SlotJob)
 
     def __repr__(self) -> str:
         return (

@@ -49,18 +49,13 @@ def make_strategy(
     `decide`, which is exact with every `consistency`. Limits that are paced or warm up are decided
     by the store with every `consistency`, because each call moves what the next one depends on.
     """
-    strategy: StrategyWithViews
     if store.decided_by == "local" and decide is not None:
-        strategy = InProcess(commands, decide, store.clock, options)
-    elif commands.command_type.has_own_moment:
-        strategy = Direct(commands, store.clock, options)
-    elif options.consistency == "leased":
-        strategy = Leased(commands, store.clock, options)
-    elif options.consistency == "eventual":
-        strategy = Eventual(commands, store.clock, options)
-    else:
-        strategy = Direct(commands, store.clock, options)
-    return register_after_fork(strategy)
+        return InProcess(commands, decide, store.clock, options)
+    if commands.command_type.has_own_moment or options.consistency == "direct":
+        return Direct(commands, store.clock, options)
+    if options.consistency == "leased":
+        return Leased(commands, store.clock, options)
+    return Eventual(commands, store.clock, options)
 
 
 def make_views(

@@ -138,26 +138,28 @@ class Flushed:
     _open_store: Callable[[Any, Options], None]
     """Opens what the caller has given; nothing is connected to."""
 
-    def _add_flush_job(
+    def _name_store(self, name: str) -> None:
+        """Call what uses the store `name` in log lines about the store."""
+        outages: Outages | None = getattr(self._store, "outages", None)
+        if outages is not None:
+            outages.name = name
+
+    def _new_flush_job(
         self,
         source: FlushSource,
         name: str,
         *,
         job_type: type[FlushJob] = FlushJob,
         in_background: bool = True,
-    ) -> None:
+    ) -> FlushJob:
         """Add `source` to what the worker flushes; without `in_background`, only `flush` and
         `close` do. `name` is that of log lines.
         """
-        outages: Outages | None = getattr(self._store, "outages", None)
-        if outages is not None:
-            outages.name = name  # in their log lines, too
-        if in_background:
-            self._flush_job = self._worker.add_limiter(
-                source, self._flush_now, self._store.clock, name=name, job_type=job_type
-            )
-        else:
-            self._flush_job = job_type(source, self._flush_now, name)
+        if not in_background:
+            return job_type(source, self._flush_now, name)
+        return self._worker.add_limiter(
+            source, self._flush_now, self._store.clock, name=name, job_type=job_type
+        )
 
 
 class BlockingLifecycle(BlockingClosable, Flushed):

@@ -46,6 +46,7 @@ from ..runtime.options import Options, check_timeout
 from ..runtime.steps import Operation, Sleep, StoreStep, run_async, run_blocking, send
 from ..shaping.operations import wait_until_paced
 from ..support.async_use import Unawaited, running_loop
+from ..support.first_use import FirstUse
 from ..support.fork import register_after_fork
 from ..waiting.waiting import (
     AsyncInterruptibleSleep,
@@ -116,19 +117,35 @@ class BaseDecider:
         self.strategy = make_strategy(options, commands, store, decide_at_once)
         self.decide_locally = self.strategy.decide_locally
         """Answer a call by what this process holds; None where the store has to be asked."""
-        source = store.decided_by
-        self.borrowing = Borrowing(commands, self.strategy, source, options, self.answered)
-        self.turns = Turns(commands, self.strategy, source, store.clock, self.answered)
         self.policy = StoreErrorPolicy(options, commands, store, self.strategy, store_id)
-        self.queues = register_after_fork(WaitQueues(options.time))
         self.run = run
-        self._execute = partial(execute, None)
+        self._execute = execute
+        self._options = options
         self._observe = self.policy.observe
         self._monotonic = store.clock.monotonic
-        self._timeout = options.timeout
         self._has_own_moment = commands.command_type.has_own_moment
-        self.admit = self._proceed if self._has_own_moment else self.try_acquire
+
+    @FirstUse
+    def queues(self) -> WaitQueues:
+        """The queues of those who wait in this process."""
+        return register_after_fork(WaitQueues(self._options.time))
+
+    @property
+    def admit(self) -> Callable[[AnyKey, int], Any]:
         """`try_acquire` for callers that proceed as soon as it has admitted them."""
+        return self._proceed if self._has_own_moment else self.try_acquire
+
+    @property
+    def borrowing(self) -> Borrowing:
+        """The priority calls."""
+        source = self.store.decided_by
+        return Borrowing(self.commands, self.strategy, source, self._options, self.answered)
+
+    @property
+    def turns(self) -> Turns:
+        """The calls that take places in lines."""
+        source = self.store.decided_by
+        return Turns(self.commands, self.strategy, source, self.clock, self.answered)
 
     def answered(self, decision: Decision) -> Decision:
         """Tell what listens to decisions of this one, as it is made, and return it. All pass here
@@ -193,7 +210,7 @@ class BaseDecider:
 
     def _all_of(self, calls: Sequence[tuple[Charge, ...]]) -> tuple[Acquire, float]:
         """Return the command of a call over several keys, and its deadline."""
-        return self.commands.acquire_all_command(calls), self._monotonic() + self._timeout
+        return self.commands.acquire_all_command(calls), self._monotonic() + self._options.timeout
 
     def _before_all(self, command: Acquire) -> Operation[None]:
         return key_operations.before_multi_key(self.strategy, command.charges, self.clock)
@@ -216,8 +233,9 @@ class BaseDecider:
         command = self.commands.acquire_command(key, cost)
         if command.has_own_moment:
             return command, partial(wait_until_paced, command)
-        if self.turns.applies_to(command):
-            return command, partial(wait_for_turn, command, self.turns)
+        turns = self.turns
+        if turns.applies_to(command):
+            return command, partial(wait_for_turn, command, turns)
         return command, partial(wait_until_admitted, command)
 
 
@@ -282,7 +300,7 @@ class Decider(BaseDecider):
         def execute(step: StoreStep) -> Any:
             if step is command:
                 return refused.pop() if refused else self.try_acquire(key, cost)
-            reply = self._execute(step)
+            reply = self._execute(None, step)
             return self.answered(reply) if isinstance(step, Acquire) else reply
 
         waiter = PermitWaiter(queues, command, timeout, priority=priority, began_at=began_at)
@@ -412,7 +430,7 @@ class AsyncDecider(BaseDecider):
         async def execute(step: StoreStep) -> Any:
             if step is command:
                 return refused.pop() if refused else await self.try_acquire(key, cost)
-            reply = await self._execute(step)
+            reply = await self._execute(None, step)
             return self.answered(reply) if isinstance(step, Acquire) else reply
 
         waiter = AsyncPermitWaiter(queues, command, timeout, priority=priority, began_at=began_at)

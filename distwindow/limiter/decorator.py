@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from ..errors import ConfigurationError, RateLimitExceeded, short_repr
 from ..ring.decision import Decision
 from ..ring.key import AnyKey, normalize_key, ring_name_prefix
-from ..ring.limit import Limit, reads_as_limit
+from ..ring.limit import Limit, max_cost, reads_as_limit
 from ..runtime.command_cache import check_cost
 from ..support.callables import (
     FunctionArguments,
@@ -102,7 +102,7 @@ def check_decorator_cost(cost: Any, limits: tuple[Limit, ...]) -> None:
     if callable(cost):
         check_not_async("limit: cost", cost)
         return
-    most = min(limit.amount for limit in limits)
+    most = max_cost(limits)
     try:
         check_cost(cost, most)
     except ValueError as exc:

@@ -57,6 +57,8 @@ class EntrySettings(NamedTuple):
     monotonic: Callable[[], float]
     name: str
     """The limiter and its store, for log lines; without passwords."""
+    failure_types: FailureTypes
+    """The exceptions that count as errors, unless an entry names others."""
 
 
 class _BaseEntry(EnteredBlock):

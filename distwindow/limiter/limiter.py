@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ from ..breaker.entry import (
 )
 from ..errors import ConfigurationError
 from ..lifecycle.connect import in_process_attempt, make_views, store_name
-from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, ignore_wake
+from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, Flushed, ignore_wake
 from ..minute import operations as minute_views
+from ..minute.operations import EntryViews
 from ..minute.view import MinuteStats
 from ..reserve.reservation import (
     AsyncReservations,
@@ -39,10 +41,13 @@ from ..ring.key import AnyKey, line_name
 from ..ring.limit import Limit, LimitSpec, reads_as_limit
 from ..ring.stats import Stats
 from ..ring.store import AsyncStore, Store
+from ..runtime.flush_job import FlushJob
 from ..runtime.options import ClockChoice, Consistency, Options, check_origin
+from ..runtime.worker import hook_process
 from ..shaping.operations import make_command_cache
 from ..support.async_use import Unawaited, UnawaitedCoroutine
 from ..support.failure_types import ErrorTypes, FailureTypes, IgnoredErrors
+from ..support.first_use import FirstUse
 from ..support.locks import PATCH_STATE, check_patched_before_import, check_patched_whole
 from .decider import AsyncDecider, Attempt, BaseDecider, Decider, raise_closed
 from .decorator import DecoratorKey, F, check_decorator_cost, limit_async_function, limit_function
@@ -52,7 +57,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseLimiter:
+class BaseLimiter(Flushed):
     """Base class of `Limiter` and `AsyncLimiter`, which document the arguments."""
 
     _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
@@ -100,10 +105,9 @@ class BaseLimiter:
         )  # fmt: skip
         check_options(options)
         self._options = options
-        self._failure_types = FailureTypes(options.errors, options.ignore)
+        FailureTypes(options.errors, options.ignore)  # raises for what are none
         self._command_cache = make_command_cache(options.prefix, limits, [line_name])
-        self._store_name = store_name(store)
-        self._name = f"limiter {options.prefix!r} at {self._store_name}"
+        self._store_name = sys.intern(store_name(store))
         self._timeout = options.timeout
         store_id = store if isinstance(store, str) else f"{self._store_name} {id(store)}"
         self._open(store, store_id, options)
@@ -117,11 +121,41 @@ class BaseLimiter:
         self.decider: BaseDecider = decider
         """What answers the calls; for other parts of this package."""
         self._decide_locally = decider.decide_locally
-        self._settlement = Settlement(self._options, decider)
-        self._views = make_views(decider.strategy, self._options, store)
-        self._entry_settings = EntrySettings(
-            decider.admit, decider.record, self._views, store.clock.monotonic, self._name
-        )
+        self._name_store(self._name)
+        if store.clock is SYSTEM:
+            hook_process()
+        decider.policy.source.wake = self._flush_from_now_on
+
+    @property
+    def _name(self) -> str:
+        """The limiter and its store, for log lines; without passwords."""
+        return f"limiter {self.prefix!r} at {self._store_name}"
+
+    @FirstUse
+    def _flush_job(self) -> FlushJob:
+        return self._new_flush_job(self.decider.policy.source, self._name)
+
+    def _flush_from_now_on(self) -> None:
+        """Have the worker flush what is counted. Called once something is, for the first time."""
+        job = self._flush_job
+        if self._store.clock is SYSTEM:
+            job.wake()
+
+    @FirstUse
+    def _settlement(self) -> Settlement:
+        return Settlement(self._options, self.decider)
+
+    @FirstUse
+    def _views(self) -> EntryViews | None:
+        return make_views(self.decider.strategy, self._options, self._store)
+
+    @FirstUse
+    def _entry_settings(self) -> EntrySettings:
+        decider, options = self.decider, self._options
+        return EntrySettings(
+            decider.admit, decider.record, self._views, decider.clock.monotonic, self._name,
+            FailureTypes(options.errors, options.ignore),
+        )  # fmt: skip
 
     def _refuse_calls(self) -> None:
         """Have each call raise from here on, waiting ones too, and on a store that stays open."""
@@ -180,8 +214,10 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             self._run, self._execute_step,
         )  # fmt: skip
         self._open_decider(decider, self._store)
-        self._reservations = AsyncReservations(self._settlement, decider)
-        self._add_flush_job(decider.policy.source, self._name)
+
+    @FirstUse
+    def _reservations(self) -> AsyncReservations:
+        return AsyncReservations(self._settlement, self.decider)
 
     @property
     def unknown_total(self) -> int:
@@ -293,8 +329,8 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        counted = self._failure_types.changed(errors, ignore)
         settings = self._entry_settings
+        counted = settings.failure_types.changed(errors, ignore)
         if breaker is None:
             return AsyncEntry(settings, key, cost, counted, origin, any_thread)
         call = async_call_of(breaker, key)
@@ -373,8 +409,10 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             self._run, self._execute_step,
         )  # fmt: skip
         self._open_decider(decider, self._store)
-        self._reservations = Reservations(self._settlement, decider)
-        self._add_flush_job(decider.policy.source, self._name)
+
+    @FirstUse
+    def _reservations(self) -> Reservations:
+        return Reservations(self._settlement, self.decider)
 
     @property
     def unknown_total(self) -> int:
@@ -559,8 +597,8 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         origin = check_origin(origin)
         if origin:
             minute_views.require_views(self._views)
-        counted = self._failure_types.changed(errors, ignore)
         settings = self._entry_settings
+        counted = settings.failure_types.changed(errors, ignore)
         if breaker is None:
             return Entry(settings, key, cost, counted, origin, any_thread)
         call = call_of(breaker, key)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ..minute.operations import EntryViews
 from ..ring.clock import NEVER, Clock
@@ -16,8 +16,17 @@ from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
 from ..runtime.options import Options
 from ..runtime.strategy import OutgoingCommand, Strategy
+from ..support.first_use import FirstUse, if_made
+from ..support.fork import register_after_fork
 from ..support.locks import SWITCHES_ONLY_AT_CALLS
-from .key_state import KeyState, KeyStateCache, Refusals, StateName
+from .key_state import (
+    CLOCK_MARGIN_S,
+    CachedRefusal,
+    KeyState,
+    KeyStateCache,
+    StateName,
+    refusal_decision,
+)
 from .pending_counts import PendingCounts
 
 # --------------------------------------------------------------------------------------------------
@@ -30,13 +39,13 @@ from .pending_counts import PendingCounts
 #   KeyStateCache    the key states, bounded             key_state.py
 #   PendingCounts    counts on their way to the store    pending_counts.py
 #   FlushSchedule    when the worker has to flush        runtime/flush.py
-#   Refusals         refusals that are repeated here     key_state.py             direct, leased
 #   Leases, ...      permits that are held here          leases.py                leased
 #   FleetSync        what all processes have counted     eventual.py              eventual
 #   EntryViews       what entries did, for minute views  minute/operations.py
 #
 # `LocalStrategy` connects them to the methods that `runtime/strategy.py` lists. How a call is
-# decided differs: `ExactStrategy` for `direct` and `leased`, `eventual.py`.
+# decided differs: `ExactStrategy` for `direct` and `leased`, which also repeats refusals, and
+# `eventual.py`.
 
 S = TypeVar("S", bound=KeyState)
 
@@ -61,8 +70,19 @@ class CommandSource(Protocol):
         """Return when `collect` has something to add, monotonic seconds."""
 
 
+_NO_STATES: dict[StateName, Any] = {}
+
+
 class LocalStrategy(Strategy, Generic[S]):
-    """A strategy that keeps key states."""
+    """A strategy that keeps key states. What it takes to keep them is made with the first one."""
+
+    _parts: ClassVar[tuple[str, ...]] = ("_counts", "_views")
+    """The attributes with `CommandSource`s, in the order of sending."""
+    _get: Callable[[StateName], S | None]
+    """That of `KeyStateCache`, as the next two."""
+    _touch: Callable[[StateName], None]
+    _lock: Lock | _ClosedLock[S]
+    """Taken by calls that count. `close` replaces it; flushes go on taking `counter_lock`."""
 
     def __init__(
         self, commands: CommandCache, clock: Clock, options: Options, interval_s: float
@@ -71,24 +91,36 @@ class LocalStrategy(Strategy, Generic[S]):
         self._command_cache = commands
         self._monotonic = clock.monotonic
         self._clock = clock
-        self.max_cost = min(limit.amount for limit in commands.limits)
-        self._key_states: KeyStateCache[S] = KeyStateCache(options.max_local_keys)
         self._schedule = FlushSchedule(interval_s)
-        self._counts = PendingCounts(self._key_states, self._schedule, self._monotonic)
-        self._sources: Sequence[CommandSource] = [self._counts]
-        """The parts that have commands to send, in the order of sending."""
         self._views: EntryViews | None = None
-        self._bind_hot_path()
-
-    def _bind_hot_path(self) -> None:
-        """Look up once what every call uses, which saves some 2 % of a call."""
-        self._get, self._touch = self._key_states.get, self._key_states.touch
-        self._lock: Lock | _ClosedLock[S] = self._key_states.counter_lock
-        """Taken by calls that count. `close` replaces it; flushes go on taking `counter_lock`."""
+        self._max_keys = options.max_local_keys
+        self._get = _NO_STATES.get
         self._needs_lock = not SWITCHES_ONLY_AT_CALLS
         """False if a call may be counted without `_lock`, by lines that make no call."""
-        if self._key_states.closed:
+
+    @FirstUse
+    def _key_states(self) -> KeyStateCache[S]:
+        register_after_fork(self)
+        states: KeyStateCache[S] = KeyStateCache(self._max_keys)
+        self._bind_hot_path(states)
+        return states
+
+    @FirstUse
+    def _counts(self) -> PendingCounts[S]:
+        return PendingCounts(self._key_states, self._schedule, self._monotonic)
+
+    @property
+    def _sources(self) -> list[CommandSource]:
+        """The parts that are made, in the order of sending."""
+        parts = [if_made(self, name) for name in self._parts]
+        return [part for part in parts if part is not None]
+
+    def _bind_hot_path(self, states: KeyStateCache[S]) -> None:
+        """Look up once what every call uses, which saves some 2 % of a call."""
+        self._touch, self._lock = states.touch, states.counter_lock
+        if states.closed:
             self._close_lock()
+        self._get = states.get  # last: who finds a key state uses the others
 
     def _close_lock(self) -> None:
         """Refuse to count: every call that is about to raises."""
@@ -97,16 +129,17 @@ class LocalStrategy(Strategy, Generic[S]):
 
     def after_fork(self) -> None:
         """Start empty: what is counted and leased here is sent and spent by the parent."""
-        self._key_states.after_fork()
+        if if_made(self, "_key_states") is not None:
+            self._key_states.after_fork()
+            self._bind_hot_path(self._key_states)
         for source in self._sources:
             source.after_fork()
         self._schedule.next_due_at = NEVER
-        self._bind_hot_path()
 
     def add_views(self, options: Options) -> EntryViews:
         """Add what entries count for minute views to what this strategy sends."""
+        register_after_fork(self)
         self._views = EntryViews(options, self._schedule, self._monotonic)
-        self._sources = [*self._sources, self._views]
         return self._views
 
     # -- decisions --------------------------------------------------------------------------------
@@ -305,7 +338,6 @@ class InProcess(Strategy):
         options: Options,
     ) -> None:
         self._monotonic = clock.monotonic
-        self.max_cost = min(limit.amount for limit in commands.limits)
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
         acquire_command = commands.acquire_command
@@ -342,6 +374,7 @@ class InProcess(Strategy):
     # -- minute views -----------------------------------------------------------------------------
 
     def add_views(self, options: Options) -> EntryViews:
+        register_after_fork(self)
         views = EntryViews(options, self._schedule, self._monotonic)
         self._views = [views]
         return views
@@ -372,6 +405,14 @@ class InProcess(Strategy):
         self._schedule.next_due_at = NEVER
 
 
+# --------------------------------------------------------------------------------------------------
+#
+# A refusal names the moment at which the same call would be admitted. Until then the store would
+# refuse every call of that cost or more, unless permits are refunded or the limit is raised. A
+# process does not learn of these, so a refusal is repeated for one bucket at most.
+
+REFUSAL_S = 1.0
+"""For so long a refusal is repeated at most: another process may give permits back meanwhile."""
 _new_tuple = tuple.__new__
 
 
@@ -380,7 +421,6 @@ class ExactStrategy(LocalStrategy[S]):
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         super().__init__(commands, clock, options, options.flush_interval)
-        self._refusals = Refusals(self._key_states, self._state_of, self._monotonic)
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
         return self._command_cache.acquire_command(key, cost)
@@ -435,7 +475,7 @@ class ExactStrategy(LocalStrategy[S]):
                         (now * 1000 + state.offset_ms).__trunc__(), charges,
                     ),
                 )  # fmt: skip
-        if now < state.refused_until and state.refused_cost <= cost <= self.max_cost:
+        if now < state.refused_until and state.refused_cost <= cost <= state.max_cost:
             refusal = state.refusal
             if refusal is not None:  # another thread may have dropped it since the line above
                 if state.dirty and now < state.bucket_ends_at and not self._needs_lock:
@@ -490,15 +530,48 @@ class ExactStrategy(LocalStrategy[S]):
             self._counts.mark_dirty(state)
 
     def peek(self, key: AnyKey) -> Decision | None:
-        return self._refusals.peek(key)
+        """Return the refusal of a call of cost 1 without counting it; None if there is none."""
+        state, now = self._get(key), self._monotonic()
+        if (
+            state is None
+            or now >= state.refused_until
+            or state.refused_cost > 1
+            or state.refusal is None
+        ):
+            return None
+        return refusal_decision(state, state.refusal, key, 1, now, "deny_cache")
 
     def cache_refusal(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        """Keep a refusal of the store, to repeat it; see `Refusals.remember`."""
-        return self._refusals.remember(key, decision, sent_at)
+        """Keep the refusal of a call sent at `sent_at` (monotonic seconds), and return it."""
+        if decision.limit.warmup_ms is not None:
+            return decision  # what others are admitted warms it up, so there may be room earlier
+        now = self._monotonic()
+        bucket_s = decision.limit.bucket_ms / 1000
+        until = sent_at + min(decision.retry_after, bucket_s, REFUSAL_S) - CLOCK_MARGIN_S
+        if until <= now:
+            return decision
+        state = self._state_of(key, decision.now_ms - now * 1000)
+        if state is not None:
+            state.update_clock_offset(decision.now_ms, sent_at, now)
+            refusal = CachedRefusal(
+                decision.limit,
+                decision.remaining,
+                now + decision.retry_after,
+                now + max(decision.retry_after, decision.reset_after),
+            )
+            with self._key_states.state_lock:
+                # The one with the least cost is kept, as it also refuses all higher costs.
+                if now >= state.refused_until or decision.cost <= state.refused_cost:
+                    state.refusal = refusal
+                    state.refused_cost, state.refused_until = decision.cost, until
+        return decision
 
     def invalidate(self, key: AnyKey) -> None:
-        """Invalidate what is known of `key`, whose windows have changed: the store decides next."""
-        self._refusals.invalidate(key)
+        """Drop the refusal of `key`, as its windows have changed: the store decides next."""
+        with self._key_states.state_lock:
+            state = self._get(key)
+            if state is not None:
+                state.refused_until, state.refusal = 0.0, None
 
     def _on_few_left(self, state: S, now: float) -> None:
         """Called when a call leaves `prefetch_threshold` permits or fewer; only a lease sets it."""

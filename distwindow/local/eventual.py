@@ -162,6 +162,7 @@ class EventualKeyState(KeyState):
     ) -> None:
         super().__init__(name, charges, limits_in(charges), offset_ms)
         self.windows = tuple(FleetWindow(charge.limit, share) for charge in charges)
+        self.max_cost = min([window.process_limit for window in self.windows])
         self.binding_window = self.windows[0]
         """The window with the least permits left."""
         self.last_called_at = -NEVER
@@ -416,15 +417,16 @@ class Eventual(LocalStrategy[EventualKeyState]):
     """Decides by the windows that `FleetSync` keeps."""
 
     can_borrow = False
+    _parts = ("_sync", *LocalStrategy._parts)
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         super().__init__(commands, clock, options, options.sync_interval)
-        self._share = share = options.share or 1.0
+        self._share = options.share or 1.0
         self._sync = FleetSync(self._key_states, self._schedule, self._counts, clock)
         self._counts.flush_hooks = self._sync
-        self._sources = [self._sync, self._counts]
-        cap = min(share_of(limit, share) for limit in commands.limits)
-        self.max_cost = min(self.max_cost, cap)
+
+    def max_cost(self, limits: Iterable[Limit]) -> int:
+        return min([share_of(limit, self._share) for limit in limits])
 
     # -- decisions --------------------------------------------------------------------------------
 
@@ -441,7 +443,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
             state = None
         # A memoryview is equal to the bytes in it, but is not a key.
         is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # as in base.py
-        if state is None or not is_key or type(cost) is not int or not 1 <= cost <= self.max_cost:
+        if state is None or not is_key or type(cost) is not int or not 1 <= cost <= state.max_cost:
             state = self._checked_state(key, cost)
         now = self._monotonic()
         if now >= state.permits_until:
@@ -566,9 +568,10 @@ class Eventual(LocalStrategy[EventualKeyState]):
         """Check a call that is invalid or whose key has no state; return the state, or raise."""
         self._key_states.check_open()
         charges = self._command_cache.acquire_command(key, cost).charges
-        if cost > self.max_cost:
+        most = self.max_cost(limits_in(charges))
+        if cost > most:
             raise ValueError(
-                f"cost={cost} can never be admitted: the share of one process is {self.max_cost}"
+                f"cost={cost} can never be admitted: the share of one process is {most}"
             )
         name = self._name_of(key)
         state = self._get(name)

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 from ..errors import closed_failure
 from ..ring.decision import Charge, Decision, Source
 from ..ring.key import AnyKey
-from ..ring.limit import Limit
+from ..ring.limit import Limit, max_cost
 from ..ring.stats import Bucket
 
 # --------------------------------------------------------------------------------------------------
@@ -36,6 +36,8 @@ from ..ring.stats import Bucket
 # other thread can run there either, so that calls count without this lock
 # (`SWITCHES_ONLY_AT_CALLS`). `state_lock` is re-entrant, and guards what happens once in a bucket.
 
+CLOCK_MARGIN_S = 0.001
+"""Moments in replies are whole ms of the store's clock, so they may be this much too late."""
 StateName: TypeAlias = "AnyKey | tuple[bytes, ...]"
 """The name of a key state: its key, or the rings of the charges of a decision that are not those of
 its key, as after a call over several keys.
@@ -82,6 +84,7 @@ class KeyState:
         "left_in_store",
         "limit",
         "longest_window_ms",
+        "max_cost",
         "offset_ms",
         "passed",
         "permits_left",
@@ -110,6 +113,8 @@ class KeyState:
         """Width of the buckets that are counted in here: each lies in one bucket of every limit."""
         self.longest_window_ms = max(limit.span * limit.bucket_ms for limit in limits)
         """After this time a count has left the windows of all limits."""
+        self.max_cost = max_cost(limits)
+        """The highest cost that a call of the key can have."""
         self.offset_ms = offset_ms
         self.permits_left = 0
         self.permits_until = 0.0
@@ -408,79 +413,3 @@ class KeyStateCache(Generic[S]):
         with self.state_lock:
             self._states.clear()
             self._evicted_unacknowledged.clear()
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# Refusals of the store that are repeated here.
-#
-# A refusal names the moment at which the same call would be admitted. Until then the store would
-# refuse every call of that cost or more, unless permits are refunded or the limit is raised. A
-# process does not learn of these, so a refusal is repeated for one bucket at most.
-
-CLOCK_MARGIN_S = 0.001
-"""Moments in replies are whole ms of the store's clock, so they may be this much too late."""
-REFUSAL_S = 1.0
-"""For so long a refusal is repeated at most: another process may give permits back meanwhile."""
-
-
-class Refusals(Generic[S]):
-    """The refusals in the key states of one limiter."""
-
-    def __init__(
-        self,
-        states: KeyStateCache[S],
-        state_of: Callable[[AnyKey, float], S | None],
-        monotonic: Callable[[], float],
-    ) -> None:
-        """`state_of(key, offset_ms)` returns the key state of a key, or None if it has none and
-        gets none; `offset_ms` is the clock offset of a new one.
-        """
-        self._states = states
-        self._state_of = state_of
-        self._monotonic = monotonic
-
-    def remember(self, key: AnyKey, decision: Decision, sent_at: float) -> Decision:
-        """Keep the refusal of a call sent at `sent_at` (monotonic seconds), and return it."""
-        if decision.limit.warmup_ms is not None:
-            return decision  # what others are admitted warms it up, so there may be room earlier
-        now = self._monotonic()
-        bucket_s = decision.limit.bucket_ms / 1000
-        until = sent_at + min(decision.retry_after, bucket_s, REFUSAL_S) - CLOCK_MARGIN_S
-        if until <= now:
-            return decision
-        state = self._state_of(key, decision.now_ms - now * 1000)
-        if state is not None:
-            state.update_clock_offset(decision.now_ms, sent_at, now)
-            refusal = CachedRefusal(
-                decision.limit,
-                decision.remaining,
-                now + decision.retry_after,
-                now + max(decision.retry_after, decision.reset_after),
-            )
-            with self._states.state_lock:
-                # The one with the least cost is kept, as it also refuses all higher costs.
-                if now >= state.refused_until or decision.cost <= state.refused_cost:
-                    state.refusal = refusal
-                    state.refused_cost, state.refused_until = decision.cost, until
-        return decision
-
-    def peek(self, key: AnyKey) -> Decision | None:
-        """Return the refusal of a call of cost 1 without counting it; None if there is none."""
-        state = self._states.get(key)
-        now = self._monotonic()
-        if (
-            state is None
-            or now >= state.refused_until
-            or state.refused_cost > 1
-            or state.refusal is None
-        ):
-            return None
-        return refusal_decision(state, state.refusal, key, 1, now, "deny_cache")
-
-    def invalidate(self, key: AnyKey) -> None:
-        """Drop the refusal of `key`, as its windows have changed."""
-        with self._states.state_lock:
-            state = self._states.get(key)
-            if state is not None:
-                state.refused_until, state.refusal = 0.0, None

@@ -53,6 +53,7 @@ from ..runtime.flush import send_all
 from ..runtime.options import Options
 from ..runtime.steps import Completion, Fetch, Operation, Sleep, WaitFor
 from ..runtime.strategy import OutgoingCommand
+from ..support.first_use import FirstUse
 from .base import MAX_CACHED_KEY_LENGTH, ExactStrategy
 from .key_state import StateName, peeked_admission
 from .leases import (
@@ -74,18 +75,34 @@ class Leased(ExactStrategy[LeasedKeyState]):
     """Spends leased permits, and leases more where there is demand."""
 
     uses_leases = True
+    _parts = ("_reviews", *ExactStrategy._parts)
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         super().__init__(commands, clock, options)
         self._lease_wait_s = options.timeout  # for a lease that another call is fetching
+
+    @FirstUse
+    def _reviews(self) -> LeaseReviews:
         states, schedule, monotonic = self._key_states, self._schedule, self._monotonic
-        refunds = self._refunds = LeaseRefunds(states, schedule, monotonic)
+        refunds = LeaseRefunds(states, schedule, monotonic)
         states.on_evicted = refunds.queue_unspent_and_wake
-        leases = self._leases = Leases(states, schedule, refunds, monotonic)
-        prefetches = LeasePrefetches(commands, states, schedule, leases, self._refusals)
-        self._prefetches = prefetches
-        reviews = self._reviews = LeaseReviews(states, schedule, leases, prefetches, refunds)
-        self._sources = [reviews, self._counts]
+        leases = Leases(states, schedule, refunds, monotonic)
+        prefetches = LeasePrefetches(
+            self._command_cache, states, schedule, leases, self.cache_refusal
+        )
+        return LeaseReviews(states, schedule, leases, prefetches, refunds)
+
+    @property
+    def _leases(self) -> Leases:
+        return self._reviews.leases
+
+    @property
+    def _prefetches(self) -> LeasePrefetches:
+        return self._reviews.prefetches
+
+    @property
+    def _refunds(self) -> LeaseRefunds:
+        return self._reviews.refunds
 
     # -- decisions --------------------------------------------------------------------------------
 

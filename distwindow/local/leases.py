@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Callable
 from math import exp, sqrt
 
 from ..errors import StoreError
 from ..ring.clock import NEVER
 from ..ring.commands import Acquire, Lease, Refund
-from ..ring.decision import Charge, limits_in, with_bucket_starts, with_cost
+from ..ring.decision import Charge, Decision, limits_in, with_bucket_starts, with_cost
 from ..ring.decisions import decision_of
+from ..ring.key import AnyKey
 from ..ring.replies import CountReply, LeaseReply
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
 from ..runtime.steps import Completion
 from ..runtime.strategy import OutgoingCommand
-from .key_state import CLOCK_MARGIN_S, KeyState, KeyStateCache, Refusals, StateName
+from .key_state import CLOCK_MARGIN_S, KeyState, KeyStateCache, StateName
 
 # --------------------------------------------------------------------------------------------------
 #
@@ -248,7 +248,7 @@ class LeaseRefunds:
 
     def after_fork(self) -> None:
         """Start empty: the parent gives back what it has leased."""
-        self._queue: deque[LeaseRefund] = deque()
+        self._queue: list[LeaseRefund] = []
 
     def queue_unspent(self, state: LeasedKeyState) -> int:
         """Queue the permits that `state` has left, so that no call spends them. Return how many."""
@@ -278,7 +278,7 @@ class LeaseRefunds:
         """Add the queued refunds, but not of reset keys, whose permits are those of later calls."""
         with self._states.state_lock:
             while self._queue:
-                refund = self._queue.popleft()
+                refund = self._queue.pop()
                 if not refund.state.was_reset:
                     outgoing.append(self._command_of(refund))
 
@@ -333,7 +333,7 @@ class Leases:
         """Start empty: the parent spends what it has leased."""
         self.fetches: set[Completion] = set()
         """Completed when the leases arrive that calls and the worker are fetching."""
-        self.new_reviews: deque[LeasedKeyState] = deque()
+        self.new_reviews: list[LeasedKeyState] = []
         """Leases that are new to `LeaseReviews`."""
 
     def observe_demand(self, state: LeasedKeyState, now: float, cost: int = 0) -> None:
@@ -414,18 +414,18 @@ class LeasePrefetches:
         states: KeyStateCache[LeasedKeyState],
         schedule: FlushSchedule,
         leases: Leases,
-        refusals: Refusals[LeasedKeyState],
+        cache_refusal: Callable[[AnyKey, Decision, float], object],
     ) -> None:
         self._command_cache = commands
         self._states = states
         self._schedule = schedule
         self._leases = leases
-        self._refusals = refusals
+        self._cache_refusal = cache_refusal
         self.after_fork()
 
     def after_fork(self) -> None:
         """Start empty."""
-        self._queue: deque[LeasedKeyState] = deque()
+        self._queue: list[LeasedKeyState] = []
 
     def request(self, state: LeasedKeyState, now: float) -> None:
         """Request the next lease of `state` from the worker, as few permits are left."""
@@ -436,7 +436,7 @@ class LeasePrefetches:
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
         """Add the requested fetches to `outgoing`; `everything`: drop them. Under `state_lock`."""
         for _ in range(len(self._queue)):
-            state = self._queue.popleft()
+            state = self._queue.pop()
             if not everything:
                 self._leases.observe_demand(state, now)
                 self.add_if_needed(state, now, state.permits_until - now, outgoing)
@@ -486,7 +486,7 @@ class LeasePrefetches:
                     refused = decision_of(
                         self._command_cache.acquire_command(key), reply.acquire_reply, "store"
                     )
-                    self._refusals.remember(key, refused, sent_at)
+                    self._cache_refusal(key, refused, sent_at)
             elif isinstance(reply, StoreError) and reply.charged is None:
                 self._leases.on_outcome_unknown(state)
         finally:
@@ -507,9 +507,9 @@ class LeaseReviews:
     ) -> None:
         self._states = states
         self._schedule = schedule
-        self._leases = leases
-        self._prefetches = prefetches
-        self._refunds = refunds
+        self.leases = leases
+        self.prefetches = prefetches
+        self.refunds = refunds
         self._heap_order = itertools.count()
         self.after_fork()
 
@@ -518,29 +518,29 @@ class LeaseReviews:
         self._heap: list[tuple[float, int, LeasedKeyState]] = []
         """When to review which lease. The number in between only keeps key states from being
         compared."""
-        self._leases.after_fork()
-        self._prefetches.after_fork()
-        self._refunds.after_fork()
+        self.leases.after_fork()
+        self.prefetches.after_fork()
+        self.refunds.after_fork()
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
         """Add what is due to `outgoing`; with `everything`, refunds of all leases, no fetches."""
         with self._states.state_lock:  # closing a limiter may do this beside the worker
-            self._prefetches.collect(now, outgoing, everything=everything)
-            while self._leases.new_reviews:
-                self._schedule_review(self._leases.new_reviews.popleft(), now)
+            self.prefetches.collect(now, outgoing, everything=everything)
+            while self.leases.new_reviews:
+                self._schedule_review(self.leases.new_reviews.pop(), now)
             while self._heap and (everything or self._heap[0][0] <= now):
                 self._review(heapq.heappop(self._heap)[2], now, outgoing, everything)
             if everything:
                 # All key states: one may have left the heap in a flush that was interrupted.
                 for state in self._states.all_including_cleared():
-                    self._refunds.queue_unspent(state)
-            self._refunds.collect(outgoing)
+                    self.refunds.queue_unspent(state)
+            self.refunds.collect(outgoing)
 
     def next_due_at(self, now: float) -> float:
-        at = min(self._refunds.next_due_at(now), self._prefetches.next_due_at(now))
+        at = min(self.refunds.next_due_at(now), self.prefetches.next_due_at(now))
         if self._heap:
             at = min(at, self._heap[0][0])
-        if self._leases.new_reviews:
+        if self.leases.new_reviews:
             at = min(at, now)
         return at
 
@@ -556,7 +556,7 @@ class LeaseReviews:
     ) -> None:
         """Give back what is not needed, and fetch the next lease where this one has ended."""
         before = state.left_at_observation
-        self._leases.observe_demand(state, now)
+        self.leases.observe_demand(state, now)
         idle = state.left_at_observation == before and state.left_at_review == before
         state.left_at_review = state.left_at_observation
         lease_ended = now >= state.permits_until
@@ -564,11 +564,11 @@ class LeaseReviews:
             lease_ended and now * 1000 + state.offset_ms >= state.lease_bucket_ends_ms - 1
         )
         if everything or idle or bucket_ended:
-            self._refunds.queue_unspent(state)
+            self.refunds.queue_unspent(state)
         nothing_to_do = idle and not state.permits_left
         if everything or bucket_ended or nothing_to_do or not self._states.is_current(state):
             state.has_review = False
         else:
             self._schedule_review(state, now)
         if lease_ended and not everything and not idle:
-            self._prefetches.add_if_needed(state, now, state.seconds_to_bucket_end(now), outgoing)
+            self.prefetches.add_if_needed(state, now, state.seconds_to_bucket_end(now), outgoing)

@@ -29,8 +29,9 @@ import itertools
 import secrets
 import threading
 import zlib
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from ..errors import StoreUnavailable
@@ -93,7 +94,7 @@ class PendingCounts(Generic[S]):
         """Start empty, under a new sender id: the store takes each number of a sender once."""
         self._sender = secrets.token_hex(5)
         self._seq = itertools.count(1)
-        self._dirty: deque[S] = deque()
+        self._dirty: OrderedDict[S, None] = OrderedDict()
         self._is_answered = False
         """True if the store has answered the last flush of a key."""
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
@@ -113,16 +114,16 @@ class PendingCounts(Generic[S]):
         # First: a state that is dirty and for which nobody has woken the worker would stay so.
         self._schedule.flush_by(at)
         state.dirty = True
-        self._dirty.append(state)
+        self._dirty[state] = None
         self._schedule.flush_by(at)  # again: the worker may have set the time back in between
 
     def any_dirty(self) -> S | None:
         """Return a key state of the queue, another one each time; None if it is empty."""
-        try:
-            self._dirty.rotate(-1)
-            return self._dirty[0]
-        except IndexError:
-            return None
+        state = self._oldest_dirty()
+        if state is not None:
+            with suppress(KeyError):  # a flush has taken it meanwhile
+                self._dirty.move_to_end(state)
+        return state
 
     def keys_to_flush(self) -> int:
         """Return how many key states are in the queue."""
@@ -137,13 +138,15 @@ class PendingCounts(Generic[S]):
         done: dict[int, S] = {}
         with self._collect_lock:
             for _ in range(min(len(self._dirty), count)):
-                state = self._dirty.popleft()
+                state, _ = self._dirty.popitem(last=False)
                 state.dirty = False  # before its counts are taken: later ones set it again
                 self._collect_one(state, done, outgoing)
-            while not self._is_answered and self._dirty and self._is_overdue(self._dirty[0], now):
-                state = self._dirty.popleft()
-                state.dirty = False
-                if (flush := self.flush_of(state)) is not None:
+            while not self._is_answered and (oldest := self._oldest_dirty()) is not None:
+                if not self._is_overdue(oldest, now):
+                    break
+                del self._dirty[oldest]
+                oldest.dirty = False
+                if (flush := self.flush_of(oldest)) is not None:
                     flush.on_reply(_TOO_MANY, now)
             if everything and not self._dirty:
                 # Some have counts and are not in the queue: their callers were interrupted.
@@ -235,6 +238,11 @@ class PendingCounts(Generic[S]):
                     self.mark_dirty(state)
             elif self.flush_hooks is None or not self.flush_hooks.schedule_poll(state, now):
                 self._states.on_all_acknowledged(state)
+
+    def _oldest_dirty(self) -> S | None:
+        for state in self._dirty:  # one line for all threads: see `KeyStateCache.get_or_add`
+            return state
+        return None
 
     def _wants_poll(self, state: S) -> bool:
         return self.flush_hooks is not None and self.flush_hooks.wants_poll(state)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -168,7 +167,7 @@ class EntryViews:
         """Start empty, under a new sender id: the parent sends what it has counted."""
         self._sender = secrets.token_hex(5)
         self._seq = itertools.count(1)
-        self._events: deque[EntryEvent] = deque()
+        self._events: list[EntryEvent] = []
         self._keys: dict[bytes, _KeyViews] = {}
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._lock = threading.RLock()
@@ -228,7 +227,8 @@ class EntryViews:
 
     def _add_up(self) -> None:
         """Add all queued events to the counters of their keys. The caller holds the lock."""
-        take = self._events.popleft
+        self._events.reverse()  # so that the oldest is taken first
+        take = self._events.pop
         names: dict[AnyKey, bytes] = {}
         counters: _Counters | None = None
         counted_key: AnyKey | None = None

@@ -40,7 +40,7 @@ from ..errors import (
 from ..limiter.decider import AsyncDecider, BaseDecider, Decider
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
-from ..ring.limit import Limit, parse_limits
+from ..ring.limit import Limit, max_cost, parse_limits
 from ..ring.ring import MAX_TOTAL
 from ..runtime.flush import send_all
 from ..runtime.options import Options
@@ -129,7 +129,6 @@ class Settlement:
 
     def __init__(self, options: Options, decider: BaseDecider) -> None:
         self.commands = decider.commands
-        self.max_cost = decider.strategy.max_cost
         self.monotonic = decider.clock.monotonic
         self.closed = False
         self.resets = 0
@@ -143,7 +142,7 @@ class Settlement:
             PartRefunds(options.flush_interval, self.monotonic, self._on_given_back)
         )
         # Before the counts that are sent now: until these are acknowledged, no refund of them is.
-        decider.policy.source.sources.insert(0, self._refunds)
+        decider.policy.source.add_first(self._refunds)
 
     def reset(self, key: AnyKey) -> None:
         """Give back nothing that was charged for `key` so far, as its windows have been emptied."""
@@ -289,7 +288,7 @@ def clamped_items(items: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
     cut = []
     for item in items:
         if not isinstance(item, (str, bytes)) and len(item) == 3:
-            most = min(limit.amount for limit in parse_limits(item[1]))
+            most = max_cost(parse_limits(item[1]))
             item = (item[0], item[1], clamped(item[2], most, clamp=True))
         cut.append(item)
     return cut
@@ -642,13 +641,13 @@ class _BaseReservations(Generic[D]):
         self.settlement = settlement
         self.decider = decider
 
-    def _check(self, estimate: Any, clamp: bool, on_error: object) -> int:
+    def _check(self, key: AnyKey, estimate: Any, clamp: bool, on_error: object) -> int:
         """Return the estimate to be asked for."""
-        settlement = self.settlement
+        commands, strategy = self.decider.commands, self.decider.strategy
         check_on_error(on_error)
-        if settlement.commands.command_type.has_own_moment:
+        if commands.command_type.has_own_moment:
             _raise_shaped()
-        return clamped(estimate, settlement.max_cost, clamp)
+        return clamped(estimate, strategy.max_cost(commands.limits_of(key)), clamp)
 
     def _check_all(
         self, items: Iterable[Sequence[Any]], clamp: bool, on_error: object
@@ -672,14 +671,14 @@ class Reservations(_BaseReservations[Decider]):
     def try_reserve(
         self, key: AnyKey, estimate: int, clamp: bool, on_error: OnError
     ) -> Reservation:
-        estimate = self._check(estimate, clamp, on_error)
+        estimate = self._check(key, estimate, clamp, on_error)
         decision = self.decider.try_acquire(key, estimate)
         return Reservation(self, self._charges_of(key, estimate), decision, on_error)
 
     def reserve(
         self, key: AnyKey, estimate: int, timeout: float | None, clamp: bool, on_error: OnError
     ) -> Reservation:
-        estimate = self._check(estimate, clamp, on_error)
+        estimate = self._check(key, estimate, clamp, on_error)
         decision = self.decider.acquire(key, estimate, timeout, False)
         return Reservation(self, self._charges_of(key, estimate), decision, on_error)
 
@@ -696,14 +695,14 @@ class AsyncReservations(_BaseReservations[AsyncDecider]):
     async def try_reserve(
         self, key: AnyKey, estimate: int, clamp: bool, on_error: OnError
     ) -> AsyncReservation:
-        estimate = self._check(estimate, clamp, on_error)
+        estimate = self._check(key, estimate, clamp, on_error)
         decision = await self.decider.try_acquire(key, estimate)
         return AsyncReservation(self, self._charges_of(key, estimate), decision, on_error)
 
     async def reserve(
         self, key: AnyKey, estimate: int, timeout: float | None, clamp: bool, on_error: OnError
     ) -> AsyncReservation:
-        estimate = self._check(estimate, clamp, on_error)
+        estimate = self._check(key, estimate, clamp, on_error)
         decision = await self.decider.acquire(key, estimate, timeout, False)
         return AsyncReservation(self, self._charges_of(key, estimate), decision, on_error)
 

@@ -488,6 +488,11 @@ def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
     return tuple(parts)
 
 
+def max_cost(limits: Iterable[Limit]) -> int:
+    """Return the highest cost that a call under `limits` can have: the smallest amount."""
+    return min([limit.amount for limit in limits])
+
+
 def expires_in_ms(limit: Limit, now_ms: int) -> int:
     """Return the ms until the bucket of `now_ms` expires: an uncalled window is empty then."""
     return limit.span * limit.bucket_ms - now_ms % limit.bucket_ms

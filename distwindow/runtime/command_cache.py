@@ -7,7 +7,7 @@ can share one script call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from ..errors import closed_failure, short_repr
@@ -21,16 +21,16 @@ from ..ring.key import (
     key_length,
     normalize_key,
     ring_name_prefix,
-    ring_name_suffix,
 )
-from ..ring.limit import Limit, LimitSpec, parse_limits
+from ..ring.limit import Limit, LimitSpec, max_cost, parse_limits
 from ..ring.replies import AcquireReply
 from ..ring.stats import ShapingStats
 
 _MAX_COMMANDS = 16_384
 _MAX_CACHED_KEY_LENGTH = 256
 _MAX_COSTS = 64
-"""The costs for which the common part of frames is kept."""
+"""The costs for which the common part of frames is kept, of those under the limiter's limits."""
+_OWN_PARTS = None, None
 _COST_MARKER = object()
 """Part of the cache key of commands whose cost is not 1: no caller's key can be equal to it."""
 _CacheKey: TypeAlias = "AnyKey | tuple[object, AnyKey, int]"
@@ -41,9 +41,18 @@ call. Commands of higher cost are not cached, and so not shared.
 
 
 class CommandCache:
-    """Commands for one prefix and one set of limits. Safe to share between threads."""
+    """Commands for one prefix. Safe to share between threads.
+
+    This is the one place that says which limits a key has. Whoever needs them asks for a command
+    of the key, or `limits_of`, and keeps the answer with what it keeps of the key.
+    """
 
     command_type: type[Acquire] = Acquire
+    """That of all keys. It is fixed for good, and with it whether the limits are plain, or are
+    paced or warm up: by that the strategy is chosen, how an entry and `acquire` wait, and what may
+    be reserved. All else of the limits may be another for each key.
+    """
+    _previous_generation: Mapping[_CacheKey, Acquire] = {}
 
     def __init__(
         self,
@@ -55,14 +64,16 @@ class CommandCache:
         self._beside = tuple(beside)
         self.prefix = check_prefix(prefix)
         self.limits = parse_limits(limits)
-        self._highest_cost = min(limit.amount for limit in self.limits)
-        self._ring_name_suffixes = [(limit, ring_name_suffix(limit)) for limit in self.limits]
+        """Those that the limiter was made with."""
         self._frame_parts: dict[int, tuple[FrameParts, FrameParts]] = {}
         """By cost: of a key's first command, and of the cached one."""
         self._commands: dict[_CacheKey, Acquire] = {}
-        self._previous_generation: dict[_CacheKey, Acquire] = {}
         self.cached: Callable[[str], Acquire | None] = self._commands.get
         """Return the command for a call of cost 1 on a key that is a `str`, if it is cached."""
+
+    def limits_of(self, key: AnyKey) -> tuple[Limit, ...]:
+        """Return the limits of `key`, which may be of any form, the shortest interval first."""
+        return self.limits
 
     def acquire_command(self, key: AnyKey, cost: int = 1) -> Acquire:
         """Return the command for one call of `cost` on `key`.
@@ -82,7 +93,6 @@ class CommandCache:
             is_key = key.__class__ is not memoryview  # type: ignore[comparison-overlap]  # see above
             if command is not None and is_key:
                 return command
-        check_cost(cost, self._highest_cost)
         normalized = normalize_key(key)
         if normalized is not key:
             # Both forms of the key get the same command, so that their calls can be shared.
@@ -90,16 +100,12 @@ class CommandCache:
             if command is self._commands.get(_cache_key(normalized, cost)):
                 self._cache(_cache_key(key, cost), command)
             return command
-        key_prefix = ring_name_prefix(self.prefix, key)
-        charges = tuple(
-            [
-                Charge(key_prefix + suffix, limit, cost, key)
-                for limit, suffix in self._ring_name_suffixes
-            ]
-        )
+        limits = self.limits_of(key)
+        check_cost(cost, max_cost(limits))
+        charges = charges_of(key, ring_name_prefix(self.prefix, key), limits, cost)
         if cost > _MAX_CACHED_COST or key_length(key) > _MAX_CACHED_KEY_LENGTH:
             return self.command_type(charges)
-        frame_parts = self._frame_parts.get(cost)
+        frame_parts = self._frame_parts.get(cost) if limits is self.limits else _OWN_PARTS
         if frame_parts is None:
             frame_parts = self._add_frame_parts(cost)
         command = self.command_type(charges, frame_parts=frame_parts[1])
@@ -151,7 +157,7 @@ class CommandCache:
                 raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
             key, limits = normalize_key(item[0]), parse_limits(item[1])
             cost = item[2] if len(item) == 3 else 1
-            check_cost(cost, min(limit.amount for limit in limits))
+            check_cost(cost, max_cost(limits))
             calls.append(charges_of(key, ring_name_prefix(self.prefix, key), limits, cost))
             for charge in calls[-1]:
                 if charge.ring in seen:

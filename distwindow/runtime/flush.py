@@ -134,9 +134,13 @@ class ScheduledSource(FlushSource):
 class JoinedSources(FlushSource):
     """Several sources as one. What is sent goes in their order."""
 
-    def __init__(self, sources: list[FlushSource]) -> None:
+    def __init__(self, *sources: FlushSource) -> None:
         self.sources = sources
-        """None is added once the worker flushes them."""
+
+    def add_first(self, source: ScheduledSource) -> None:
+        """Send what `source` has before what the others have."""
+        source.wake = self.wake
+        self.sources = (source, *self.sources)
 
     @property
     def next_due_at(self) -> float:  # type: ignore[override]  # that of each is set

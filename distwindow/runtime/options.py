@@ -25,7 +25,7 @@ _LONGEST_TIMEOUT_S = 100
 """Above it a timeout is taken for one in milliseconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
     """The keyword arguments of one object, checked. Its constructor makes this once, and what it is
     made of takes it whole. The classes document the options, and have the defaults that hold; these

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision
 from ..ring.key import AnyKey
+from ..ring.limit import Limit, max_cost
 from .flush import OutgoingCommand as OutgoingCommand  # strategies import it from here
 from .flush import ScheduledSource
 from .steps import Operation, WaitFor
@@ -19,10 +20,12 @@ class Strategy(ScheduledSource):
     """True if it leases permits, which have to be given back."""
     counts_at_once = False
     """True if the store is in this process, and counts whatever there is at once."""
-    max_cost: int
-    """The highest cost that a call can have."""
     can_borrow = True
     """True if the store decides what the windows hold, and so can promise coming permits."""
+
+    def max_cost(self, limits: Iterable[Limit]) -> int:
+        """Return the highest cost that a call under `limits` can have."""
+        return max_cost(limits)
 
     # -- decisions --
 
@@ -108,4 +111,4 @@ class Strategy(ScheduledSource):
         """Count and decide nothing any more."""
 
     def after_fork(self) -> None:
-        """Start empty in a forked child."""
+        """Start empty in a forked child. A strategy registers for it with what it first keeps."""

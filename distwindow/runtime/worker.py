@@ -53,9 +53,7 @@ class FlushWorker:
         """
         if clock is SYSTEM:
             timer.wake = partial(self._wake, timer)
-            GEVENT_LISTENER.subscribe()
-            UWSGI.hook_fork()
-            SHUTDOWN.hook_exit()
+            hook_process()
 
     def add_limiter(
         self,
@@ -69,6 +67,7 @@ class FlushWorker:
         """Return a job whose `flush` is called, and awaited in a loop, whenever `strategy` has
         something due, and at the end of the process; see `add_timer`.
         """
+        SHUTDOWN.hold_call()  # a thread may count for the first time as the process ends
         job = job_type(strategy, flush, name)
         if clock is SYSTEM:
             self.jobs.add(job)
@@ -456,6 +455,13 @@ async def _cancel_store_tasks() -> None:
 def _is_store_task(task: asyncio.Task[Any]) -> bool:
     code = getattr(task.get_coro(), "cr_code", None)
     return code is not None and str(_STORE_FOLDER) in code.co_filename
+
+
+def hook_process() -> None:
+    """Learn of what concerns the workers: a patched library, a fork by uWSGI, the process's end."""
+    GEVENT_LISTENER.subscribe()
+    UWSGI.hook_fork()
+    SHUTDOWN.hook_exit()
 
 
 THREAD_WORKER = register_after_fork(WorkerThread())

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from ..errors import ConfigurationError, RateLimitExceeded, closed_failure
 from ..ring.clock import SYSTEM, Clock
 from ..ring.commands import Acquire
-from ..ring.decision import Charge, Decision, Source
+from ..ring.decision import Charge, Decision, Source, limits_in
 from ..ring.key import AnyKey
+from ..ring.limit import max_cost
 from ..runtime.command_cache import CommandCache
 from ..runtime.steps import Operation, Sleep, send
 from ..runtime.strategy import Strategy
@@ -495,8 +496,8 @@ class Turns:
         if not self._strategy.can_borrow or command.has_own_moment:
             return False
         charges = command.charges
-        cost, smallest = charges[0].cost, min([charge.limit.amount for charge in charges])
-        return cost == 1 or cost * MIN_CALLS <= smallest
+        cost = charges[0].cost
+        return cost == 1 or cost * MIN_CALLS <= max_cost(limits_in(charges))
 
     def attempt(
         self, key: AnyKey, cost: int, enqueue: object, priority: object

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distwindow.local import key_state
+from distwindow.local import base
 from distwindow.local.direct import Direct
 from distwindow.local.eventual import Eventual
 from distwindow.local.leased import Leased
@@ -112,7 +112,7 @@ def test_a_refusal_cached_beyond_the_moment_it_named_would_be_wrong(
         fleet.run(script)
 
     run_script()
-    monkeypatch.setattr(key_state, "CLOCK_MARGIN_S", -0.5)
+    monkeypatch.setattr(base, "CLOCK_MARGIN_S", -0.5)
     with pytest.raises(AssertionError):
         run_script()
 
