@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..errors import ConfigurationError, RateLimitExceeded, short_repr
 from ..ring.decision import Decision
-from ..ring.key import AnyKey, normalize_key, ring_name_prefix
+from ..ring.key import normalize_key, ring_name_prefix
 from ..ring.limit import Limit, max_cost, reads_as_limit
 from ..runtime.command_cache import check_cost
 from ..support.callables import (
@@ -30,8 +30,6 @@ from ..support.callables import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_Acquire: TypeAlias = "Callable[[AnyKey, int], Decision]"
-_AsyncAcquire: TypeAlias = "Callable[[AnyKey, int], Awaitable[Decision]]"
 _OfCall: TypeAlias = "Callable[[tuple[Any, ...], dict[str, Any]], Any]"
 """Returns the key or the cost of a call from its arguments."""
 
@@ -112,8 +110,8 @@ def check_decorator_cost(cost: Any, limits: tuple[Limit, ...]) -> None:
         ) from exc
 
 
-def limit_function(acquire: _Acquire, key: DecoratorKey, cost: Any, function: Any) -> Any:
-    """Return `function` with a call of `acquire(key, cost)` before each of its calls."""
+def limit_function(limiter: Any, key: DecoratorKey, cost: Any, function: Any) -> Any:
+    """Return `function` with a call of `limiter` before each of its calls."""
     key_of, cost_of = _bind(key, cost, function)
     if is_async_callable(function) or is_async_generator(function):
         raise ConfigurationError(
@@ -123,21 +121,21 @@ def limit_function(acquire: _Acquire, key: DecoratorKey, cost: Any, function: An
 
     @functools.wraps(function)
     def limited(*args: Any, **kwargs: Any) -> Any:
-        _raise_if_refused(acquire(key_of(args, kwargs), cost_of(args, kwargs)))
+        decision = limiter.decider.admit(key_of(args, kwargs), cost_of(args, kwargs))
+        _raise_if_refused(decision)
         return function(*args, **kwargs)
 
     return limited
 
 
-def limit_async_function(
-    acquire: _AsyncAcquire, key: DecoratorKey, cost: Any, function: Any
-) -> Any:
+def limit_async_function(limiter: Any, key: DecoratorKey, cost: Any, function: Any) -> Any:
     """Do as `limit_function`, for coroutine functions and asynchronous generators."""
     key_of, cost_of = _bind(key, cost, function)
     if is_async_generator(function):
 
         async def admit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            _raise_if_refused(await acquire(key_of(args, kwargs), cost_of(args, kwargs)))
+            call = limiter.decider.admit(key_of(args, kwargs), cost_of(args, kwargs))
+            _raise_if_refused(await call)
 
         return _limit_generator(function, admit)
     if not is_async_callable(function):
@@ -145,7 +143,8 @@ def limit_async_function(
 
     @functools.wraps(function)
     async def limited(*args: Any, **kwargs: Any) -> Any:
-        _raise_if_refused(await acquire(key_of(args, kwargs), cost_of(args, kwargs)))
+        call = limiter.decider.admit(key_of(args, kwargs), cost_of(args, kwargs))
+        _raise_if_refused(await call)
         return await function(*args, **kwargs)
 
     return limited

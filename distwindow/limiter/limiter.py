@@ -312,7 +312,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         """See `Limiter.limit`; for coroutine functions, and async generators, at the first step."""
         source = DecoratorKey("limiter.limit", self.prefix, text, key)
         check_decorator_cost(cost, self.limits)
-        return functools.partial(limit_async_function, self.decider.admit, source, cost)
+        return functools.partial(limit_async_function, self, source, cost)
 
     def entry(
         self,
@@ -566,7 +566,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         """
         source = DecoratorKey("limiter.limit", self.prefix, text, key)
         check_decorator_cost(cost, self.limits)
-        return functools.partial(limit_function, self.decider.admit, source, cost)
+        return functools.partial(limit_function, self, source, cost)
 
     def entry(
         self,

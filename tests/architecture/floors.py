@@ -47,7 +47,7 @@ LOWER_HALF = {
 }
 """The files that know the engine only; the others use the store, the worker and the entry. Of the
 limiter, what reservations and breakers stand on, too."""
-BESIDE = {("breaker", "concurrency")}
+BESIDE = {("breaker", "concurrency"), ("testing", "contrib")}
 """Rooms of one floor of which the first may import the second."""
 FEATURES: dict[str, set[str]] = {
     "shaping": {"stores", "limiter"},

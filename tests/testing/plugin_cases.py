@@ -1,0 +1,235 @@
+"""Run with the plugin by tests/testing/test_pytest_plugin.py. No store is at the URL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import celery
+import pytest
+
+import distwindow
+from distwindow import (
+    AdaptiveBreaker,
+    AsyncAdaptiveBreaker,
+    AsyncCircuitBreaker,
+    AsyncConcurrency,
+    AsyncGuard,
+    AsyncLimiter,
+    Blocked,
+    CircuitBreaker,
+    Concurrency,
+    ConfigurationError,
+    ConsecutiveFailures,
+    Decision,
+    FlowRule,
+    Guard,
+    Limiter,
+    RateLimitExceeded,
+    StoreError,
+    guarded,
+)
+from distwindow.testing import ManualClock
+from distwindow.testing.pytest_plugin import classes_with_a_store
+
+URL = "redis://127.0.0.1:1/0"
+TRIES = 10
+FLOW = [FlowRule("r", 5)]
+FAILURES = ConsecutiveFailures(2, open_for=10)
+MADE: dict[tuple[type, str], tuple[Any, int]] = {
+    **{
+        (cls, consistency): (cls(URL, "5/minute", prefix=consistency, consistency=consistency), 5)
+        for cls in (Limiter, AsyncLimiter)
+        for consistency in ("direct", "leased", "eventual")
+    },
+    (Limiter, "paced"): (Limiter(URL, "1/minute paced 500ms"), 1),
+    (Concurrency, ""): (Concurrency(URL, 1), 1),
+    (AsyncConcurrency, ""): (AsyncConcurrency(URL, 1), 1),
+    (CircuitBreaker, ""): (CircuitBreaker(URL, FAILURES), 2),
+    (AsyncCircuitBreaker, ""): (AsyncCircuitBreaker(URL, FAILURES), 2),
+    (AdaptiveBreaker, ""): (AdaptiveBreaker(URL), TRIES),
+    (AsyncAdaptiveBreaker, ""): (AsyncAdaptiveBreaker(URL), TRIES),
+    (Guard, ""): (Guard(URL, FLOW), 5),
+    (AsyncGuard, ""): (AsyncGuard(URL, FLOW), 5),
+}
+"""What was made when this file was imported, and how many of its calls are admitted at once."""
+
+
+def block_of(made: Any) -> Any:
+    """Return a call of `made`, to be entered."""
+    if isinstance(made, (Concurrency, AsyncConcurrency)):
+        return made.hold("r", timeout=0)
+    if isinstance(made, (Limiter, AsyncLimiter, Guard, AsyncGuard)):
+        return made.entry("r")
+    return made.call("r")
+
+
+def admitted(made: Any) -> int:
+    """Return how many of the calls of `made` were admitted before the first that was not.
+    Those of a circuit breaker fail.
+    """
+    if type(made).__name__.startswith("Async"):
+        return asyncio.run(awaited(made))
+    with ExitStack() as stack:
+        for number in range(TRIES):
+            try:
+                entered = stack.enter_context(block_of(made))
+            except Blocked:
+                return number
+            if "CircuitBreaker" in type(made).__name__:
+                entered.fail()
+                stack.pop_all().close()
+    return TRIES
+
+
+async def awaited(made: Any) -> int:
+    async with AsyncExitStack() as stack:
+        for number in range(TRIES):
+            try:
+                entered = await stack.enter_async_context(block_of(made))
+            except Blocked:
+                return number
+            if "CircuitBreaker" in type(made).__name__:
+                entered.fail()
+                await stack.pop_all().aclose()
+    return TRIES
+
+
+every_made = pytest.mark.parametrize(
+    "made", MADE.values(), ids=[f"{c.__name__}-{w}" for c, w in MADE]
+)
+
+
+def test_all_classes_that_open_a_store_are_here() -> None:
+    web = {cls for cls in classes_with_a_store() if cls.__module__.startswith("distwindow.contrib")}
+    assert {cls for cls, _ in MADE} == {*classes_with_a_store()} - web
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+@every_made
+def test_what_was_made_at_import_is_on_an_empty_store(
+    distwindow_clock: ManualClock, made: tuple[Any, int], attempt: int
+) -> None:
+    face, expected = made
+    assert admitted(face) == expected
+    distwindow_clock.advance(600)
+    is_breaker = isinstance(face, (CircuitBreaker, AsyncCircuitBreaker))
+    assert admitted(face) == (1 if is_breaker else expected)  # a breaker admits one probe
+
+
+@pytest.mark.distwindow_off
+@every_made
+def test_all_calls_are_admitted_when_limits_are_off(made: tuple[Any, int]) -> None:
+    assert admitted(made[0]) == TRIES
+
+
+def test_others_are_as_they_were_made() -> None:
+    with pytest.raises(StoreError):
+        MADE[Limiter, "leased"][0].try_acquire("r")
+    with pytest.raises(StoreError):
+        decorated()
+
+
+limiter = Limiter(URL, "2/minute")
+
+
+@limiter.limit("f")
+def decorated() -> None: ...
+
+
+@guarded(Guard(URL, [FlowRule("g", 2)]), "g")
+def guarded_function() -> None: ...
+
+
+app = celery.Celery("eager", broker="memory://", set_as_current=False)
+app.conf.task_always_eager = True
+
+
+@app.task(shared=False)
+def task() -> bool:
+    return limiter.try_acquire("task").allowed
+
+
+@pytest.mark.parametrize("call", [decorated, guarded_function])
+def test_decorated_functions_are_limited(
+    distwindow_clock: ManualClock, call: Callable[[], None]
+) -> None:
+    call()
+    call()
+    with pytest.raises(Blocked):
+        call()
+
+
+def test_tasks_that_are_run_eagerly_are_limited(distwindow_clock: ManualClock) -> None:
+    assert [task.delay().get() for _ in range(3)] == [True, True, False]
+
+
+def test_calls_are_listed_and_reset(
+    distwindow_calls: list[Decision], distwindow_reset: Callable[[], None]
+) -> None:
+    made_here = AsyncLimiter(URL, "2/minute", time=ManualClock())
+    assert [limiter.try_acquire(key).allowed for key in "aaa"] == [True, True, False]
+    assert asyncio.run(made_here.peek("a")).allowed  # of another clock, so on a store of its own
+    assert [(call.key, call.allowed) for call in distwindow_calls] == [
+        ("a", True), ("a", True), ("a", False),
+    ]  # fmt: skip
+    distwindow_reset()
+    assert limiter.try_acquire("a")
+
+
+def test_objects_of_one_url_share_what_is_counted(distwindow_clock: ManualClock) -> None:
+    other = AsyncLimiter(URL, "2/minute")
+    limiter.acquire("a", cost=2)
+    assert not asyncio.run(other.peek("a"))
+    assert asyncio.run(AsyncLimiter(URL.replace(":1/", ":2/"), "2/minute").peek("a"))
+    assert Limiter("memory://", "2/minute").try_acquire("a", cost=2)
+    assert Limiter("memory://", "2/minute").try_acquire("a", cost=2)
+
+
+def test_a_wait_moves_the_clock(distwindow_clock: ManualClock) -> None:
+    for _ in range(3):
+        limiter.acquire("a")
+    assert sum(distwindow_clock.slept) == pytest.approx(60)
+    limiter.acquire("a")
+    with pytest.raises(RateLimitExceeded):
+        limiter.acquire("a", timeout=5)
+
+
+class Subclass(Limiter):
+    def __init__(self, url: str) -> None:
+        super().__init__(url, "1/minute")
+        self.own = "kept"
+
+
+of_subclass = Subclass(URL)
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_limiter_that_is_closed_is_open_in_the_next_test(
+    distwindow_clock: ManualClock, attempt: int
+) -> None:
+    assert of_subclass.own == "kept"
+    with of_subclass:
+        assert of_subclass.try_acquire("a")
+        assert not of_subclass.try_acquire("a")
+
+
+def test_the_clock_may_be_asked_for_later(request: pytest.FixtureRequest) -> None:
+    with pytest.raises(StoreError):
+        limiter.try_acquire("a")
+    clock: ManualClock = request.getfixturevalue("distwindow_clock")
+    assert limiter.try_acquire("a", cost=2)
+    clock.advance(60)
+    assert limiter.try_acquire("a", cost=2)
+
+
+def test_mistakes_are_found_as_without_the_plugin(distwindow_clock: ManualClock) -> None:
+    with pytest.raises(ConfigurationError, match="redis:/"):
+        Limiter("redis:/localhost", "1/second")
+    with pytest.raises(TypeError, match="limits"):
+        Limiter(URL)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="the URL of the store comes first"):
+        Limiter("1/second")  # type: ignore[call-arg]
+    assert distwindow.__version__
