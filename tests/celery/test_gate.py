@@ -593,6 +593,7 @@ def test_a_timer_that_fires_while_the_gate_works_is_not_lost(
 
     def call_after(seconds: float, callback: Callable[[], object]) -> int:
         if seconds <= 0.001:
+            timeline.clock.advance(seconds)
             callback()
         return timeline.call_after(seconds, lambda: None if seconds <= 0.001 else callback())
 
