@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Literal
 
 import pytest
@@ -30,13 +30,16 @@ import redis.asyncio
 
 import distwindow
 
+from ..borrow.commands import Borrow, borrow_decision
+from ..breaker import AsyncCircuitBreaker, CircuitBreaker
 from ..contrib.http.rate_limits import AsyncRateLimits, BlockingRateLimits
-from ..lifecycle.connect import check_url, store_name
+from ..lifecycle.connect import store_name
 from ..ring.command import Command
 from ..ring.commands import Acquire
 from ..ring.decision import Decision
 from ..ring.decisions import decision_of
 from ..stores.memory import MemoryStore
+from ..waiting.commands import AcquireTurn, turn_decision
 from .manual_clock import ManualClock
 
 Mode = Literal["", "memory", "off"]
@@ -52,8 +55,7 @@ class _TestStore(MemoryStore):
     def __init__(self, clock: Any, shown_name: str, calls: list[Decision]) -> None:
         self.shown_name = shown_name
         self.calls = calls
-        self.kept: dict[bytes, Any] = {}
-        super().__init__(clock, self.kept)
+        super().__init__(clock)
 
     def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
         return decision_of(command, self.execute(command, deadline), "local")
@@ -62,6 +64,10 @@ class _TestStore(MemoryStore):
         reply = super().execute(command, deadline)
         if isinstance(command, Acquire):
             self.calls.append(decision_of(command, reply, "local"))
+        elif isinstance(command, Borrow):
+            self.calls.append(borrow_decision(command, reply, "local"))
+        elif isinstance(command, AcquireTurn) and reply.acquire_reply.admitted:
+            self.calls.append(turn_decision(command, reply, "local"))
         return reply
 
 
@@ -73,40 +79,37 @@ class _OpenStore(_TestStore):
 
 
 class _Made:
-    """One object of the application, and how it is made."""
+    """How one object of the application is made. The object has it as an attribute, so that what it
+    was made with lives as long as the object.
+    """
 
     def __init__(
         self, made: Any, init: Callable[..., None], store: Any, arguments: Any, options: Any
     ) -> None:
-        self.object = weakref.ref(made)
+        self._object = weakref.ref(made)
         self._init, self._store, self._arguments, self._options = init, store, arguments, options
         self._own_state: dict[str, Any] | None = None
-        """What it is without this plugin, while it is something else; None before it was made."""
-        self._is_own = True
-
-    def make(self, target: Any, switch: Switch) -> None:
-        """Initialize `target`, with the store of `switch` in the place of its own."""
-        store, options = self._store, self._options
-        if switch.mode:
-            clock = options.get("time", switch.clock)
-            store, options = switch.store_for(store, clock), {**options, "time": clock}
-        self._init(target, store, *self._arguments, **options)
-        self._is_own = not switch.mode
+        """What the object is without this plugin, while it is something else."""
 
     def switch(self, switch: Switch) -> None:
-        """Make the object what it is with the store of `switch`."""
-        made = self.object()
-        if made is None or (self._is_own and not switch.mode):
+        """Make the object what it is with the stores of `switch`, or without this plugin."""
+        made = self._object()
+        if made is None:
             return
-        if self._is_own:
+        if not switch.mode:
+            if self._own_state is not None:
+                _set_state(made, self._own_state)
+                self._own_state = None
+            return
+        if self._own_state is None:
             self._own_state = _state_of(made)
-        if switch.mode or self._own_state is None:
-            other = object.__new__(type(made))
-            self.make(other, switch)
-            state = _state_of(other)
-        else:
-            self._is_own, state = True, self._own_state
-        _set_state(made, state)
+        other = object.__new__(type(made))
+        clock = self._options.get("time", switch.clock)
+        store = switch.store_for(self._store, clock)
+        self._init(other, store, *self._arguments, **{**self._options, "time": clock})
+        if isinstance(made, (CircuitBreaker, AsyncCircuitBreaker)):  # added since it was made
+            other._listeners._listeners = made._listeners._listeners
+        _set_state(made, _state_of(other))
 
 
 _OF_RATE_LIMITS = ("_given_store", "_options", "opened")
@@ -133,7 +136,7 @@ class Switch:
     """What the objects of the application are at this moment."""
 
     def __init__(self) -> None:
-        self._made: list[_Made] = []
+        self._made: list[weakref.ref[_Made]] = []
         self.begin("")
 
     def begin(self, mode: Mode) -> None:
@@ -141,10 +144,7 @@ class Switch:
         self.mode = mode
         self.clock = ManualClock()
         self.calls: list[Decision] = []
-        self.stores: dict[Any, _TestStore] = {}
-        self._made = [made for made in self._made if made.object() is not None]
-        for made in self._made:
-            made.switch(self)
+        self.reset()
 
     def store_for(self, store: Any, clock: Any) -> MemoryStore:
         """Return the store that takes the place of `store`, a URL or a client."""
@@ -157,9 +157,12 @@ class Switch:
         return self.stores[name]
 
     def reset(self) -> None:
-        """Empty all windows, slots and breakers of the test."""
-        for store in self.stores.values():
-            store.kept.clear()
+        """Empty all windows, slots and breakers: the stores are new, and so are all objects."""
+        self.stores: dict[Any, _TestStore] = {}
+        self._made = [made for made in self._made if made() is not None]
+        for made in self._made:
+            if (alive := made()) is not None:
+                alive.switch(self)
 
     def follow(self, cls: type) -> Callable[[], None]:
         """Have the objects of `cls` be switched. Return what undoes that."""
@@ -167,19 +170,21 @@ class Switch:
 
         @functools.wraps(init)
         def initialize(made: Any, *arguments: Any, **options: Any) -> None:
-            given = dict(options)
-            store = arguments[0] if arguments else given.pop("store", None)
-            if not isinstance(store, (str, *_CLIENTS)):
-                init(made, *arguments, **options)
-                return
-            if isinstance(store, str):
-                check_url(store)
-            how = _Made(made, init, store, arguments[1:], given)
-            how.make(made, self)
-            self._made.append(how)
+            arguments = tuple(map(_reusable, arguments))
+            options = {name: _reusable(each) for name, each in options.items()}
+            init(made, *arguments, **options)  # so that it finds what is wrong with its own store
+            store = arguments[0] if arguments else options.pop("store", None)
+            if isinstance(store, (str, *_CLIENTS)):
+                how = made._made_for_tests = _Made(made, init, store, arguments[1:], options)
+                self._made.append(weakref.ref(how))
+                how.switch(self)
 
         cls.__init__ = initialize  # type: ignore[misc]
         return functools.partial(setattr, cls, "__init__", init)
+
+
+def _reusable(argument: Any) -> Any:
+    return tuple(argument) if isinstance(argument, Iterator) else argument
 
 
 def classes_with_a_store() -> list[type]:
@@ -201,21 +206,18 @@ _SWITCH = pytest.StashKey[Switch]()
 _BASE = pytest.StashKey[Mode]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: Any) -> None:
     parser.addini(
         "distwindow",
         "limits in all tests: memory (on memory://, empty in each test, with distwindow_clock), "
         "off (each call is admitted), or nothing (as the application has made them)",
         default="",
     )
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Begin before a conftest.py imports the application."""
-    switch = early_config.stash[_SWITCH] = Switch()
+    # Before a conftest.py, or another plugin as that of Django, imports the application.
+    config = pluginmanager.get_plugin("pytestconfig")
+    switch = config.stash[_SWITCH] = Switch()
     for cls in classes_with_a_store():
-        early_config.add_cleanup(switch.follow(cls))
+        config.add_cleanup(switch.follow(cls))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -228,20 +230,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    base, switch = item.config.stash[_BASE], item.config.stash[_SWITCH]
-    names = getattr(item, "fixturenames", ())
-    mode: Mode = base
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Begin before fixtures of any scope. A test that is run again begins again."""
+    mode = item.config.stash[_BASE]
     if item.get_closest_marker("distwindow_off"):
         mode = "off"
-    elif any(name in names for name in ("distwindow_clock", "distwindow_calls")):
+    elif "distwindow_clock" in getattr(item, "fixturenames", ()):
         mode = "memory"
     if mode:
-        switch.begin(mode)
+        item.config.stash[_SWITCH].begin(mode)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    base, switch = item.config.stash[_BASE], item.config.stash[_SWITCH]
     try:
         return (yield)
     finally:
-        if mode:
+        if switch.mode != base:
             switch.begin(base)
 
 
@@ -249,8 +256,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def distwindow_clock(request: pytest.FixtureRequest) -> ManualClock:
     """The clock of all limits in this test, which are on memory:// and empty at its beginning."""
     switch = request.config.stash[_SWITCH]
-    if not switch.mode:  # asked for while the test runs
-        switch.begin("memory")
+    if switch.mode != "memory" and not request.node.get_closest_marker("distwindow_off"):
+        switch.begin("memory")  # asked for while the test runs
     return switch.clock
 
 

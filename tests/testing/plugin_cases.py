@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
@@ -179,6 +181,21 @@ def test_calls_are_listed_and_reset(
     assert limiter.try_acquire("a")
 
 
+def test_calls_that_wait_or_borrow_are_listed(distwindow_calls: list[Decision]) -> None:
+    for _ in range(3):
+        limiter.acquire("a")
+    assert [call.allowed for call in distwindow_calls] == [True, True, False, True]
+    limiter.try_acquire("b", priority=True)
+    assert distwindow_calls[-1].key == "b"
+
+
+def test_what_entries_have_not_sent_is_reset_too(distwindow_reset: Callable[[], None]) -> None:
+    with limiter.entry("a"):
+        pass
+    distwindow_reset()
+    assert limiter.minute("a").success == 0
+
+
 def test_objects_of_one_url_share_what_is_counted(distwindow_clock: ManualClock) -> None:
     other = AsyncLimiter(URL, "2/minute")
     limiter.acquire("a", cost=2)
@@ -216,6 +233,52 @@ def test_a_limiter_that_is_closed_is_open_in_the_next_test(
         assert not of_subclass.try_acquire("a")
 
 
+attempts: list[str] = []
+
+
+@pytest.mark.flaky(reruns=1)
+def test_a_test_that_is_run_again_begins_again(distwindow_clock: ManualClock) -> None:
+    attempts.append("a")
+    assert limiter.try_acquire("a", cost=2)
+    assert attempts[1:], "the first attempt fails"
+
+
+changes: list[Any] = []
+heard = CircuitBreaker(URL, FAILURES)
+heard.on_change(changes.append)
+
+
+def test_listeners_are_called(distwindow_clock: ManualClock) -> None:
+    assert admitted(heard) == 2
+    assert [change.state for change in changes] == ["open"]
+
+
+of_iterators = Limiter(URL, iter(["2/minute", "100/hour"]))
+
+
+def test_limits_may_be_an_iterator(distwindow_clock: ManualClock) -> None:
+    assert of_iterators.try_acquire("a", cost=2)
+
+
+class Holder:
+    """One of whose methods is an argument of what it holds."""
+
+    def __init__(self) -> None:
+        self.limiter = Limiter(URL, "2/minute", on_store_error=self.answer)
+
+    def answer(self, *_: Any) -> bool:
+        return True
+
+
+def test_what_a_test_has_made_is_not_kept(distwindow_reset: Callable[[], None]) -> None:
+    made = [Holder(), Limiter(URL, "2/minute"), CircuitBreaker(URL, FAILURES)]
+    distwindow_reset()
+    alive = [weakref.ref(each) for each in made]
+    made.clear()
+    gc.collect()
+    assert [each() for each in alive] == [None] * 3
+
+
 def test_the_clock_may_be_asked_for_later(request: pytest.FixtureRequest) -> None:
     with pytest.raises(StoreError):
         limiter.try_acquire("a")
@@ -225,6 +288,11 @@ def test_the_clock_may_be_asked_for_later(request: pytest.FixtureRequest) -> Non
     assert limiter.try_acquire("a", cost=2)
 
 
+def test_the_next_test_is_as_if_nobody_had_asked() -> None:
+    with pytest.raises(StoreError):
+        limiter.try_acquire("a")
+
+
 def test_mistakes_are_found_as_without_the_plugin(distwindow_clock: ManualClock) -> None:
     with pytest.raises(ConfigurationError, match="redis:/"):
         Limiter("redis:/localhost", "1/second")
@@ -232,4 +300,6 @@ def test_mistakes_are_found_as_without_the_plugin(distwindow_clock: ManualClock)
         Limiter(URL)  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="the URL of the store comes first"):
         Limiter("1/second")  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="open_for"):
+        CircuitBreaker(URL, ConsecutiveFailures(2, open_for=0.05))
     assert distwindow.__version__

@@ -56,7 +56,7 @@ def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
 )
 def test_what_a_test_sees(run: Callable[..., pytest.RunResult], options: list[str]) -> None:
     outcomes = run(CASES, *options).parseoutcomes()
-    assert set(outcomes) == {"passed"}, outcomes
+    assert set(outcomes) == {"passed", "rerun"}, outcomes
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,25 @@ def test_what_all_tests_see(
     run: Callable[..., pytest.RunResult], ini: str, expected: list[bool]
 ) -> None:
     run(ONE_FILE.format(expected=expected), ini=ini).assert_outcomes(passed=2)
+
+
+def test_the_clock_goes_before_the_ini(run: Callable[..., pytest.RunResult]) -> None:
+    source = """
+    from application import limiter
+
+    def test_one(request):
+        request.getfixturevalue("distwindow_clock")
+        assert [limiter.try_acquire("k").allowed for _ in range(3)] == [True, True, False]
+
+    def test_two(): assert all(limiter.try_acquire("k").allowed for _ in range(3))
+    """
+    run(source, ini="distwindow = off").assert_outcomes(passed=2)
+
+
+@pytest.mark.slow
+def test_a_plugin_may_import_the_application_first(run: Callable[..., pytest.RunResult]) -> None:
+    source = "from application import limiter\ndef test(distwindow_clock): limiter.acquire('k')"
+    run(source, "-p", "distwindow", "-p", "application").assert_outcomes(passed=1)
 
 
 def test_a_mode_that_is_none_is_named(run: Callable[..., pytest.RunResult]) -> None:
