@@ -111,7 +111,7 @@ class Listeners:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._listeners: list[Listener] = []
+        self.added: list[Listener] = []
         self._waiting: deque[BreakerChange] = deque()
         self.after_fork()
 
@@ -132,7 +132,7 @@ class Listeners:
                 "nothing would await it; have a plain function start a task"
             )
         check_takes("listener", listener, 1)
-        self._listeners.append(listener)
+        self.added.append(listener)
 
     def notify(self, change: BreakerChange) -> None:
         """Call each listener with this change. An error of a listener is logged."""
@@ -150,7 +150,7 @@ class Listeners:
             "%s: %s is %s, it was %s",
             self._name, short_repr(change.key), change.state, change.previous,
         )  # fmt: skip
-        for listener in list(self._listeners):
+        for listener in list(self.added):
             try:
                 listener(change)
             except RAISED_BY_CALLBACKS as exc:
@@ -405,9 +405,10 @@ class WithRule(BaseBreaker):
                 f"would let calls through while the breaker is half-open; give at least "
                 f"{heard_after_s:g}, or a shorter sync_interval"
             )
-        self._listeners = register_after_fork(Listeners(self._name))
+        self.listeners = register_after_fork(Listeners(self._name))
+        """What hears of changes; for other parts of this package."""
         states = BreakerStates(
-            options, store, self._store_name, self._rule, self._listeners.notify,
+            options, store, self._store_name, self._rule, self.listeners.notify,
             owns_store=self._owns_store,
         )  # fmt: skip
         self._change_by_hand = states.change_by_hand
@@ -431,7 +432,7 @@ class WithRule(BaseBreaker):
         another process that has just closed it: closed then follows open. One that is idle hears
         nothing, and the first look of a process tells nothing.
         """
-        self._listeners.add(listener)
+        self.listeners.add(listener)
 
 
 class AsyncCircuitBreaker(WithRule, AsyncBreaker[BreakerKeyState, BreakerAdmission]):

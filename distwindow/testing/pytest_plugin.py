@@ -108,7 +108,7 @@ class _Made:
         store = switch.store_for(self._store, clock)
         self._init(other, store, *self._arguments, **{**self._options, "time": clock})
         if isinstance(made, (CircuitBreaker, AsyncCircuitBreaker)):  # added since it was made
-            other._listeners._listeners = made._listeners._listeners
+            other.listeners.added = made.listeners.added
         _set_state(made, _state_of(other))
 
 
