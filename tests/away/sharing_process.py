@@ -76,13 +76,13 @@ async def _is_admitted(answer: Callable[[], Any]) -> bool:
     return bool(found)
 
 
-def asking_of_web(url: str, tasks: bool, **options: Any) -> Callable[[str], Any]:
-    """Return a function that asks a limit of an integration with this text."""
+def asking_of_web(url: str, tasks: bool, **options: Any) -> tuple[Callable[[str], Any], Any]:
+    """Return a function that asks a limit of an integration with this text, and what closes it."""
     options = {"on_store_error": "local", "prefix": "web", **options}
     if tasks:
         of_asgi = asgi.RateLimits(url, **options)
         limit = of_asgi.limit(lambda scope: scope["text"], name="n", key=lambda scope: "k")
-        return lambda text: limit.check({"text": text, "method": "GET"})
+        return lambda text: limit.check({"text": text, "method": "GET"}), of_asgi.aclose
     app = flask.Flask("app")
     of_flask = RateLimits(url, **options)
     of_flask.init_app(app)
@@ -93,7 +93,11 @@ def asking_of_web(url: str, tasks: bool, **options: Any) -> Callable[[str], Any]
         return "ok"
 
     client = app.test_client()
-    return lambda text: client.get(f"/{text.partition('/')[0]}").status_code == 200
+
+    def ask(text: str) -> bool:
+        return client.get(f"/{text.partition('/')[0]}").status_code == 200
+
+    return ask, of_flask.close
 
 
 async def work(url: str, tasks: bool, processes: int) -> None:
@@ -103,7 +107,7 @@ async def work(url: str, tasks: bool, processes: int) -> None:
         return kind(url, LIMIT, prefix=prefix, on_store_error="local", timeout=1.0)
 
     limiters = {way: make(way) for way in WAYS}
-    ask_web = asking_of_web(url, tasks)
+    ask_web, _ = asking_of_web(url, tasks)
     ends_at = time.monotonic() + 20
 
     def is_known() -> bool:

@@ -186,7 +186,7 @@ def test_the_web_and_guards_have_no_other_way(
     decisions = Decisions(monkeypatch)
 
     async def call() -> None:
-        ask = asking_of_web(redis_url, tasks, prefix=fresh_key(), consistency=consistency)
+        ask, close = asking_of_web(redis_url, tasks, prefix=fresh_key(), consistency=consistency)
         guard: Any = (AsyncGuard if tasks else Guard)(
             redis_url, [FlowRule("r", 3)], prefix=fresh_key()
         )
@@ -195,10 +195,9 @@ def test_the_web_and_guards_have_no_other_way(
                 decisions.passed, decisions.local = [], []
                 await decisions.call(one)
                 assert len(decisions.passed) + len(decisions.local) == 1
-        if tasks:
-            await guard.aclose()
-        else:
-            guard.close()
+        for ended in (guard.aclose() if tasks else guard.close(), close()):
+            if tasks:
+                await ended
 
     asyncio.run(call())
 
