@@ -85,11 +85,11 @@ class StoreErrorPolicy:
         )
         self.raises_always = self._on_error == self._on_unknown == "raise"
         self.local: LocalShare | None = None
-        self.source = JoinedSources(strategy)
+        self.flush_source = JoinedSources(strategy)
         """What the worker flushes: the strategy, and what was admitted by the share."""
         if options.uses_local_share:
             self.local = LocalShare(commands, store.clock, options, store_name)
-            self.source = JoinedSources(strategy, self.local)
+            self.flush_source = JoinedSources(strategy, self.local)
         self.outages: Outages = getattr(store, "outages", None) or Outages()
         self.outages.effect = (
             "calls fail at once until it is back"
@@ -172,21 +172,17 @@ class StoreErrorPolicy:
 
         self.outages.add_listener(notify)
 
-    # -- what is known of the store ---------------------------------------------------------------
-
     def health(self) -> Health:
         """Return what is known of the store."""
-        outages, source = self.outages, self.source
+        outages, flushed = self.outages, self.flush_source
         return Health(
             not outages.away,
             outages.changed_at,
             outages.last_error,
             self._store.unknown_total,
-            source.unacknowledged_counts() + source.unreturned_permits(),
+            flushed.unacknowledged_counts() + flushed.unreturned_permits(),
             outages.away,
         )
-
-    # -- what was counted here --------------------------------------------------------------------
 
     def strategy_of(self, decision: Decision) -> Strategy:
         """Return what has counted the call of `decision`."""

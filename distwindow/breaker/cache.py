@@ -27,7 +27,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..errors import DistwindowError, StoreError, closed_failure
 from ..ring.clock import NEVER
@@ -85,6 +85,13 @@ class CachedBreaker(ABC):
         """Drop the counts of buckets that begin before `start_ms`, as no window has them any more.
         Return how many calls they were.
         """
+
+
+class InFlight(NamedTuple):
+    """Counts that have been sent. They are sent again under the same number until a reply comes."""
+
+    seq: int
+    counts: tuple[Any, ...]
 
 
 S = TypeVar("S", bound=CachedBreaker)
@@ -305,8 +312,6 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         state.is_active = False
         if self._active.get(state.key) is state:
             del self._active[state.key]
-
-    # -- what the worker needs --
 
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False

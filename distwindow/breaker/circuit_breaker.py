@@ -48,12 +48,16 @@ from .record import BreakerChange, BreakerOpen
 from .rules import RULES, BreakerRule
 from .states import BreakerAdmission, BreakerKeyState, BreakerStates, OnBreakerStoreError
 
+S = TypeVar("S", bound=CachedBreaker)
+A = TypeVar("A")
 
-class BaseBreaker(Flushed):
+
+class BaseBreaker(Flushed, Generic[S, A]):
     """Base class of all breakers, which document the arguments."""
 
     _instead = "@breaker.protect(key), or enter breaker.call(key)"
     _shared = "store, prefix and rule share their breakers"
+    _states: BreakerCache[S, A]
 
     def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -72,7 +76,7 @@ class BaseBreaker(Flushed):
         in_background = not self._states.in_process
         self._flush_job = self._new_flush_job(self._states, self._name, in_background=in_background)
 
-    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[Any, Any]:
+    def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
         """Return what this breaker knows and counts in this process."""
         raise NotImplementedError  # each kind of breaker has its own
 
@@ -235,14 +239,8 @@ def _check(function: Any, fallback: Any) -> None:
     check_signatures(function, {"protect: fallback": fallback})
 
 
-S = TypeVar("S", bound=CachedBreaker)
-A = TypeVar("A")
-
-
-class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
+class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
     """A breaker for tasks."""
-
-    _states: BreakerCache[S, A]
 
     def call(self, key: AnyKey) -> AsyncBreakerCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
@@ -292,10 +290,8 @@ class AsyncBreaker(BaseBreaker, AsyncLifecycle, Generic[S, A]):
             await self._run(self._states.send_state(self._states.state_of(admission)))
 
 
-class BlockingBreaker(BaseBreaker, BlockingLifecycle, Generic[S, A]):
+class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
     """A breaker for threads."""
-
-    _states: BreakerCache[S, A]
 
     def call(self, key: AnyKey) -> BreakerCall[A]:
         """Return a context manager for one call of the service: raises `BreakerOpen` at the
@@ -358,7 +354,7 @@ _THIS_OBJECT: Any = object()
 """In place of a key: `close` without one."""
 
 
-class WithRule(BaseBreaker):
+class WithRule(BaseBreaker[BreakerKeyState, BreakerAdmission]):
     """Base class of the breakers with a rule."""
 
     def __init__(

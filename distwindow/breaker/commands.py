@@ -1,5 +1,9 @@
 """The commands of circuit breakers: calls of `breaker_flush`, `breaker_probe` and
 `breaker_adaptive`.
+
+A breaker is a hash, `prefix:{resource}:breaker:kind:name=value,...` (lua/README.md), with every
+parameter of its rule: two breakers that differ in anything, one inside the other on one key, must
+not count each other's calls, or take each other's probe.
 """
 
 from __future__ import annotations
@@ -16,84 +20,10 @@ from .record import CLOSED, AdaptiveCounts, CallCounts
 from .rules import BreakerRule, settings_of
 
 ADAPTIVE_KIND = "adaptive"
-
-
-def adaptive_name_suffix(k: float, bucket_ms: int, buckets: int) -> bytes:
-    """Return what follows `ring_name_prefix` in the Redis key of an adaptive breaker. It has the
-    form of other breakers' names.
-    """
-    settings = {"k": k, "window": bucket_ms * buckets / 1000, "buckets": buckets}
-    return breaker_name_suffix(ADAPTIVE_KIND, settings)
-
-
-class AdaptiveReply(NamedTuple):
-    """The reply of `breaker_adaptive`."""
-
-    forced: bool
-    """True if a pass was claimed and granted."""
-    passed_ms: int
-    """When a call of the fleet last passed although some are dropped; 0 for never."""
-    window: tuple[AdaptiveCounts, ...]
-    """The fleet's calls by bucket, oldest first."""
-    now_ms: int
-    """The store's time."""
-
-
-@dataclass(slots=True, eq=False)
-class AdaptiveFlush(Command[AdaptiveReply]):
-    """The calls that ended in a process, by bucket. `charges` is empty, as nothing is charged.
-
-    A breaker takes each `seq` (rising) of a `sender` (hexadecimal) once; without a sender it takes
-    every flush. With `force_ms` above 0 a pass is claimed.
-    """
-
-    script: ClassVar[str] = "breaker_adaptive"
-
-    name: bytes = b""
-    bucket_ms: int = 250
-    buckets: int = 40
-    passed_ms: int = 0
-    force_ms: int = 0
-    counts: tuple[AdaptiveCounts, ...] = ()
-    sender: str = ""
-    seq: int = 0
-
-    @property
-    def keys(self) -> list[bytes]:
-        return [self.name, senders_name(self.name)]
-
-    def arguments(self) -> list[bytes | int | str]:
-        return [
-            self.bucket_ms,
-            self.buckets,
-            "" if self.now_ms is None else self.now_ms,
-            self.passed_ms,
-            self.force_ms,
-            self.sender,
-            self.seq,
-            "".join(f"{c.start} {c.success} {c.failure} {c.drop};" for c in self.counts),
-        ]
-
-    def reply(self, raw: ScriptReply) -> AdaptiveReply:
-        _, forced, now, passed_ms, *flat = raw
-        window = tuple(
-            AdaptiveCounts(number * self.bucket_ms, success, failure, drop)
-            for number, success, failure, drop in zip(*[iter(flat)] * 4, strict=True)
-        )
-        return AdaptiveReply(bool(forced), passed_ms, window, now)
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The commands of circuit breakers: calls of the scripts `breaker_flush` and `breaker_probe`.
-#
-# A breaker is a hash, `prefix:{resource}:breaker:kind:name=value,...` (lua/README.md), with every
-# parameter of its rule: two breakers that differ in anything, one inside the other on one key, must
-# not count each other's calls, or take each other's probe.
-
+ADAPTIVE = -1
+"""In place of the state of a `StoredBreaker` that is adaptive, and so has none."""
 ProbeAction = Literal["take", "succeed", "fail", "free", "renew", "open", "close"]
 PROBE_ACTIONS: tuple[ProbeAction, ...] = get_args(ProbeAction)
-
 _BREAKER = re.compile(
     rb"\{([^{}]*)\}([^{}]*):breaker:([a-z_]+):([a-z_]+=[^:=,]+(?:,[a-z_]+=[^:=,]+)*)(:senders)?",
     re.DOTALL,
@@ -213,10 +143,6 @@ class BreakerFlush(BreakerCommand):
         return [*self.rule_arguments(), self.sender, self.seq, _counts_argument(self.counts)]
 
 
-def _counts_argument(counts: Sequence[CallCounts]) -> str:
-    return "".join(f"{c.epoch} {c.start} {c.total} {c.bad};" for c in counts)
-
-
 @dataclass(slots=True, eq=False)
 class BreakerProbe(BreakerCommand):
     """Ask for a probe, renew one, or report how one ended; or open or close the breaker by hand,
@@ -239,8 +165,73 @@ BREAKER_COMMANDS: dict[str, type[BreakerCommand]] = {
 """Every command on breakers by the name of its script."""
 
 
-ADAPTIVE = -1
-"""In place of the state of a `StoredBreaker` that is adaptive, and so has none."""
+def _counts_argument(counts: Sequence[CallCounts]) -> str:
+    return "".join(f"{c.epoch} {c.start} {c.total} {c.bad};" for c in counts)
+
+
+def adaptive_name_suffix(k: float, bucket_ms: int, buckets: int) -> bytes:
+    """Return what follows `ring_name_prefix` in the Redis key of an adaptive breaker. It has the
+    form of other breakers' names.
+    """
+    settings = {"k": k, "window": bucket_ms * buckets / 1000, "buckets": buckets}
+    return breaker_name_suffix(ADAPTIVE_KIND, settings)
+
+
+class AdaptiveReply(NamedTuple):
+    """The reply of `breaker_adaptive`."""
+
+    forced: bool
+    """True if a pass was claimed and granted."""
+    passed_ms: int
+    """When a call of the fleet last passed although some are dropped; 0 for never."""
+    window: tuple[AdaptiveCounts, ...]
+    """The fleet's calls by bucket, oldest first."""
+    now_ms: int
+    """The store's time."""
+
+
+@dataclass(slots=True, eq=False)
+class AdaptiveFlush(Command[AdaptiveReply]):
+    """The calls that ended in a process, by bucket. `charges` is empty, as nothing is charged.
+
+    A breaker takes each `seq` (rising) of a `sender` (hexadecimal) once; without a sender it takes
+    every flush. With `force_ms` above 0 a pass is claimed.
+    """
+
+    script: ClassVar[str] = "breaker_adaptive"
+
+    name: bytes = b""
+    bucket_ms: int = 250
+    buckets: int = 40
+    passed_ms: int = 0
+    force_ms: int = 0
+    counts: tuple[AdaptiveCounts, ...] = ()
+    sender: str = ""
+    seq: int = 0
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [self.name, senders_name(self.name)]
+
+    def arguments(self) -> list[bytes | int | str]:
+        return [
+            self.bucket_ms,
+            self.buckets,
+            "" if self.now_ms is None else self.now_ms,
+            self.passed_ms,
+            self.force_ms,
+            self.sender,
+            self.seq,
+            "".join(f"{c.start} {c.success} {c.failure} {c.drop};" for c in self.counts),
+        ]
+
+    def reply(self, raw: ScriptReply) -> AdaptiveReply:
+        _, forced, now, passed_ms, *flat = raw
+        window = tuple(
+            AdaptiveCounts(number * self.bucket_ms, success, failure, drop)
+            for number, success, failure, drop in zip(*[iter(flat)] * 4, strict=True)
+        )
+        return AdaptiveReply(bool(forced), passed_ms, window, now)
 
 
 class StoredBreaker(NamedTuple):

@@ -12,41 +12,27 @@ from ..ring.key import AnyKey
 from ..sentinel.circuit_breakers import BreakerState
 from .rules import BreakerRule
 
-# --------------------------------------------------------------------------------------------------
-#
-# A circuit breaker as stores keep it: the specification of `lua/shared/breaker.lua`.
-#
-#   closed      counts calls that ended; opens when the rule's threshold is reached
-#   open        counts nothing; from `retry_ms` on, the first probe that is asked for is handed out
-#   half_open   hands out probes; closes when enough have succeeded, opens when one has failed
-#
-# Each change of state begins a new *epoch*: a number that is the time of the change in ms, or one
-# more than the epoch before if that is later. Counts carry the epoch in which their calls were let
-# through, and those of an earlier epoch are dropped, so counts that arrive late cannot open a
-# breaker that has been closed since.
-
 CLOSED, OPEN, HALF_OPEN = range(3)
-
+STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
+"""The states by the number that scripts and replies use for them."""
 KEPT_MS = 3_600_000
 """How long a breaker that is not closed, and that nobody calls, is kept beyond its times."""
 MAX_TOTAL = 10**13
 """No bucket counts further, so that sums stay exact in Lua's doubles."""
 
 
-class CallCounts(NamedTuple):
-    """Calls that were let through in `epoch`, and ended in the bucket of `start` (ms), in the order
-    in which they ended.
-    """
-
-    epoch: int
-    start: int
-    total: int
-    bad: int
-    """The bad ones among them; of a rule with failures in a row those after the last good one."""
-
-
 class BreakerRecord:
-    """One breaker. Not locked. Times are ms of the store's clock."""
+    """One breaker. Not locked. Times are ms of the store's clock.
+
+    closed      counts calls that ended; opens when the rule's threshold is reached
+    open        counts nothing; from `retry_ms` on, the first probe that is asked for is handed out
+    half_open   hands out probes; closes when enough have succeeded, opens when one has failed
+
+    Each change of state begins a new *epoch*: a number that is the time of the change in ms, or one
+    more than the epoch before if that is later. Counts carry the epoch in which their calls were
+    let through, and those of an earlier epoch are dropped, so counts that arrive late cannot open a
+    breaker that has been closed since.
+    """
 
     __slots__ = ("buckets", "epoch", "expires_at_ms", "in_a_row", "probes", "retry_ms", "state")
 
@@ -195,16 +181,24 @@ class BreakerRecord:
             self.expires_at_ms = max(until, now) + rule.window_ms + KEPT_MS
 
 
+class CallCounts(NamedTuple):
+    """Calls that were let through in `epoch`, and ended in the bucket of `start` (ms), in the order
+    in which they ended.
+    """
+
+    epoch: int
+    start: int
+    total: int
+    bad: int
+    """The bad ones among them; of a rule with failures in a row those after the last good one."""
+
+
 def _wait_ms(until: int, now: int, longest: int) -> int:
     """Return the ms from `now` until then, 0 if that has come. A time that is further ahead than
     was ever set is from before the clock was set back, and has come.
     """
     wait = until - now
     return wait if 0 < wait <= longest else 0
-
-
-STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
-"""The states by the number that scripts and replies use for them."""
 
 
 class BreakerChange(NamedTuple):
@@ -239,30 +233,12 @@ class BreakerOpen(Blocked):  # the usual name for it, hence no "Error"
         )
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# An adaptive breaker as stores keep it: the specification of `lua/breaker_adaptive.lua`.
-#
-# It has no state: only the calls of the window, and when a call last passed although some are
-# dropped.
-
-
-class AdaptiveCounts(NamedTuple):
-    """The calls of the bucket that begins at `start` (ms)."""
-
-    start: int
-    success: int
-    failure: int
-    drop: int
-
-    @property
-    def calls(self) -> int:
-        """All calls, those that were dropped included."""
-        return self.success + self.failure + self.drop
-
-
 class AdaptiveRecord:
-    """One adaptive breaker. Not locked. Times are ms of the store's clock."""
+    """One adaptive breaker. Not locked. Times are ms of the store's clock.
+
+    It has no state: only the calls of the window, and when a call last passed although some are
+    dropped.
+    """
 
     __slots__ = ("buckets", "expires_at_ms", "passed_ms")
 
@@ -310,3 +286,17 @@ class AdaptiveRecord:
         newest = now // bucket_ms
         live = sorted(b for b in self.buckets.values() if newest - span < b[0] <= newest)
         return [AdaptiveCounts(number * bucket_ms, *counted) for number, *counted in live]
+
+
+class AdaptiveCounts(NamedTuple):
+    """The calls of the bucket that begins at `start` (ms)."""
+
+    start: int
+    success: int
+    failure: int
+    drop: int
+
+    @property
+    def calls(self) -> int:
+        """All calls, those that were dropped included."""
+        return self.success + self.failure + self.drop

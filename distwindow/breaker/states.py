@@ -1,9 +1,11 @@
-"""States of circuit breakers in this process: what it knows, has counted, and decides by that."""
+"""The circuit breakers of one rule in this process: what it knows of each, has counted, and decides
+by that.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Literal, NamedTuple
 from weakref import ref
@@ -15,347 +17,46 @@ from ..runtime.flush import OutgoingCommand, send_all
 from ..runtime.options import Options
 from ..runtime.steps import Operation
 from ..sentinel.circuit_breakers import BreakerState
-from ..sentinel.google_breaker import FORCE_PASS_MS, BreakerHistory, drop_ratio, weighted_k
 from ..support import fork
-from .cache import BreakerCache, CachedBreaker, ProbeRequest
+from .cache import BreakerCache, CachedBreaker, InFlight, ProbeRequest
 from .commands import (
-    AdaptiveFlush,
-    AdaptiveReply,
     BreakerFlush,
     BreakerProbe,
     BreakerReply,
     ProbeAction,
-    adaptive_name_suffix,
 )
-from .record import STATES, AdaptiveCounts, BreakerChange, BreakerOpen, CallCounts
+from .record import STATES, BreakerChange, BreakerOpen, CallCounts
 from .rules import BreakerRule, settings_of
 
-# --------------------------------------------------------------------------------------------------
-#
-# The adaptive breakers of one `AdaptiveBreaker` in this process: go-zero's algorithm, decided on
-# what the fleet had counted at the last sync, and what this process has counted since.
-#
-# A call is decided in memory. The store is asked in the call only where what is known is older than
-# two sync intervals, and to claim the *forced pass*: while calls are dropped, one of the fleet is
-# let through if none was for more than a second. Where the store does not answer, this process
-# counts its own passes.
-
-
-class AdaptiveOptions(NamedTuple):
-    """The settings of the algorithm."""
-
-    k: float
-    bucket_ms: int
-    buckets: int
-    draw: Callable[[], float]
-
-
-class InFlightAdaptiveCounts(NamedTuple):
-    """Counts that have been sent. They are sent again under the same number until a reply comes."""
-
-    seq: int
-    counts: tuple[AdaptiveCounts, ...]
-
-
-class AdaptiveKeyState(CachedBreaker):
-    """One breaker. Changed under the lock of the `AdaptiveStates` that it belongs to."""
-
-    __slots__ = ("in_flight", "last_bad_ms", "pass_asked", "passed_ms", "pending", "window")
-
-    def __init__(self, key: AnyKey, name: bytes, offset_ms: float) -> None:
-        super().__init__(key, name, offset_ms)
-        self.window: tuple[AdaptiveCounts, ...] = ()
-        """The counts of the fleet, as the store last said."""
-        self.pending: dict[int, list[int]] = {}
-        """Successes, failures and drops of this process since, by start of the bucket (ms)."""
-        self.in_flight: InFlightAdaptiveCounts | None = None
-        self.passed_ms = 0
-        """When a call last passed although some are dropped, on the store's clock; 0 for never."""
-        self.pass_asked = False
-        """True while a caller claims the forced pass."""
-        self.last_bad_ms = -1
-        """The start of the newest bucket that has a failure or a drop."""
-
-    @property
-    def has_counts(self) -> bool:
-        """True if there is anything that the store has not acknowledged."""
-        return bool(self.pending or self.in_flight)
-
-    def own_counts(self) -> Iterator[AdaptiveCounts]:
-        """Yield what this process has counted and the store has not acknowledged."""
-        if self.in_flight is not None:
-            yield from self.in_flight.counts
-        for start, counted in list(self.pending.items()):
-            yield AdaptiveCounts(start, *counted)
-
-    def unacknowledged(self) -> int:
-        """Return how many calls the store has not acknowledged."""
-        return sum(counts.calls for counts in self.own_counts())
-
-    def drop_before(self, start_ms: int) -> int:
-        """Drop the counts of buckets that begin before `start_ms`. Return how many calls."""
-        dropped = 0
-        for start in [start for start in self.pending if start < start_ms]:
-            dropped += sum(self.pending.pop(start))
-        batch = self.in_flight
-        if batch is not None and all(c.start < start_ms for c in batch.counts):
-            dropped += sum(c.calls for c in batch.counts)
-            self.in_flight = None
-        return dropped
-
-
-class AdaptiveAdmission(NamedTuple):
-    """A call that was let through."""
-
-    state: AdaptiveKeyState
-
-
-class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
-    """The adaptive breakers under one prefix, by key. Safe to share between threads."""
-
-    def __init__(
-        self,
-        options: Options,
-        store: Store | AsyncStore,
-        store_name: str,
-        algorithm: AdaptiveOptions,
-    ) -> None:
-        window_ms = algorithm.bucket_ms * algorithm.buckets
-        super().__init__(options, store, store_name, window_ms, algorithm.bucket_ms)
-        self._k = algorithm.k
-        self._buckets = algorithm.buckets
-        self._draw = algorithm.draw
-        self._suffix = adaptive_name_suffix(algorithm.k, algorithm.bucket_ms, algorithm.buckets)
-
-    def new_state(self, key: AnyKey, offset_ms: float) -> AdaptiveKeyState:
-        return AdaptiveKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
-
-    # -- decisions --
-
-    def decide_by_known(self, state: AdaptiveKeyState, now: float) -> AdaptiveAdmission | None:
-        """See `BreakerCache`. None if the call may claim the forced pass."""
-        now_ms = self._now_ms(state, now)
-        ratio, probability = self._ratios(state, now_ms)
-        if ratio <= 0:
-            return AdaptiveAdmission(state)
-        forced_due = 0 < state.passed_ms < now_ms - FORCE_PASS_MS
-        if forced_due and not state.pass_asked:
-            return None
-        return self._decide_by_draw(state, probability, now_ms)
-
-    def drop_probability(self, state: AdaptiveKeyState) -> float:
-        """Return the probability with which a call is dropped now."""
-        ratio, probability = self._ratios(state, self._now_ms(state, self.monotonic()))
-        return probability if ratio > 0 else 0.0
-
-    def request_probe(self, state: AdaptiveKeyState) -> ProbeRequest:
-        request = ProbeRequest("")
-        command = AdaptiveFlush(
-            (),
-            name=state.name,
-            bucket_ms=self._bucket_ms,
-            buckets=self._buckets,
-            passed_ms=state.passed_ms,
-            force_ms=FORCE_PASS_MS,
-        )
-        request.outgoing = OutgoingCommand(
-            command, lambda reply, sent_at: self._on_claim(state, request, reply)
-        )
-        state.pass_asked = True
-        return request
-
-    def decide_probe(self, state: AdaptiveKeyState, request: ProbeRequest) -> AdaptiveAdmission:
-        if request.granted:
-            return AdaptiveAdmission(state)
-        if request.granted is None:
-            return self.local_probe(state)
-        now_ms = self._now_ms(state, self.monotonic())
-        ratio, probability = self._ratios(state, now_ms)
-        if ratio <= 0:
-            return AdaptiveAdmission(state)
-        return self._decide_by_draw(state, probability, now_ms)
-
-    def local_probe(self, state: AdaptiveKeyState) -> AdaptiveAdmission:
-        """See `BreakerCache`: the forced pass of this process."""
-        state.passed_ms = self._now_ms(state, self.monotonic())
-        return AdaptiveAdmission(state)
-
-    def abandon(self, state: AdaptiveKeyState, request: ProbeRequest) -> None:
-        """See `BreakerCache`. A pass that was granted is lost; the next is a second later."""
-        state.pass_asked = False
-
-    def _decide_by_draw(
-        self, state: AdaptiveKeyState, probability: float, now_ms: int
-    ) -> AdaptiveAdmission:
-        if self._draw() < probability:
-            self._count(state, now_ms, 2)
-            wait_ms = max(0, state.passed_ms + FORCE_PASS_MS - now_ms)
-            raise BreakerOpen(state.key, "closed", wait_ms / 1000)
-        state.passed_ms = now_ms
-        return AdaptiveAdmission(state)
-
-    def _ratios(self, state: AdaptiveKeyState, now_ms: int) -> tuple[float, float]:
-        """Return go-zero's drop ratio, and the probability that it is reduced to."""
-        # Without failures and drops all calls are accepted, and there is no reason to drop any.
-        if state.last_bad_ms <= now_ms - self._window_ms - self._bucket_ms:
-            return 0.0, 0.0
-        with self._lock:
-            counts = [*state.window, *state.own_counts()]
-        history = self._history(counts, now_ms)
-        weight = weighted_k(self._k, history.failing_buckets, self._buckets)
-        ratio = drop_ratio(history.accepts, history.total, weight)
-        return ratio, ratio * ((self._buckets - history.working_buckets) / self._buckets)
-
-    def _history(self, counts: Iterable[AdaptiveCounts], now_ms: int) -> BreakerHistory:
-        newest = now_ms // self._bucket_ms
-        merged: dict[int, tuple[int, int, int]] = {}
-        for start, success, failure, drop in counts:
-            number = min(newest, start // self._bucket_ms)
-            if number > newest - self._buckets:
-                known = merged.get(number, (0, 0, 0))
-                merged[number] = (known[0] + success, known[1] + failure, known[2] + drop)
-        accepts = total = failing = working = 0
-        for _, (success, failure, drop) in sorted(merged.items()):
-            accepts += success
-            total += success + failure + drop
-            # As in `GoogleBreaker.history`: a bucket with neither changes no run.
-            if failure:
-                working = 0
-            elif success:
-                working += 1
-            if success:
-                failing = 0
-            elif failure:
-                failing += 1
-        return BreakerHistory(accepts, total, failing, working)
-
-    # -- counts --
-
-    def record(self, admission: AdaptiveAdmission, failed: bool | None) -> bool:
-        if failed is None:
-            return False
-        state = self.state_of(admission)
-        self._count(state, self._now_ms(state, self.monotonic()), int(failed))
-        return self.in_process
-
-    def state_of(self, admission: AdaptiveAdmission) -> AdaptiveKeyState:
-        return self.current(admission.state)
-
-    def _count(self, state: AdaptiveKeyState, now_ms: int, which: int) -> None:
-        """Count a success (0), a failure (1) or a drop (2)."""
-        start = now_ms - now_ms % self._bucket_ms
-        with self._lock:
-            state.pending.setdefault(start, [0, 0, 0])[which] += 1
-            if which:
-                state.last_bad_ms = max(state.last_bad_ms, start)
-        if not self.in_process:
-            self.activate(state, self.monotonic())
-
-    def outgoing_of(self, state: AdaptiveKeyState) -> list[OutgoingCommand]:
-        with self._lock:
-            batch = state.in_flight
-            if batch is None and state.pending:
-                batch = InFlightAdaptiveCounts(next(self._numbers), tuple(state.own_counts()))
-                state.in_flight, state.pending = batch, {}
-            command = AdaptiveFlush(
-                (),
-                name=state.name,
-                bucket_ms=self._bucket_ms,
-                buckets=self._buckets,
-                passed_ms=state.passed_ms,
-                counts=batch.counts if batch is not None else (),
-                sender=self._sender if batch is not None else "",
-                seq=batch.seq if batch is not None else 0,
-            )
-        return [OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))]
-
-    def _on_flush(
-        self,
-        state: AdaptiveKeyState,
-        batch: InFlightAdaptiveCounts | None,
-        reply: AdaptiveReply | Exception,
-        sent_at: float,
-    ) -> None:
-        now = self.monotonic()
-        if not isinstance(reply, AdaptiveReply):
-            self.on_failure(state, reply, now)  # a batch is sent again under its number
-            return
-        with self._lock:
-            # The window has this batch in it. One that was sent since, or before, would be missing
-            # or be counted twice: then the next reply is taken.
-            if state.in_flight is batch and sent_at >= state.known_at:
-                state.in_flight = None
-                state.window = reply.window
-                bad = [c.start for c in reply.window if c.failure or c.drop]
-                state.last_bad_ms = max([*bad, *(start for start in state.pending)], default=-1)
-            state.passed_ms = max(state.passed_ms, reply.passed_ms)
-            self.on_answer(state, reply.now_ms, now)
-
-    def _on_claim(
-        self, state: AdaptiveKeyState, request: ProbeRequest, reply: AdaptiveReply | Exception
-    ) -> None:
-        if not state.pass_asked:
-            return
-        state.pass_asked = False
-        if isinstance(reply, AdaptiveReply):
-            request.granted = reply.forced
-            state.passed_ms = max(state.passed_ms, reply.passed_ms)
-        else:
-            self.on_failure(state, reply, self.monotonic())
-
-    def _now_ms(self, state: AdaptiveKeyState, now: float) -> int:
-        return int(now * 1000 + state.offset_ms)
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# What this process knows and has counted of one circuit breaker.
-#
-#   what                                                    event      becomes
-#   pending    calls that ended, by epoch and bucket        flush      in_flight
-#   in_flight  a batch that was sent under a number         reply      acknowledged
-#   in_flight                                               any error  sent again, same number
-#   ends       probes that ended, by their ids              reply      acknowledged
-#   probes     probes under way in this process             renew      under way
-#   probes                                                  end        in `ends`
-#   probes                                                  dropped    not renewed: given to another
-#
-# The store takes each number of a sender once, and the end of a probe once, so both can be sent
-# again when their outcome is unknown. A probe is dropped where a signal handler has raised before
-# its end was recorded: nobody refers to it any more. Times in `_at` are monotonic seconds of this
-# process; `offset_ms` converts them to the store's clock.
-
-
-class InFlightCalls(NamedTuple):
-    """Counts that have been sent. They are sent again under the same number until a reply comes."""
-
-    seq: int
-    counts: tuple[CallCounts, ...]
-
-
-class Probe:
-    """A probe that a call of this process is."""
-
-    __slots__ = ("__weakref__", "forks", "has_ended", "name", "probe_id", "renew_at")
-
-    def __init__(self, name: tuple[str, bytes], probe_id: str, renew_at: float) -> None:
-        self.name = name
-        """The store, and the name of its breaker there."""
-        self.probe_id = probe_id
-        """Empty for one that is not the fleet's."""
-        self.renew_at = renew_at
-        """When it is to be renewed, monotonic seconds; infinite for never."""
-        self.has_ended = False
-        self.forks = fork.forks
-
-    @property
-    def is_own(self) -> bool:
-        """True in the process that has asked for it. A forked child only has a copy of its call."""
-        return self.forks == fork.forks
+_MIN_RENEW_S = 0.01
+"""The shortest time between two renewals of a probe."""
+_INSIDE = -1
+"""In place of the generation of a call inside a probe: its end is not counted."""
+_probes_around: ContextVar[tuple[ref[Probe], ...]] = ContextVar("distwindow_probes", default=())
+"""The probes in whose blocks this code runs. Those that have ended are dropped at the next one: a
+block may be left in another context than the one in which it was entered, so nothing is reset."""
+OnBreakerStoreError = Literal["allow", "deny"]
+_new_tuple = tuple.__new__
 
 
 class BreakerKeyState(CachedBreaker):
-    """One breaker. Changed under the lock of the `BreakerStates` that it belongs to."""
+    """What this process knows and has counted of one circuit breaker. Changed under the lock of the
+    `BreakerStates` that it belongs to.
+
+    what                                                    event      becomes
+    pending    calls that ended, by epoch and bucket        flush      in_flight
+    in_flight  a batch that was sent under a number         reply      acknowledged
+    in_flight                                               any error  sent again, same number
+    ends       probes that ended, by their ids              reply      acknowledged
+    probes     probes under way in this process             renew      under way
+    probes                                                  end        in `ends`
+    probes                                                  dropped    not renewed: given to another
+
+    The store takes each number of a sender once, and the end of a probe once, so both can be sent
+    again when their outcome is unknown. A probe is dropped where a signal handler has raised before
+    its end was recorded: nobody refers to it any more. Times in `_at` are monotonic seconds of this
+    process; `offset_ms` converts them to the store's clock.
+    """
 
     __slots__ = (
         "_probes", "ends", "epoch", "generation", "harmless_at", "in_flight", "own_probe_until",
@@ -381,7 +82,7 @@ class BreakerKeyState(CachedBreaker):
         """By epoch and start of the bucket (ms): all calls; the bad ones, or with the measure
         `in_a_row` those after the last good call; with it, the bad ones before the first good call.
         """
-        self.in_flight: InFlightCalls | None = None
+        self.in_flight: InFlight | None = None
         self.ends: dict[str, ProbeAction] = {}
         self._probes: list[ref[Probe]] = []
 
@@ -419,50 +120,31 @@ class BreakerKeyState(CachedBreaker):
 
     def unacknowledged(self) -> int:
         """Return how many calls, and ends of probes, the store has not acknowledged."""
-        sent = self.in_flight.counts if self.in_flight is not None else ()
+        sent: tuple[CallCounts, ...] = () if self.in_flight is None else self.in_flight.counts
         # A copy: callers add to it meanwhile.
         waiting = sum(counted[0] for counted in list(self.pending.values()))
         return waiting + sum(c.total for c in sent) + len(self.ends)
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# The circuit breakers of one `CircuitBreaker` in this process: what is known of each, and what has
-# been counted.
-#
-# A call is decided in memory by the last known state. The store is asked in the call only
-#
-#   where the state is older than a sync interval,        (the first call; after a pause)
-#   and no refresh is under way
-#   for a probe, once an open breaker's time has come
-#
-# The worker flushes what was counted and refreshes the states of the breakers that were called
-# since their last reply, all in one exchange: a flush is answered with the breaker's state.
-#
-# A probe belongs to its process as long as its call lasts: the worker renews it, so that the store
-# gives it to another call only when the process is silent for the rule's `probe_timeout`. What is
-# called on its own key inside a probe belongs to that probe: it is let through, and the probe's end
-# alone decides.
-#
-# A store in this process is asked by every call and told of every end, as other breakers may use
-# it. Where this breaker has made it (`memory://`), a closed one is known to be closed. There a good
-# end opens none in a bucket for which the store has said that no call is bad, or that there are
-# `min_calls` and too few are: such ends are kept, and sent with the next one that may open it.
-#
-# The store does not answer: the last known state holds. Where there is none, or where an open
-# breaker's time has come, `on_store_error` decides: with `deny` the call is refused; with `allow`
-# it is let through, and an open breaker gets probes of this process alone, one in `open_for`.
+class Probe:
+    """A probe that a call of this process is."""
 
-_MIN_RENEW_S = 0.01
-"""The shortest time between two renewals of a probe."""
-_INSIDE = -1
-"""In place of the generation of a call inside a probe: its end is not counted."""
+    __slots__ = ("__weakref__", "forks", "has_ended", "name", "probe_id", "renew_at")
 
-_probes_around: ContextVar[tuple[ref[Probe], ...]] = ContextVar("distwindow_probes", default=())
-"""The probes in whose blocks this code runs. Those that have ended are dropped at the next one: a
-block may be left in another context than the one in which it was entered, so nothing is reset."""
+    def __init__(self, name: tuple[str, bytes], probe_id: str, renew_at: float) -> None:
+        self.name = name
+        """The store, and the name of its breaker there."""
+        self.probe_id = probe_id
+        """Empty for one that is not the fleet's."""
+        self.renew_at = renew_at
+        """When it is to be renewed, monotonic seconds; infinite for never."""
+        self.has_ended = False
+        self.forks = fork.forks
 
-OnBreakerStoreError = Literal["allow", "deny"]
+    @property
+    def is_own(self) -> bool:
+        """True in the process that has asked for it. A forked child only has a copy of its call."""
+        return self.forks == fork.forks
 
 
 class BreakerAdmission(NamedTuple):
@@ -478,7 +160,33 @@ class BreakerAdmission(NamedTuple):
 
 
 class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
-    """The breakers of one rule under one prefix, by key. Safe to share between threads."""
+    """The circuit breakers of one `CircuitBreaker` in this process, by key. Safe to share between
+    threads.
+
+    A call is decided in memory by the last known state. The store is asked in the call only
+
+      where the state is older than a sync interval,        (the first call; after a pause)
+      and no refresh is under way
+      for a probe, once an open breaker's time has come
+
+    The worker flushes what was counted and refreshes the states of the breakers that were called
+    since their last reply, all in one exchange: a flush is answered with the breaker's state.
+
+    A probe belongs to its process as long as its call lasts: the worker renews it, so that the
+    store gives it to another call only when the process is silent for the rule's `probe_timeout`.
+    What is called on its own key inside a probe belongs to that probe: it is let through, and the
+    probe's end alone decides.
+
+    A store in this process is asked by every call and told of every end, as other breakers may use
+    it. Where this breaker has made it (`memory://`), a closed one is known to be closed. There a
+    good end opens none in a bucket for which the store has said that no call is bad, or that there
+    are `min_calls` and too few are: such ends are kept, and sent with the next one that may open
+    it.
+
+    The store does not answer: the last known state holds. Where there is none, or where an open
+    breaker's time has come, `on_store_error` decides: with `deny` the call is refused; with `allow`
+    it is let through, and an open breaker gets probes of this process alone, one in `open_for`.
+    """
 
     def __init__(
         self,
@@ -502,8 +210,6 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
 
     def new_state(self, key: AnyKey, offset_ms: float) -> BreakerKeyState:
         return BreakerKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
-
-    # -- decisions --
 
     def must_query_store(self, state: BreakerKeyState, now: float) -> bool:
         """See `BreakerCache`."""
@@ -591,8 +297,6 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
             # Probes are under way, and their ends decide: ask again when that is known here.
             wait = min(wait, self._sync_s) or self._sync_s
         return BreakerOpen(state.key, state.state, wait)
-
-    # -- ends of calls --
 
     def record(self, admission: BreakerAdmission, failed: bool | None) -> bool:
         """See `BreakerCache`. The end of a probe is sent at once, as it decides."""
@@ -716,7 +420,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
             batch = state.in_flight
             if batch is None and state.pending:
                 counts = tuple(_counts_of(state.pending))
-                batch = InFlightCalls(next(self._numbers), counts)
+                batch = InFlight(next(self._numbers), counts)
                 state.in_flight, state.pending = batch, {}
             command = BreakerFlush(
                 (),
@@ -730,8 +434,6 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
             OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))
         )
         return outgoing
-
-    # -- replies --
 
     def _probe_command(
         self, state: BreakerKeyState, action: ProbeAction, probe_id: str
@@ -794,7 +496,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
     def _on_flush(
         self,
         state: BreakerKeyState,
-        batch: InFlightCalls | None,
+        batch: InFlight | None,
         reply: BreakerReply | Exception,
         sent_at: float,
     ) -> None:
@@ -848,6 +550,3 @@ def _open_probes() -> list[Probe]:
     """Return the probes of this process around this code that have not ended."""
     found = (one() for one in _probes_around.get())
     return [probe for probe in found if probe and not probe.has_ended and probe.is_own]
-
-
-_new_tuple = tuple.__new__

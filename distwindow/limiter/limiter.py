@@ -124,7 +124,7 @@ class BaseLimiter(Flushed):
         self._name_store(self._name)
         if store.clock is SYSTEM:
             hook_process()
-        decider.policy.source.wake = self._flush_from_now_on
+        decider.policy.flush_source.wake = self._flush_from_now_on
 
     @property
     def _name(self) -> str:
@@ -133,7 +133,7 @@ class BaseLimiter(Flushed):
 
     @FirstUse
     def _flush_job(self) -> FlushJob:
-        return self._new_flush_job(self.decider.policy.source, self._name)
+        return self._new_flush_job(self.decider.policy.flush_source, self._name)
 
     def _flush_from_now_on(self) -> None:
         """Have the worker flush what is counted. Called once something is, for the first time."""
@@ -344,7 +344,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
             if self.decider.strategy.uses_leases:
                 # Leases that are being fetched arrive first, so that they are given back, too.
                 await self._store.drain()
-            self.decider.policy.source.wake = ignore_wake
+            self.decider.policy.flush_source.wake = ignore_wake
 
 
 __all__ = ["AsyncLimiter", "Limiter"]
@@ -614,4 +614,4 @@ class Limiter(BaseLimiter, BlockingLifecycle):
             for fetch in self.decider.strategy.lease_fetch_waits():
                 fetch.completion.wait(ends - self._store.clock.monotonic())
             # The thread that closes flushes from here on.
-            self.decider.policy.source.wake = ignore_wake
+            self.decider.policy.flush_source.wake = ignore_wake

@@ -15,7 +15,7 @@ from ..ring.stats import Bucket
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
 from ..runtime.options import Options
-from ..runtime.strategy import OutgoingCommand, Strategy
+from ..runtime.strategy import Corrections, OutgoingCommand, Strategy
 from ..support.first_use import FirstUse, if_made
 from ..support.fork import register_after_fork
 from ..support.locks import SWITCHES_ONLY_AT_CALLS
@@ -29,52 +29,32 @@ from .key_state import (
 )
 from .pending_counts import PendingCounts
 
-# --------------------------------------------------------------------------------------------------
-#
-# What the strategies with a store elsewhere have in common: they keep a state for each key, count
-# calls in it, and send these counts later.
-#
-# A strategy is put together from objects that do one thing each:
-#
-#   KeyStateCache    the key states, bounded             key_state.py
-#   PendingCounts    counts on their way to the store    pending_counts.py
-#   FlushSchedule    when the worker has to flush        runtime/flush.py
-#   Leases, ...      permits that are held here          leases.py                leased
-#   FleetSync        what all processes have counted     eventual.py              eventual
-#   EntryViews       what entries did, for minute views  minute/operations.py
-#
-# `LocalStrategy` connects them to the methods that `runtime/strategy.py` lists. How a call is
-# decided differs: `ExactStrategy` for `direct` and `leased`, which also repeats refusals, and
-# `eventual.py`.
-
 S = TypeVar("S", bound=KeyState)
-
 MAX_CACHED_KEY_LENGTH = 256
 """Of longer keys nothing is kept under the key itself, which bounds the memory: the store decides
 each of their calls, and `eventual` keeps their state under the name of their ring.
 """
-
-
-class CommandSource(Protocol):
-    """A part of a strategy that has commands for the worker to send."""
-
-    def after_fork(self) -> None:
-        """Start empty in a forked child."""
-
-    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
-        """Add what is due to `outgoing`; with `everything`, all that is pending, and nothing that
-        fetches. If this raises, the caller calls each `on_reply` of `outgoing` with "not sent".
-        """
-
-    def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
-
-
 _NO_STATES: dict[StateName, Any] = {}
 
 
-class LocalStrategy(Strategy, Generic[S]):
-    """A strategy that keeps key states. What it takes to keep them is made with the first one."""
+class LocalStrategy(Strategy, Corrections, Generic[S]):
+    """What the strategies with a store elsewhere have in common: they keep a state for each key,
+    count calls in it, and send these counts later. What it takes to keep them is made with the
+    first one.
+
+    A strategy is put together from objects that do one thing each:
+
+      KeyStateCache    the key states, bounded             key_state.py
+      PendingCounts    counts on their way to the store    pending_counts.py
+      FlushSchedule    when the worker has to flush        runtime/flush.py
+      Leases, ...      permits that are held here          leases.py                leased
+      FleetSync        what all processes have counted     eventual.py              eventual
+      EntryViews       what entries did, for minute views  minute/operations.py
+
+    `LocalStrategy` connects them to the methods that `runtime/strategy.py` lists. How a call is
+    decided differs: `ExactStrategy` for `direct` and `leased`, which also repeats refusals, and
+    `eventual.py`.
+    """
 
     _parts: ClassVar[tuple[str, ...]] = ("_counts", "_views")
     """The attributes with `CommandSource`s, in the order of sending."""
@@ -142,8 +122,6 @@ class LocalStrategy(Strategy, Generic[S]):
         self._views = EntryViews(options, self._schedule, self._monotonic)
         return self._views
 
-    # -- decisions --------------------------------------------------------------------------------
-
     def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
         raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
 
@@ -156,8 +134,6 @@ class LocalStrategy(Strategy, Generic[S]):
 
     def _after_reset(self, state: S) -> None:
         """Drop what the subclass keeps of the windows of `state`. Under `state_lock`."""
-
-    # -- statistics -------------------------------------------------------------------------------
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         """Count the end of an admitted call, to be sent later."""
@@ -192,13 +168,17 @@ class LocalStrategy(Strategy, Generic[S]):
         with self._lock:
             state.passed += permits
 
-    def flush_command(
-        self, key: AnyKey, charges: tuple[Charge, ...] | None = None
-    ) -> OutgoingCommand | None:
-        state = self._get(self._name_of(key)) if charges is None else self._find_state(charges)
+    @property
+    def corrections(self) -> Corrections:
+        return self
+
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
+        state = self._get(self._name_of(key))
         return None if state is None else self._counts.flush_of(state)
 
-    # -- the worker -------------------------------------------------------------------------------
+    def flush_of(self, charges: tuple[Charge, ...]) -> OutgoingCommand | None:
+        state = self._find_state(charges)
+        return None if state is None else self._counts.flush_of(state)
 
     @property
     def dropped(self) -> int:  # type: ignore[override]  # others add them up
@@ -228,8 +208,6 @@ class LocalStrategy(Strategy, Generic[S]):
             pass
         self._key_states.clear()
 
-    # -- the end of the process (runtime/worker.py) --------------------------------------------
-
     def pause_calls(self, hold: Callable[[], object]) -> None:
         self._key_states.pause(hold)
         self._get = self._key_states.get
@@ -242,8 +220,6 @@ class LocalStrategy(Strategy, Generic[S]):
         if of_windows or self._views is None:
             return of_windows
         return self._views.unacknowledged()
-
-    # -- key states -------------------------------------------------------------------------------
 
     def _new_state(self, name: StateName, charges: tuple[Charge, ...], offset_ms: float) -> S:
         raise NotImplementedError  # each strategy has key states of its own
@@ -306,118 +282,18 @@ class LocalStrategy(Strategy, Generic[S]):
         return self._key_states.get_or_add(name, lambda: self._new_state(name, plain, offset_ms))
 
 
-def _has_rings(state: KeyState, charges: tuple[Charge, ...]) -> bool:
-    """True if `state` counts in the rings of `charges`."""
-    return state.charges is charges or (
-        [charge.ring for charge in state.charges] == [charge.ring for charge in charges]
-    )
-
-
-class _ClosedLock(Generic[S]):
-    """Replaces the lock of a closed limiter, and raises, so that no call has to check for that."""
-
-    def __init__(self, states: KeyStateCache[S]) -> None:
-        self._states = states
-
-    def __enter__(self) -> None:
-        self._states.check_open()
-
-    def __exit__(self, *exc: object) -> None: ...
-
-
-class InProcess(Strategy):
-    """Decides every call by `decide`, which executes a command in the store at once."""
-
-    counts_at_once = True
-
-    def __init__(
-        self,
-        commands: CommandCache,
-        decide: Callable[[Acquire], Decision],
-        clock: Clock,
-        options: Options,
-    ) -> None:
-        self._monotonic = clock.monotonic
-        self._schedule = FlushSchedule(options.flush_interval)
-        self._views: list[EntryViews] = []
-        acquire_command = commands.acquire_command
-        cached = commands.cached
-
-        def decide_locally(key: AnyKey, cost: int) -> Decision | None:
-            if key.__class__ is str and cost.__class__ is int and cost == 1:
-                command = cached(key)  # what `acquire_command` would return
-                if command is not None:
-                    return decide(command)
-            return decide(acquire_command(key, cost))
-
-        # A closure, as a method would have to look up both attributes in each call.
-        self.decide_locally = decide_locally
-
-    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
-        ended = Bucket(
-            CURRENT_BUCKET,
-            success=int(not failed),
-            error=int(failed),
-            rt_sum_ms=rt_ms,
-            rt_min_ms=rt_ms,
-        )
-        charges = decision.charged or ()  # an admitted decision has charges
-        return Flush(charges, counts=((ended,),) * len(charges))
-
-    def count_debt(
-        self, charges: tuple[Charge, ...], permits: int, offset_ms: float
-    ) -> Flush | None:
-        """Return the command that counts these permits in the newest bucket."""
-        debt = Bucket(CURRENT_BUCKET, permits)
-        return Flush(charges, counts=((debt,),) * len(charges))
-
-    # -- minute views -----------------------------------------------------------------------------
-
-    def add_views(self, options: Options) -> EntryViews:
-        register_after_fork(self)
-        views = EntryViews(options, self._schedule, self._monotonic)
-        self._views = [views]
-        return views
-
-    @property
-    def dropped(self) -> int:  # type: ignore[override]  # others add them up
-        return sum(views.dropped for views in self._views)
-
-    def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
-    ) -> None:
-        for views in self._views:
-            views.collect(now, outgoing, everything=everything)
-
-    def reschedule(self, now: float) -> None:
-        self._schedule.recompute(now, [views.next_due_at for views in self._views])
-
-    def close(self) -> None:
-        for views in self._views:
-            views.close()
-
-    def unacknowledged_counts(self) -> int:
-        return sum(views.unacknowledged() for views in self._views)
-
-    def after_fork(self) -> None:
-        for views in self._views:
-            views.after_fork()
-        self._schedule.next_due_at = NEVER
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# A refusal names the moment at which the same call would be admitted. Until then the store would
-# refuse every call of that cost or more, unless permits are refunded or the limit is raised. A
-# process does not learn of these, so a refusal is repeated for one bucket at most.
-
 REFUSAL_S = 1.0
 """For so long a refusal is repeated at most: another process may give permits back meanwhile."""
 _new_tuple = tuple.__new__
 
 
 class ExactStrategy(LocalStrategy[S]):
-    """Spends permits that the store has granted, and repeats refusals of the store."""
+    """Spends permits that the store has granted, and repeats refusals of the store.
+
+    A refusal names the moment at which the same call would be admitted. Until then the store would
+    refuse every call of that cost or more, unless permits are refunded or the limit is raised. A
+    process does not learn of these, so a refusal is repeated for one bucket at most.
+    """
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         super().__init__(commands, clock, options, options.flush_interval)
@@ -575,3 +451,119 @@ class ExactStrategy(LocalStrategy[S]):
 
     def _on_few_left(self, state: S, now: float) -> None:
         """Called when a call leaves `prefetch_threshold` permits or fewer; only a lease sets it."""
+
+
+class InProcess(Strategy, Corrections):
+    """Decides every call by `decide`, which executes a command in the store at once."""
+
+    counts_at_once = True
+
+    def __init__(
+        self,
+        commands: CommandCache,
+        decide: Callable[[Acquire], Decision],
+        clock: Clock,
+        options: Options,
+    ) -> None:
+        self._monotonic = clock.monotonic
+        self._schedule = FlushSchedule(options.flush_interval)
+        self._views: list[EntryViews] = []
+        acquire_command = commands.acquire_command
+        cached = commands.cached
+
+        def decide_locally(key: AnyKey, cost: int) -> Decision | None:
+            if key.__class__ is str and cost.__class__ is int and cost == 1:
+                command = cached(key)  # what `acquire_command` would return
+                if command is not None:
+                    return decide(command)
+            return decide(acquire_command(key, cost))
+
+        # A closure, as a method would have to look up both attributes in each call.
+        self.decide_locally = decide_locally
+
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        ended = Bucket(
+            CURRENT_BUCKET,
+            success=int(not failed),
+            error=int(failed),
+            rt_sum_ms=rt_ms,
+            rt_min_ms=rt_ms,
+        )
+        charges = decision.charged or ()  # an admitted decision has charges
+        return Flush(charges, counts=((ended,),) * len(charges))
+
+    @property
+    def corrections(self) -> Corrections:
+        return self
+
+    def count_debt(
+        self, charges: tuple[Charge, ...], permits: int, offset_ms: float
+    ) -> Flush | None:
+        """Return the command that counts these permits in the newest bucket."""
+        debt = Bucket(CURRENT_BUCKET, permits)
+        return Flush(charges, counts=((debt,),) * len(charges))
+
+    def add_views(self, options: Options) -> EntryViews:
+        register_after_fork(self)
+        views = EntryViews(options, self._schedule, self._monotonic)
+        self._views = [views]
+        return views
+
+    @property
+    def dropped(self) -> int:  # type: ignore[override]  # others add them up
+        return sum(views.dropped for views in self._views)
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        for views in self._views:
+            views.collect(now, outgoing, everything=everything)
+
+    def reschedule(self, now: float) -> None:
+        self._schedule.recompute(now, [views.next_due_at for views in self._views])
+
+    def close(self) -> None:
+        for views in self._views:
+            views.close()
+
+    def unacknowledged_counts(self) -> int:
+        return sum(views.unacknowledged() for views in self._views)
+
+    def after_fork(self) -> None:
+        for views in self._views:
+            views.after_fork()
+        self._schedule.next_due_at = NEVER
+
+
+class CommandSource(Protocol):
+    """A part of a strategy that has commands for the worker to send."""
+
+    def after_fork(self) -> None:
+        """Start empty in a forked child."""
+
+    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
+        """Add what is due to `outgoing`; with `everything`, all that is pending, and nothing that
+        fetches. If this raises, the caller calls each `on_reply` of `outgoing` with "not sent".
+        """
+
+    def next_due_at(self, now: float) -> float:
+        """Return when `collect` has something to add, monotonic seconds."""
+
+
+class _ClosedLock(Generic[S]):
+    """Replaces the lock of a closed limiter, and raises, so that no call has to check for that."""
+
+    def __init__(self, states: KeyStateCache[S]) -> None:
+        self._states = states
+
+    def __enter__(self) -> None:
+        self._states.check_open()
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+def _has_rings(state: KeyState, charges: tuple[Charge, ...]) -> bool:
+    """True if `state` counts in the rings of `charges`."""
+    return state.charges is charges or (
+        [charge.ring for charge in state.charges] == [charge.ring for charge in charges]
+    )

@@ -16,25 +16,18 @@ from ..ring.key import AnyKey
 from ..ring.limit import Limit, max_cost
 from ..ring.stats import Bucket
 
-# --------------------------------------------------------------------------------------------------
-#
-#   permits_left, permits_until   permits that may be spent here, and until when
-#   refused_cost, refused_until   direct, leased: the least refused cost; eventual: the cost of the
-#                                 cached refusal; and until when
-#   passed .. rt_min_ms           what has been counted in the present bucket, from `bucket_start`
-#                                 to `bucket_ends_at`
-#   closed_buckets                what was counted in earlier buckets and not sent yet, oldest first
-#   in_flight                     what has been sent without its outcome being known yet
-#
-# Names in `_at` and `_until` are monotonic seconds of this process; bucket starts are ms of the
-# store's clock. `offset_ms` converts one into the other. It comes from the store's replies, and
-# then is never ahead of the store's clock; before the first it may be the wall clock's.
-#
-# Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain
-# lock. Code that holds it makes no call: a signal handler can then not run there, and a handler
-# that calls the limiter can not wait for a lock that its own thread holds. Under CPython's GIL no
-# other thread can run there either, so that calls count without this lock
-# (`SWITCHES_ONLY_AT_CALLS`). `state_lock` is re-entrant, and guards what happens once in a bucket.
+
+@dataclass(frozen=True, slots=True)
+class CachedRefusal:
+    """A refusal, as it will be repeated."""
+
+    limit: Limit
+    remaining: int
+    retry_at: float
+    """Monotonic seconds."""
+    reset_at: float
+    """Monotonic seconds; never before `retry_at`."""
+
 
 CLOCK_MARGIN_S = 0.001
 """Moments in replies are whole ms of the store's clock, so they may be this much too late."""
@@ -53,20 +46,28 @@ class InFlightCounts(NamedTuple):
     """Monotonic seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class CachedRefusal:
-    """A refusal, as it will be repeated."""
-
-    limit: Limit
-    remaining: int
-    retry_at: float
-    """Monotonic seconds."""
-    reset_at: float
-    """Monotonic seconds; never before `retry_at`."""
-
-
 class KeyState:
-    """The state of one key in this process. Callers hold the locks that the methods name."""
+    """The state of one key in this process. Callers hold the locks that the methods name.
+
+    permits_left, permits_until   permits that may be spent here, and until when
+    refused_cost, refused_until   direct, leased: the least refused cost; eventual: the cost of the
+                                  cached refusal; and until when
+    passed .. rt_min_ms           what has been counted in the present bucket, from `bucket_start`
+                                  to `bucket_ends_at`
+    closed_buckets                what was counted in earlier buckets and not sent yet, oldest first
+    in_flight                     what has been sent without its outcome being known yet
+
+    Names in `_at` and `_until` are monotonic seconds of this process; bucket starts are ms of the
+    store's clock. `offset_ms` converts one into the other. It comes from the store's replies, and
+    then is never ahead of the store's clock; before the first it may be the wall clock's.
+
+    Two locks guard a key state, and both belong to its `KeyStateCache`. `counter_lock` is a plain
+    lock. Code that holds it makes no call: a signal handler can then not run there, and a handler
+    that calls the limiter can not wait for a lock that its own thread holds. Under CPython's GIL no
+    other thread can run there either, so that calls count without this lock
+    (`SWITCHES_ONLY_AT_CALLS`). `state_lock` is re-entrant, and guards what happens once in a
+    bucket.
+    """
 
     __slots__ = (
         "blocked",
@@ -234,75 +235,22 @@ class KeyState:
             self.dropped += dropped
 
 
-def number_of_counts(buckets: Iterable[Bucket]) -> int:
-    """Return how many counts are in `buckets`."""
-    return sum(b.passed + b.blocked + b.success + b.error for b in buckets)
-
-
-def peeked_admission(
-    state: KeyState, key: AnyKey, limit: Limit, remaining: int, now: float, source: Source
-) -> Decision:
-    """Return an admission of cost 1 that is not charged, as `peek` does."""
-    return Decision(
-        True, key, 1, limit, remaining, 0.0, state.reset_at - now, 0.0, "ok", source,
-        state.now_ms(now),
-    )  # fmt: skip
-
-
-def refusal_decision(
-    state: KeyState, refusal: CachedRefusal, key: AnyKey, cost: int, now: float, source: Source
-) -> Decision:
-    """Return `refusal` as the decision of a call at `now`."""
-    return Decision(
-        False, key, cost, refusal.limit, refusal.remaining, refusal.retry_at - now,
-        refusal.reset_at - now, 0.0, "over_limit", source, state.now_ms(now),
-    )  # fmt: skip
-
-
-def merge_buckets(buckets: tuple[Bucket, ...], bucket_ms: int) -> tuple[Bucket, ...]:
-    """Return the counts in buckets of `bucket_ms`, a multiple of their own, oldest first."""
-    sums: dict[int, Bucket] = {}
-    for counted in buckets:
-        start = counted.start - counted.start % bucket_ms
-        known = sums.get(start)
-        if known is not None:
-            sums[start] = _sum_of(known, counted)
-        else:
-            sums[start] = counted if counted.start == start else replace(counted, start=start)
-    return tuple(sums[start] for start in sorted(sums))
-
-
-def _sum_of(one: Bucket, two: Bucket) -> Bucket:
-    least = [rt for rt in (one.rt_min_ms, two.rt_min_ms) if rt is not None]
-    return Bucket(
-        one.start,
-        one.passed + two.passed,
-        one.blocked + two.blocked,
-        one.success + two.success,
-        one.error + two.error,
-        one.rt_sum_ms + two.rt_sum_ms,
-        min(least) if least else None,
-    )
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The key states of one limiter: at most `max_keys`, and the least recently used is evicted first.
-#
-# A key state that is evicted with counts that the store has not acknowledged is kept beside the
-# cache until they are. A key that is called again meanwhile gets the same key state back: two of
-# them would send their counts side by side, and the store takes those of a sender in order.
-#
-#   cached   -- evicted, all acknowledged --> dropped
-#   cached   -- evicted with counts --------> evicted
-#   evicted  -- on_all_acknowledged --------> dropped
-#   evicted  -- get_or_add(key) ------------> cached
-
 S = TypeVar("S", bound=KeyState)
 
 
 class KeyStateCache(Generic[S]):
-    """Key states by name, in order of use. `on_evicted` is called with each that is evicted."""
+    """The key states of one limiter by name: at most `max_keys`, and the least recently used is
+    evicted first. `on_evicted` is called with each that is evicted.
+
+    A key state that is evicted with counts that the store has not acknowledged is kept beside the
+    cache until they are. A key that is called again meanwhile gets the same key state back: two of
+    them would send their counts side by side, and the store takes those of a sender in order.
+
+      cached   -- evicted, all acknowledged --> dropped
+      cached   -- evicted with counts --------> evicted
+      evicted  -- on_all_acknowledged --------> dropped
+      evicted  -- get_or_add(key) ------------> cached
+    """
 
     def __init__(self, max_keys: int, on_evicted: Callable[[S], object] | None = None) -> None:
         self.max_keys = max_keys
@@ -413,3 +361,54 @@ class KeyStateCache(Generic[S]):
         with self.state_lock:
             self._states.clear()
             self._evicted_unacknowledged.clear()
+
+
+def number_of_counts(buckets: Iterable[Bucket]) -> int:
+    """Return how many counts are in `buckets`."""
+    return sum(b.passed + b.blocked + b.success + b.error for b in buckets)
+
+
+def merge_buckets(buckets: tuple[Bucket, ...], bucket_ms: int) -> tuple[Bucket, ...]:
+    """Return the counts in buckets of `bucket_ms`, a multiple of their own, oldest first."""
+    sums: dict[int, Bucket] = {}
+    for counted in buckets:
+        start = counted.start - counted.start % bucket_ms
+        known = sums.get(start)
+        if known is not None:
+            sums[start] = _sum_of(known, counted)
+        else:
+            sums[start] = counted if counted.start == start else replace(counted, start=start)
+    return tuple(sums[start] for start in sorted(sums))
+
+
+def _sum_of(one: Bucket, two: Bucket) -> Bucket:
+    least = [rt for rt in (one.rt_min_ms, two.rt_min_ms) if rt is not None]
+    return Bucket(
+        one.start,
+        one.passed + two.passed,
+        one.blocked + two.blocked,
+        one.success + two.success,
+        one.error + two.error,
+        one.rt_sum_ms + two.rt_sum_ms,
+        min(least) if least else None,
+    )
+
+
+def peeked_admission(
+    state: KeyState, key: AnyKey, limit: Limit, remaining: int, now: float, source: Source
+) -> Decision:
+    """Return an admission of cost 1 that is not charged, as `peek` does."""
+    return Decision(
+        True, key, 1, limit, remaining, 0.0, state.reset_at - now, 0.0, "ok", source,
+        state.now_ms(now),
+    )  # fmt: skip
+
+
+def refusal_decision(
+    state: KeyState, refusal: CachedRefusal, key: AnyKey, cost: int, now: float, source: Source
+) -> Decision:
+    """Return `refusal` as the decision of a call at `now`."""
+    return Decision(
+        False, key, cost, refusal.limit, refusal.remaining, refusal.retry_at - now,
+        refusal.reset_at - now, 0.0, "over_limit", source, state.now_ms(now),
+    )  # fmt: skip

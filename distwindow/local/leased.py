@@ -104,8 +104,6 @@ class Leased(ExactStrategy[LeasedKeyState]):
     def _refunds(self) -> LeaseRefunds:
         return self._reviews.refunds
 
-    # -- decisions --------------------------------------------------------------------------------
-
     def peek(self, key: AnyKey) -> Decision | None:
         state, now = self._get(key), self._monotonic()
         if state is not None and now < state.permits_until and (left := state.permits_left) > 0:
@@ -270,8 +268,6 @@ class Leased(ExactStrategy[LeasedKeyState]):
         with self._key_states.counter_lock:
             state.permits_left = state.left_at_observation = 0
             state.prefetch_threshold = -1
-
-    # -- key states -------------------------------------------------------------------------------
 
     def _state_or_new(self, command: Acquire) -> LeasedKeyState:
         key = command.charges[0].key

@@ -20,293 +20,6 @@ from ..runtime.steps import Completion
 from ..runtime.strategy import OutgoingCommand
 from .key_state import CLOCK_MARGIN_S, KeyState, KeyStateCache, StateName
 
-# --------------------------------------------------------------------------------------------------
-#
-# How many permits a process will need of a key, which sizes its leases.
-#
-# Two sums decay exponentially with the time constant `_DECAY_TIME_S`: the permits that were asked
-# for, and the seconds that were observed. Their quotient is a rate, and the rate gives what will be
-# needed until a moment. An estimate that is a little too high costs little: what a lease has left
-# when its bucket ends is given back, and other processes can use it as long as the bucket counts.
-
-_DECAY_TIME_S = 0.25
-"""Seconds after which an observation weighs 1/e."""
-_INITIAL_OBSERVED_S = 0.01
-"""Seconds without a call assumed before the first: two calls at once need not mean many more."""
-_MIN_LEASE_PERMITS = 2
-"""A lease of fewer permits saves no command: fetching it and refunding the rest are two commands.
-"""
-_MIN_PERMITS = 2
-"""Permits asked for lately, faded, below which no key gets its first lease. Most keys may be called
-two or three times only, and `permits_needed` takes a tenth of the processor time of such a call.
-"""
-_FAR_APART_S = _DECAY_TIME_S / 4
-"""Calls of cost 1 that are farther apart never add up to the demand for `_MIN_LEASE_PERMITS`: with
-`permits` at 4, needed are 4 * (1 - 1 / sqrt(4)) = 2.
-"""
-
-
-class Demand:
-    """The demand for one key in one process."""
-
-    __slots__ = ("observed_at", "observed_s", "permits")
-
-    def __init__(self, now: float) -> None:
-        self.permits = 0.0
-        """Permits that were asked for, faded."""
-        self.observed_s = _INITIAL_OBSERVED_S
-        """Seconds in which they were, faded."""
-        self.observed_at = now
-        """Monotonic seconds."""
-
-    def observe(self, now: float, permits: int) -> None:
-        """Record that `permits` were asked for since the last observation."""
-        elapsed_s = now - self.observed_at
-        if elapsed_s > 0:
-            fade = exp(-elapsed_s / _DECAY_TIME_S)
-            self.permits *= fade
-            self.observed_s = self.observed_s * fade + _DECAY_TIME_S * (1 - fade)
-            self.observed_at = now
-        self.permits += permits
-
-    def rate(self, now: float) -> float:
-        """Return the permits per second that are asked for at `now`."""
-        fade = exp(-max(0.0, now - self.observed_at) / _DECAY_TIME_S)
-        return self.permits * fade / (self.observed_s * fade + _DECAY_TIME_S * (1 - fade))
-
-    def permits_needed(self, now: float, seconds: float) -> int:
-        """Return the permits that will be needed within `seconds`, less the standard error of the
-        rate; 0 if a lease of them would save no command.
-        """
-        if self.permits <= 1:
-            return 0
-        needed = int(self.rate(now) * seconds * (1 - 1 / sqrt(self.permits)))
-        return needed if needed >= _MIN_LEASE_PERMITS else 0
-
-
-def worth_lease(command: Acquire, now: float, seconds: float) -> bool:
-    """True if a lease for `seconds` would save commands, for a key without a key state. If not,
-    note a call of `command`.
-
-    Most keys may be called too seldom for a lease, and their calls are to cost no more than in
-    `direct`. So the demand of such a key is kept in its command, and as long as its calls are far
-    apart that is only the time of the last one. (Threads share it without a lock: an observation
-    that is lost delays a lease by one call.)
-    """
-    demand = command.unleased_demand
-    cost = command.charges[0].cost
-    if demand.__class__ is not Demand:
-        if cost == 1 and now - demand > _FAR_APART_S:
-            command.unleased_demand = now
-            return False
-        called_at = demand
-        demand = Demand(called_at or now)
-        if called_at:
-            demand.observe(called_at, cost)
-        command.unleased_demand = demand
-    if demand.permits >= _MIN_PERMITS and demand.permits_needed(now, seconds):
-        return True
-    demand.observe(now, cost)
-    return False
-
-
-def take_demand(command: Acquire, now: float) -> Demand:
-    """Return the demand of a key that gets a state now, as `worth_lease` kept it, or a new one."""
-    demand, command.unleased_demand = command.unleased_demand, 0.0
-    return demand if isinstance(demand, Demand) else Demand(now)
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# A key's lease: permits that were charged in one bucket, and until when they may be spent.
-#
-# A reply has the time that its bucket had left, and this machine's clock may be slower than the
-# store's: chrony slews a clock by up to 8.3 %. So a lease ends before its bucket, by the part
-# `MAX_CLOCK_DRIFT` of that time, and each later grant or admission from the same bucket extends it:
-#
-#   store's bucket   |-----------------------------------------|
-#   first reply      t1 ---------------------------------> ends t1 + 0.91 of what was left
-#   a later one                     t2 -----------------------> ends t2 + 0.91 of what was left then
-
-MAX_CLOCK_DRIFT = 0.1
-"""How much faster than this machine's clock the store's may run, as a part of 1, before more than
-the limit can be admitted. Beyond that, and where this machine was suspended so that its clock stood
-still, a process may spend what its lease still holds after the bucket has ended.
-"""
-
-
-def lease_end(sent_at: float, left_ms: int) -> float:
-    """Return until when a lease may be spent (monotonic seconds) whose bucket had `left_ms` left by
-    the reply to a request that was sent at `sent_at`.
-    """
-    return sent_at + left_ms / 1000 / (1 + MAX_CLOCK_DRIFT) - CLOCK_MARGIN_S
-
-
-class LeasedKeyState(KeyState):
-    """A key's lease, and the demand that sizes the next one."""
-
-    __slots__ = (
-        "bucket_ms",
-        "charged_ms",
-        "demand",
-        "extended_at",
-        "has_review",
-        "lease_bucket_ends_ms",
-        "lease_fetch",
-        "left_at_observation",
-        "left_at_review",
-        "no_lease_until",
-        "was_reset",
-    )  # fmt: skip
-
-    def __init__(
-        self, name: StateName, charges: tuple[Charge, ...], offset_ms: float, now: float
-    ) -> None:
-        super().__init__(name, charges, limits_in(charges), offset_ms)
-        self.demand = Demand(now)
-        self.lease_bucket_ends_ms = 0
-        """When the bucket of the lease ends, on the store's clock: this identifies the bucket."""
-        self.charged_ms = 0
-        """A moment in that bucket, on the store's clock."""
-        self.extended_at = 0.0
-        """When the request was sent whose reply `permits_until` comes from, monotonic seconds."""
-        self.no_lease_until = 0.0
-        """When leasing may go on (monotonic seconds): see `Leases.on_outcome_unknown`."""
-        self.left_at_observation = 0
-        """Permits that were left when the demand was last observed."""
-        self.left_at_review = -1
-        """Permits that were left at the last review."""
-        self.lease_fetch: Completion | None = None
-        """Completed when the lease arrives that is being fetched; None if none is."""
-        self.has_review = False
-        """It is in the queue or the heap of `LeaseReviews`."""
-        self.was_reset = False
-        """Its windows have been emptied by this process: what was leased before is not in them."""
-        self.bucket_ms = min(charge.limit.bucket_ms for charge in charges)
-
-    def extend_lease(self, now_ms: int, sent_at: float) -> None:
-        """Record that the store's clock showed `now_ms` after `sent_at`. The reply to the latest
-        request counts, as the clocks have had the least time to drift apart since.
-        """
-        left_ms = self.lease_bucket_ends_ms - now_ms
-        if sent_at >= self.extended_at and 0 < left_ms <= self.bucket_ms:
-            self.extended_at = sent_at
-            self.permits_until = lease_end(sent_at, left_ms)
-
-    def seconds_to_bucket_end(self, now: float) -> float:
-        """Return the seconds until the present bucket ends."""
-        return (self.bucket_ms - (now * 1000 + self.offset_ms) % self.bucket_ms) / 1000
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# Leased permits that nobody spends are given back to the bucket they were charged in.
-#
-#   from     event                                                        to
-#   leased   its bucket has ended, its key is idle or evicted, the        queued
-#            limiter is closed, or a call over several keys needs them
-#   queued   the worker comes, or a call needs them                       sent
-#   queued   its key was reset                                            dropped
-#   sent     a reply                                                      refunded
-#   sent     an error, and it was surely not executed                     queued
-#   sent     an error, and it was surely not executed, after the window   expired
-#   sent     an error, and its outcome is unknown                         expired
-#   sent     any other error, which another attempt would meet again      expired
-#
-# A refund whose outcome is unknown is not sent again: a second one would create permits that nobody
-# has paid for. Permits that expire count as used until their bucket leaves the window.
-
-
-class LeaseRefund:
-    """Permits of one lease to give back."""
-
-    __slots__ = ("charged_ms", "charges", "permits", "state")
-
-    def __init__(
-        self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
-    ) -> None:
-        self.state = state
-        self.charges = charges
-        self.permits = permits
-        self.charged_ms = charged_ms
-        """A moment in the bucket that they were charged in, ms of the store's clock."""
-
-
-class LeaseRefunds:
-    """The queue of refunds."""
-
-    def __init__(
-        self,
-        states: KeyStateCache[LeasedKeyState],
-        schedule: FlushSchedule,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._states = states
-        self._schedule = schedule
-        self._monotonic = monotonic
-        self.after_fork()
-
-    def after_fork(self) -> None:
-        """Start empty: the parent gives back what it has leased."""
-        self._queue: list[LeaseRefund] = []
-
-    def queue_unspent(self, state: LeasedKeyState) -> int:
-        """Queue the permits that `state` has left, so that no call spends them. Return how many."""
-        with self._states.counter_lock:
-            charges, charged_ms, permits = state.charges, state.charged_ms, state.permits_left
-            state.left_at_observation -= permits
-            state.permits_left = 0
-            state.prefetch_threshold = -1
-        if permits:
-            self._queue.append(LeaseRefund(state, charges, permits, charged_ms))
-        return permits
-
-    def queue_unspent_and_wake(self, state: LeasedKeyState) -> None:
-        """Do `queue_unspent`, and have the worker send the refund."""
-        if self.queue_unspent(state):
-            self._schedule.flush_by(self._monotonic())
-
-    def queue_refund(
-        self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
-    ) -> None:
-        """Give back permits of a lease that are not in `state`."""
-        if permits:
-            self._queue.append(LeaseRefund(state, charges, permits, charged_ms))
-            self._schedule.flush_by(self._monotonic())
-
-    def collect(self, outgoing: list[OutgoingCommand]) -> None:
-        """Add the queued refunds, but not of reset keys, whose permits are those of later calls."""
-        with self._states.state_lock:
-            while self._queue:
-                refund = self._queue.pop()
-                if not refund.state.was_reset:
-                    outgoing.append(self._command_of(refund))
-
-    def next_due_at(self, now: float) -> float:
-        return now + self._schedule.interval_s if self._queue else NEVER
-
-    def unreturned(self) -> int:
-        """Return how many permits are held here or queued."""
-        held = sum([state.permits_left for state in self._states.all()])
-        return held + sum([refund.permits for refund in list(self._queue)])
-
-    def _command_of(self, refund: LeaseRefund) -> OutgoingCommand:
-        replied = False
-
-        def on_reply(reply: CountReply | Exception, sent_at: float) -> None:
-            nonlocal replied
-            again, replied = replied, True
-            if not again and isinstance(reply, StoreError) and reply.charged is False:
-                now = self._monotonic()
-                if now * 1000 + refund.state.offset_ms - refund.charged_ms < (
-                    refund.state.longest_window_ms
-                ):
-                    self._queue.append(refund)
-
-        charges = with_cost(refund.charges, refund.permits)
-        return OutgoingCommand(Refund(charges, charged_ms=refund.charged_ms), on_reply)
-
-
 PREFETCH_LEAD_S = 0.02
 """Seconds before a lease will be spent in which the worker fetches the next one."""
 REVIEW_DELAY_S = 0.002
@@ -399,6 +112,87 @@ class Leases:
         """
         now = self._monotonic()
         state.no_lease_until = now + state.seconds_to_bucket_end(now)
+
+
+class LeasedKeyState(KeyState):
+    """A key's lease, permits that were charged in one bucket and until when they may be spent, and
+    the demand that sizes the next one.
+
+    A reply has the time that its bucket had left, and this machine's clock may be slower than the
+    store's: chrony slews a clock by up to 8.3 %. So a lease ends before its bucket, by the part
+    `MAX_CLOCK_DRIFT` of that time, and each later grant or admission from the same bucket extends
+    it:
+
+    store's bucket   |-----------------------------------------|
+    first reply      t1 ---------------------------------> ends t1 + 0.91 of what was left
+    a later one                     t2 -----------------------> ends t2 + 0.91 of what was left then
+    """
+
+    __slots__ = (
+        "bucket_ms",
+        "charged_ms",
+        "demand",
+        "extended_at",
+        "has_review",
+        "lease_bucket_ends_ms",
+        "lease_fetch",
+        "left_at_observation",
+        "left_at_review",
+        "no_lease_until",
+        "was_reset",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: StateName, charges: tuple[Charge, ...], offset_ms: float, now: float
+    ) -> None:
+        super().__init__(name, charges, limits_in(charges), offset_ms)
+        self.demand = Demand(now)
+        self.lease_bucket_ends_ms = 0
+        """When the bucket of the lease ends, on the store's clock: this identifies the bucket."""
+        self.charged_ms = 0
+        """A moment in that bucket, on the store's clock."""
+        self.extended_at = 0.0
+        """When the request was sent whose reply `permits_until` comes from, monotonic seconds."""
+        self.no_lease_until = 0.0
+        """When leasing may go on (monotonic seconds): see `Leases.on_outcome_unknown`."""
+        self.left_at_observation = 0
+        """Permits that were left when the demand was last observed."""
+        self.left_at_review = -1
+        """Permits that were left at the last review."""
+        self.lease_fetch: Completion | None = None
+        """Completed when the lease arrives that is being fetched; None if none is."""
+        self.has_review = False
+        """It is in the queue or the heap of `LeaseReviews`."""
+        self.was_reset = False
+        """Its windows have been emptied by this process: what was leased before is not in them."""
+        self.bucket_ms = min(charge.limit.bucket_ms for charge in charges)
+
+    def extend_lease(self, now_ms: int, sent_at: float) -> None:
+        """Record that the store's clock showed `now_ms` after `sent_at`. The reply to the latest
+        request counts, as the clocks have had the least time to drift apart since.
+        """
+        left_ms = self.lease_bucket_ends_ms - now_ms
+        if sent_at >= self.extended_at and 0 < left_ms <= self.bucket_ms:
+            self.extended_at = sent_at
+            self.permits_until = lease_end(sent_at, left_ms)
+
+    def seconds_to_bucket_end(self, now: float) -> float:
+        """Return the seconds until the present bucket ends."""
+        return (self.bucket_ms - (now * 1000 + self.offset_ms) % self.bucket_ms) / 1000
+
+
+MAX_CLOCK_DRIFT = 0.1
+"""How much faster than this machine's clock the store's may run, as a part of 1, before more than
+the limit can be admitted. Beyond that, and where this machine was suspended so that its clock stood
+still, a process may spend what its lease still holds after the bucket has ended.
+"""
+
+
+def lease_end(sent_at: float, left_ms: int) -> float:
+    """Return until when a lease may be spent (monotonic seconds) whose bucket had `left_ms` left by
+    the reply to a request that was sent at `sent_at`.
+    """
+    return sent_at + left_ms / 1000 / (1 + MAX_CLOCK_DRIFT) - CLOCK_MARGIN_S
 
 
 MAX_LEASE_S = 0.25
@@ -572,3 +366,202 @@ class LeaseReviews:
             self._schedule_review(state, now)
         if lease_ended and not everything and not idle:
             self.prefetches.add_if_needed(state, now, state.seconds_to_bucket_end(now), outgoing)
+
+
+class LeaseRefunds:
+    """Leased permits that nobody spends, to be given back to the bucket they were charged in.
+
+      from     event                                                        to
+      leased   its bucket has ended, its key is idle or evicted, the        queued
+               limiter is closed, or a call over several keys needs them
+      queued   the worker comes, or a call needs them                       sent
+      queued   its key was reset                                            dropped
+      sent     a reply                                                      refunded
+      sent     an error, and it was surely not executed                     queued
+      sent     an error, and it was surely not executed, after the window   expired
+      sent     an error, and its outcome is unknown                         expired
+      sent     any other error, which another attempt would meet again      expired
+
+    A refund whose outcome is unknown is not sent again: a second one would create permits that
+    nobody has paid for. Permits that expire count as used until their bucket leaves the window.
+    """
+
+    def __init__(
+        self,
+        states: KeyStateCache[LeasedKeyState],
+        schedule: FlushSchedule,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._states = states
+        self._schedule = schedule
+        self._monotonic = monotonic
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Start empty: the parent gives back what it has leased."""
+        self._queue: list[LeaseRefund] = []
+
+    def queue_unspent(self, state: LeasedKeyState) -> int:
+        """Queue the permits that `state` has left, so that no call spends them. Return how many."""
+        with self._states.counter_lock:
+            charges, charged_ms, permits = state.charges, state.charged_ms, state.permits_left
+            state.left_at_observation -= permits
+            state.permits_left = 0
+            state.prefetch_threshold = -1
+        if permits:
+            self._queue.append(LeaseRefund(state, charges, permits, charged_ms))
+        return permits
+
+    def queue_unspent_and_wake(self, state: LeasedKeyState) -> None:
+        """Do `queue_unspent`, and have the worker send the refund."""
+        if self.queue_unspent(state):
+            self._schedule.flush_by(self._monotonic())
+
+    def queue_refund(
+        self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
+    ) -> None:
+        """Give back permits of a lease that are not in `state`."""
+        if permits:
+            self._queue.append(LeaseRefund(state, charges, permits, charged_ms))
+            self._schedule.flush_by(self._monotonic())
+
+    def collect(self, outgoing: list[OutgoingCommand]) -> None:
+        """Add the queued refunds, but not of reset keys, whose permits are those of later calls."""
+        with self._states.state_lock:
+            while self._queue:
+                refund = self._queue.pop()
+                if not refund.state.was_reset:
+                    outgoing.append(self._command_of(refund))
+
+    def next_due_at(self, now: float) -> float:
+        return now + self._schedule.interval_s if self._queue else NEVER
+
+    def unreturned(self) -> int:
+        """Return how many permits are held here or queued."""
+        held = sum([state.permits_left for state in self._states.all()])
+        return held + sum([refund.permits for refund in list(self._queue)])
+
+    def _command_of(self, refund: LeaseRefund) -> OutgoingCommand:
+        replied = False
+
+        def on_reply(reply: CountReply | Exception, sent_at: float) -> None:
+            nonlocal replied
+            again, replied = replied, True
+            if not again and isinstance(reply, StoreError) and reply.charged is False:
+                now = self._monotonic()
+                if now * 1000 + refund.state.offset_ms - refund.charged_ms < (
+                    refund.state.longest_window_ms
+                ):
+                    self._queue.append(refund)
+
+        charges = with_cost(refund.charges, refund.permits)
+        return OutgoingCommand(Refund(charges, charged_ms=refund.charged_ms), on_reply)
+
+
+class LeaseRefund:
+    """Permits of one lease to give back."""
+
+    __slots__ = ("charged_ms", "charges", "permits", "state")
+
+    def __init__(
+        self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
+    ) -> None:
+        self.state = state
+        self.charges = charges
+        self.permits = permits
+        self.charged_ms = charged_ms
+        """A moment in the bucket that they were charged in, ms of the store's clock."""
+
+
+_DECAY_TIME_S = 0.25
+"""Seconds after which an observation weighs 1/e."""
+_INITIAL_OBSERVED_S = 0.01
+"""Seconds without a call assumed before the first: two calls at once need not mean many more."""
+_MIN_LEASE_PERMITS = 2
+"""A lease of fewer permits saves no command: fetching it and refunding the rest are two commands.
+"""
+_MIN_PERMITS = 2
+"""Permits asked for lately, faded, below which no key gets its first lease. Most keys may be called
+two or three times only, and `permits_needed` takes a tenth of the processor time of such a call.
+"""
+_FAR_APART_S = _DECAY_TIME_S / 4
+"""Calls of cost 1 that are farther apart never add up to the demand for `_MIN_LEASE_PERMITS`: with
+`permits` at 4, needed are 4 * (1 - 1 / sqrt(4)) = 2.
+"""
+
+
+class Demand:
+    """How many permits a process will need of a key, which sizes its leases.
+
+    Two sums decay exponentially with the time constant `_DECAY_TIME_S`: the permits that were asked
+    for, and the seconds that were observed. Their quotient is a rate, and the rate gives what will
+    be needed until a moment. An estimate that is a little too high costs little: what a lease has
+    left when its bucket ends is given back, and other processes can use it as long as the bucket
+    counts.
+    """
+
+    __slots__ = ("observed_at", "observed_s", "permits")
+
+    def __init__(self, now: float) -> None:
+        self.permits = 0.0
+        """Permits that were asked for, faded."""
+        self.observed_s = _INITIAL_OBSERVED_S
+        """Seconds in which they were, faded."""
+        self.observed_at = now
+        """Monotonic seconds."""
+
+    def observe(self, now: float, permits: int) -> None:
+        """Record that `permits` were asked for since the last observation."""
+        elapsed_s = now - self.observed_at
+        if elapsed_s > 0:
+            fade = exp(-elapsed_s / _DECAY_TIME_S)
+            self.permits *= fade
+            self.observed_s = self.observed_s * fade + _DECAY_TIME_S * (1 - fade)
+            self.observed_at = now
+        self.permits += permits
+
+    def rate(self, now: float) -> float:
+        """Return the permits per second that are asked for at `now`."""
+        fade = exp(-max(0.0, now - self.observed_at) / _DECAY_TIME_S)
+        return self.permits * fade / (self.observed_s * fade + _DECAY_TIME_S * (1 - fade))
+
+    def permits_needed(self, now: float, seconds: float) -> int:
+        """Return the permits that will be needed within `seconds`, less the standard error of the
+        rate; 0 if a lease of them would save no command.
+        """
+        if self.permits <= 1:
+            return 0
+        needed = int(self.rate(now) * seconds * (1 - 1 / sqrt(self.permits)))
+        return needed if needed >= _MIN_LEASE_PERMITS else 0
+
+
+def worth_lease(command: Acquire, now: float, seconds: float) -> bool:
+    """True if a lease for `seconds` would save commands, for a key without a key state. If not,
+    note a call of `command`.
+
+    Most keys may be called too seldom for a lease, and their calls are to cost no more than in
+    `direct`. So the demand of such a key is kept in its command, and as long as its calls are far
+    apart that is only the time of the last one. (Threads share it without a lock: an observation
+    that is lost delays a lease by one call.)
+    """
+    demand = command.unleased_demand
+    cost = command.charges[0].cost
+    if demand.__class__ is not Demand:
+        if cost == 1 and now - demand > _FAR_APART_S:
+            command.unleased_demand = now
+            return False
+        called_at = demand
+        demand = Demand(called_at or now)
+        if called_at:
+            demand.observe(called_at, cost)
+        command.unleased_demand = demand
+    if demand.permits >= _MIN_PERMITS and demand.permits_needed(now, seconds):
+        return True
+    demand.observe(now, cost)
+    return False
+
+
+def take_demand(command: Acquire, now: float) -> Demand:
+    """Return the demand of a key that gets a state now, as `worth_lease` kept it, or a new one."""
+    demand, command.unleased_demand = command.unleased_demand, 0.0
+    return demand if isinstance(demand, Demand) else Demand(now)

@@ -168,7 +168,8 @@ class PendingCounts(Generic[S]):
                 self.dropped += state.dropped
                 state.dropped = 0
                 buckets = state.closed_buckets
-                if not buckets and not self._wants_poll(state):
+                hooks = self.flush_hooks
+                if not buckets and (hooks is None or not hooks.wants_poll(state)):
                     self._states.on_all_acknowledged(state)
                     return None
                 batch = InFlightCounts(next(self._seq), buckets, state.counted_since)
@@ -243,9 +244,6 @@ class PendingCounts(Generic[S]):
         for state in self._dirty:  # one line for all threads: see `KeyStateCache.get_or_add`
             return state
         return None
-
-    def _wants_poll(self, state: S) -> bool:
-        return self.flush_hooks is not None and self.flush_hooks.wants_poll(state)
 
     def _is_overdue(self, state: S, now: float) -> bool:
         """True if there is no room to keep what `state` has counted any longer."""

@@ -78,24 +78,6 @@ def _read(
     return reply
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# Counts of entries, on their way into the minute views of the store.
-#
-# An entry appends an event to a queue, which takes no lock, and so can be done anywhere. A flush
-# adds the events up by key, origin and second, and sends one command for each key:
-#
-#     from       event                                            to
-#     queued     a flush, a reader of the key, or a long queue    added up
-#     added up   a flush                                          in flight, under a new number
-#     added up   another of its key is over a minute newer        dropped
-#     in flight  a reply                                          acknowledged
-#     in flight  an error                                         in flight, under the same number
-#     in flight  an error, after a minute                         dropped
-#     in flight  an error, while too many keys have counts        dropped
-#
-# The store takes each number of a sender once (`pending_counts.py` has the same table for windows).
-
 _MAX_QUEUED = 4096
 """With so many events in the queue, the caller that appends one adds them up."""
 _MAX_PENDING_ORIGINS = 1000
@@ -150,7 +132,23 @@ class _KeyViews:
 
 
 class EntryViews:
-    """A part of a strategy, which has the flushes of the minute views for the worker."""
+    """Counts of entries, on their way into the minute views of the store: a part of a strategy.
+
+    An entry appends an event to a queue, which takes no lock, and so can be done anywhere. A flush
+    adds the events up by key, origin and second, and sends one command for each key:
+
+        from       event                                            to
+        queued     a flush, a reader of the key, or a long queue    added up
+        added up   a flush                                          in flight, under a new number
+        added up   another of its key is over a minute newer        dropped
+        in flight  a reply                                          acknowledged
+        in flight  an error                                         in flight, under the same number
+        in flight  an error, after a minute                         dropped
+        in flight  an error, while too many keys have counts        dropped
+
+    The store takes each number of a sender once (`pending_counts.py` has the same table for
+    windows).
+    """
 
     def __init__(
         self, options: Options, schedule: FlushSchedule, monotonic: Callable[[], float]

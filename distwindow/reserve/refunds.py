@@ -49,7 +49,7 @@ class PartRefund:
         """`charges`: those of `decision`, made at `decided_at` (monotonic seconds), that are given
         back. `strategy`: what has counted them.
         """
-        at = self.charged_ms = strategy.charged_ms(decision, decided_at)
+        at = self.charged_ms = strategy.corrections.charged_ms(decision, decided_at)
         self.charges = with_bucket_starts(
             charges,
             [
@@ -84,7 +84,8 @@ class PartRefund:
 
     def has_to_wait(self) -> bool:
         """True while the counts that it is a part of are on their way to the store."""
-        return self.is_counted_here and self.strategy.is_in_flight(self.charges, self.charged_ms)
+        corrections = self.strategy.corrections
+        return self.is_counted_here and corrections.is_in_flight(self.charges, self.charged_ms)
 
 
 class PartRefunds(ScheduledSource):
@@ -137,8 +138,6 @@ class PartRefunds(ScheduledSource):
         """Drop the refunds of `key`, as its windows have been emptied."""
         with self._lock:
             self._queue = {name: each for name, each in self._queue.items() if each.key != key}
-
-    # -- the worker -------------------------------------------------------------------------------
 
     def keys_to_flush(self) -> int:
         """See `FlushSource`."""

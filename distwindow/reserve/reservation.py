@@ -54,250 +54,6 @@ from .refunds import PartRefund, PartRefunds
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LOG = logging.getLogger("distwindow")
-_MAX_RESETS = 1000
-"""Of so many keys the last `reset` is known, for reservations that are open."""
-
-State = Literal["open", "committed", "released", "refused"]
-OnError = Literal["keep", "release"]
-
-
-class ReservedPart(NamedTuple):
-    """What one decision has admitted for one key of a reservation."""
-
-    decision: Decision
-    charges: tuple[Charge, ...]
-    """Those of this key; empty where `on_store_error` has admitted it, as nothing was counted."""
-    permits: int
-    decided_at: float
-    """Monotonic seconds."""
-    resets: int
-    """How many `reset`s the limiter had made before."""
-
-
-class ReservedKey:
-    """One key of a reservation, and what was admitted for it."""
-
-    __slots__ = ("charges", "parts")
-
-    def __init__(self, charges: tuple[Charge, ...]) -> None:
-        self.charges = charges
-        """What the estimate is charged."""
-        self.parts: deque[ReservedPart] = deque()
-        """Oldest first. Whoever takes one out settles it: that is once."""
-
-    @property
-    def key(self) -> AnyKey:
-        return self.charges[0].key
-
-    @property
-    def limits(self) -> list[Limit]:
-        return limits_in(self.charges)
-
-    def add(self, decision: Decision, permits: int, decided_at: float, resets: int) -> ReservedPart:
-        """Add what `decision` has admitted, and return it."""
-        rings = {charge.ring for charge in self.charges}
-        charges = tuple(charge for charge in decision.charged or () if charge.ring in rings)
-        part = ReservedPart(decision, charges, permits, decided_at, resets)
-        self.parts.append(part)
-        return part
-
-    def take_part(self, part: ReservedPart) -> bool:
-        """Take `part` out. Return False if another thread has."""
-        while True:
-            try:
-                self.parts.remove(part)
-            except ValueError:
-                return False
-            except IndexError:  # others were taken out meanwhile
-                continue
-            return True
-
-    def take_parts(self) -> list[ReservedPart]:
-        """Take all parts out, the newest first."""
-        parts = []
-        while self.parts:
-            try:
-                parts.append(self.parts.pop())
-            except IndexError:  # another thread has taken the last one
-                break
-        return parts
-
-
-class Settlement:
-    """Settles the reservations of one limiter."""
-
-    def __init__(self, options: Options, decider: BaseDecider) -> None:
-        self.commands = decider.commands
-        self.monotonic = decider.clock.monotonic
-        self.closed = False
-        self.resets = 0
-        """How many there were."""
-        self._last_resets: dict[AnyKey, int] = {}
-        """The number of the last one of a key: what was charged before it is gone."""
-        self._strategy = decider.strategy
-        self._policy = decider.policy
-        self._on_freed = decider.queues.on_freed
-        self._refunds = register_after_fork(
-            PartRefunds(options.flush_interval, self.monotonic, self._on_given_back)
-        )
-        # Before the counts that are sent now: until these are acknowledged, no refund of them is.
-        decider.policy.source.add_first(self._refunds)
-
-    def reset(self, key: AnyKey) -> None:
-        """Give back nothing that was charged for `key` so far, as its windows have been emptied."""
-        self._refunds.reset(key)
-        self.resets += 1
-        self._last_resets.pop(key, None)
-        self._last_resets[key] = self.resets
-        if len(self._last_resets) > _MAX_RESETS:
-            self._last_resets.pop(next(iter(self._last_resets), key), None)
-
-    def close(self) -> None:
-        """Settle nothing any more; what was committed is flushed."""
-        self.closed = True
-
-    def settle(
-        self, items: Sequence[ReservedKey], actuals: Sequence[int], *, now: bool
-    ) -> Operation[int]:
-        """Give back what was admitted beyond `actuals`, and count what was used beyond it. Return
-        how many permits are given back, the most of any item.
-
-        With `now`, send it, and raise the store's error if it does not take it. What it was surely
-        not told goes with the next flush, as without `now`.
-        """
-        refunds: list[PartRefund] = []
-        flushes: list[tuple[Strategy, ReservedKey]] = []
-        most = 0
-        for item, actual in zip(items, actuals, strict=True):
-            parts = item.take_parts()
-            admitted = sum(part.permits for part in parts)
-            if actual <= admitted:
-                most = max(most, admitted - actual)
-                of_item = self._give_back(parts, admitted - actual)
-                flushes += [(refund.strategy, item) for refund in of_item if refund.has_to_wait()]
-                refunds += of_item
-            else:
-                strategy = self._policy.strategy_of(parts[0].decision)
-                yield from self._count_debt(strategy, item, parts[0], actual - admitted)
-                flushes.append((strategy, item))
-        failure: DistwindowError | None = None
-        if now:
-            failure = yield from self._flush(flushes)
-        if failure is None and (now or self._strategy.counts_at_once):
-            commands = [self._refunds.command_of(refund) for refund in refunds]
-            failure = yield from send_all(commands, self.monotonic)
-        else:
-            for refund in refunds:
-                self._refunds.queue(refund)
-        if now and failure is not None:
-            raise failure
-        return most
-
-    def _on_given_back(self, refund: PartRefund) -> None:
-        """Decide no more by what was known of a key: the store has taken out permits of it."""
-        for strategy in {self._strategy, refund.strategy}:
-            strategy.invalidate(refund.key)
-        self._on_freed(refund.charges)
-
-    def _give_back(self, parts: Sequence[ReservedPart], permits: int) -> list[PartRefund]:
-        """Give back `permits` of these parts, the newest first, as what was reserved first was used
-        first. Return what the store has to give back.
-        """
-        refunds = []
-        for part in parts:
-            unused = min(part.permits, permits)
-            permits -= unused
-            if not (unused and part.charges):
-                continue
-            if part.resets < self._last_resets.get(part.charges[0].key, 0):
-                continue
-            strategy = self._policy.strategy_of(part.decision)
-            refund = PartRefund(part.decision, part.charges, unused, strategy, part.decided_at)
-            if refund.is_counted_here:
-                taken_back = strategy.take_back(part.charges, unused, refund.charged_ms)
-                if taken_back:
-                    self._on_freed(part.charges)
-                refund.permits -= taken_back
-            if refund.permits:
-                refunds.append(refund)
-        return refunds
-
-    def _count_debt(
-        self, strategy: Strategy, item: ReservedKey, newest: ReservedPart, permits: int
-    ) -> Operation[None]:
-        """Count `permits` in the present bucket."""
-        offset_ms = newest.decision.now_ms - newest.decided_at * 1000
-        command = strategy.count_debt(item.charges, permits, offset_ms)
-        if command is not None:
-            yield from send(command)
-
-    def _flush(
-        self, flushes: Sequence[tuple[Strategy, ReservedKey]]
-    ) -> Operation[DistwindowError | None]:
-        """Send what is counted of these items. Return the first error."""
-        for strategy, item in flushes:
-            for _ in range(2):  # what was in flight already, and then the rest
-                command = strategy.flush_command(item.key, item.charges)
-                if command is not None:
-                    failure = yield from send_all([command], self.monotonic)
-                    if failure is not None:
-                        return failure
-        return None
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The checks of what callers pass.
-
-
-def check_on_error(on_error: object) -> None:
-    """Raise `ConfigurationError` for an `on_error` that is none."""
-    if on_error not in ("keep", "release"):
-        raise ConfigurationError(
-            f'on_error={short_repr(on_error)} is neither "keep" (the estimate stays charged when '
-            'the block raises) nor "release"'
-        )
-
-
-def check_permits(name: str, value: object, least: int) -> None:
-    """Raise `ValueError` for permits that are not an int of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_TOTAL:
-        raise ValueError(
-            f"{name}={short_repr(value)} is not a whole number from {least} to {MAX_TOTAL:,}"
-        )
-
-
-def clamped(estimate: Any, most: int, clamp: bool) -> int:
-    """Return `estimate`, with `clamp` at most `most`. Raises `ValueError` for one that is not a
-    whole number of at least 1, and for one that could never be admitted.
-    """
-    check_permits("estimate", estimate, 1)
-    if estimate <= most:
-        return int(estimate)
-    if clamp:
-        return most
-    raise ValueError(
-        f"estimate={estimate} can never be admitted: the smallest limit is {most}; with clamp=True "
-        "it is cut to that"
-    )
-
-
-def clamped_items(items: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Return `(key, limits, cost)` items whose costs are at most the smallest limit of each."""
-    cut = []
-    for item in items:
-        if not isinstance(item, (str, bytes)) and len(item) == 3:
-            most = max_cost(parse_limits(item[1]))
-            item = (item[0], item[1], clamped(item[2], most, clamp=True))
-        cut.append(item)
-    return cut
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# Reservations, for threads and for tasks.
-
 
 class BaseReservation:
     """Base class of `Reservation` and `AsyncReservation`."""
@@ -478,79 +234,6 @@ class BaseReservation:
         )  # fmt: skip
 
 
-def _numbers(actuals: tuple[int, ...]) -> str:
-    return ", ".join(map(str, actuals))
-
-
-@only_async_with
-class AsyncReservation(BaseReservation):
-    """See `Reservation`; `async with`, and awaited where there is I/O."""
-
-    def __init__(
-        self,
-        reservations: AsyncReservations,
-        calls: Sequence[tuple[Charge, ...]],
-        decision: Decision,
-        on_error: OnError,
-    ) -> None:
-        super().__init__(reservations.settlement, calls, decision, on_error)
-        self._decider = reservations.decider
-
-    async def extend(self, *more: int) -> Decision:
-        """See `Reservation.extend`."""
-        self._check_extension(more)
-        decider = self._decider
-        if len(more) == 1:
-            decision = await decider.try_acquire(self._items[0].key, more[0])
-        else:
-            decision = await decider.acquire_all(self._extension_calls(more))
-        await decider.run(self._add_extension(decision, more))
-        return decision
-
-    async def commit(self, *actuals: int, now: bool = False) -> None:
-        """See `Reservation.commit`."""
-        await self._decider.run(self._settle(actuals, "committed", now))
-
-    async def release(self, *, now: bool = False) -> int:
-        """See `Reservation.release`."""
-        count: int = await self._decider.run(self._settle(self._nothing, "released", now))
-        return count
-
-    async def __aenter__(self) -> Self:
-        self._enter()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_to_be_released(exc):
-            try:
-                await self.release()
-            except DistwindowError as failure:
-                self._log_unreleased(failure)
-
-
-class UnawaitedReservation(UnawaitedCoroutine[AsyncReservation]):
-    """A reservation to be awaited, or entered by `async with`, which awaits it."""
-
-    __slots__ = ("_entered",)
-
-    async def __aenter__(self) -> AsyncReservation:
-        self._entered = await self
-        return await self._entered.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._entered.__aexit__(kind, exc, trace)
-
-
 class Reservation(BaseReservation):
     """Permits that are reserved for one call, by an estimate of what it will use. True if they were
     admitted.
@@ -627,9 +310,78 @@ class Reservation(BaseReservation):
                 self._log_unreleased(failure)
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# How a limiter makes them.
+@only_async_with
+class AsyncReservation(BaseReservation):
+    """See `Reservation`; `async with`, and awaited where there is I/O."""
+
+    def __init__(
+        self,
+        reservations: AsyncReservations,
+        calls: Sequence[tuple[Charge, ...]],
+        decision: Decision,
+        on_error: OnError,
+    ) -> None:
+        super().__init__(reservations.settlement, calls, decision, on_error)
+        self._decider = reservations.decider
+
+    async def extend(self, *more: int) -> Decision:
+        """See `Reservation.extend`."""
+        self._check_extension(more)
+        decider = self._decider
+        if len(more) == 1:
+            decision = await decider.try_acquire(self._items[0].key, more[0])
+        else:
+            decision = await decider.acquire_all(self._extension_calls(more))
+        await decider.run(self._add_extension(decision, more))
+        return decision
+
+    async def commit(self, *actuals: int, now: bool = False) -> None:
+        """See `Reservation.commit`."""
+        await self._decider.run(self._settle(actuals, "committed", now))
+
+    async def release(self, *, now: bool = False) -> int:
+        """See `Reservation.release`."""
+        count: int = await self._decider.run(self._settle(self._nothing, "released", now))
+        return count
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_to_be_released(exc):
+            try:
+                await self.release()
+            except DistwindowError as failure:
+                self._log_unreleased(failure)
+
+
+class UnawaitedReservation(UnawaitedCoroutine[AsyncReservation]):
+    """A reservation to be awaited, or entered by `async with`, which awaits it."""
+
+    __slots__ = ("_entered",)
+
+    async def __aenter__(self) -> AsyncReservation:
+        self._entered = await self
+        return await self._entered.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._entered.__aexit__(kind, exc, trace)
+
+
+def _numbers(actuals: tuple[int, ...]) -> str:
+    return ", ".join(map(str, actuals))
+
 
 D = TypeVar("D", bound=BaseDecider)
 
@@ -718,3 +470,234 @@ def _raise_shaped() -> NoReturn:
         "reservations need limits that are neither paced nor warm up: what is given back or "
         "counted later cannot change the moment that a call was promised"
     )
+
+
+class Settlement:
+    """Settles the reservations of one limiter."""
+
+    def __init__(self, options: Options, decider: BaseDecider) -> None:
+        self.commands = decider.commands
+        self.monotonic = decider.clock.monotonic
+        self.closed = False
+        self.resets = 0
+        """How many there were."""
+        self._last_resets: dict[AnyKey, int] = {}
+        """The number of the last one of a key: what was charged before it is gone."""
+        self._strategy = decider.strategy
+        self._policy = decider.policy
+        self._on_freed = decider.queues.on_freed
+        self._refunds = register_after_fork(
+            PartRefunds(options.flush_interval, self.monotonic, self._on_given_back)
+        )
+        # Before the counts that are sent now: until these are acknowledged, no refund of them is.
+        decider.policy.flush_source.add_first(self._refunds)
+
+    def reset(self, key: AnyKey) -> None:
+        """Give back nothing that was charged for `key` so far, as its windows have been emptied."""
+        self._refunds.reset(key)
+        self.resets += 1
+        self._last_resets.pop(key, None)
+        self._last_resets[key] = self.resets
+        if len(self._last_resets) > _MAX_RESETS:
+            self._last_resets.pop(next(iter(self._last_resets), key), None)
+
+    def close(self) -> None:
+        """Settle nothing any more; what was committed is flushed."""
+        self.closed = True
+
+    def settle(
+        self, items: Sequence[ReservedKey], actuals: Sequence[int], *, now: bool
+    ) -> Operation[int]:
+        """Give back what was admitted beyond `actuals`, and count what was used beyond it. Return
+        how many permits are given back, the most of any item.
+
+        With `now`, send it, and raise the store's error if it does not take it. What it was surely
+        not told goes with the next flush, as without `now`.
+        """
+        refunds: list[PartRefund] = []
+        flushes: list[tuple[Strategy, ReservedKey]] = []
+        most = 0
+        for item, actual in zip(items, actuals, strict=True):
+            parts = item.take_parts()
+            admitted = sum(part.permits for part in parts)
+            if actual <= admitted:
+                most = max(most, admitted - actual)
+                of_item = self._give_back(parts, admitted - actual)
+                flushes += [(refund.strategy, item) for refund in of_item if refund.has_to_wait()]
+                refunds += of_item
+            else:
+                strategy = self._policy.strategy_of(parts[0].decision)
+                newest = parts[0]
+                offset_ms = newest.decision.now_ms - newest.decided_at * 1000
+                command = strategy.corrections.count_debt(
+                    item.charges, actual - admitted, offset_ms
+                )
+                if command is not None:
+                    yield from send(command)
+                flushes.append((strategy, item))
+        failure: DistwindowError | None = None
+        if now:
+            failure = yield from self._flush(flushes)
+        if failure is None and (now or self._strategy.counts_at_once):
+            commands = [self._refunds.command_of(refund) for refund in refunds]
+            failure = yield from send_all(commands, self.monotonic)
+        else:
+            for refund in refunds:
+                self._refunds.queue(refund)
+        if now and failure is not None:
+            raise failure
+        return most
+
+    def _on_given_back(self, refund: PartRefund) -> None:
+        """Decide no more by what was known of a key: the store has taken out permits of it."""
+        for strategy in {self._strategy, refund.strategy}:
+            strategy.invalidate(refund.key)
+        self._on_freed(refund.charges)
+
+    def _give_back(self, parts: Sequence[ReservedPart], permits: int) -> list[PartRefund]:
+        """Give back `permits` of these parts, the newest first, as what was reserved first was used
+        first. Return what the store has to give back.
+        """
+        refunds = []
+        for part in parts:
+            unused = min(part.permits, permits)
+            permits -= unused
+            if not (unused and part.charges):
+                continue
+            if part.resets < self._last_resets.get(part.charges[0].key, 0):
+                continue
+            strategy = self._policy.strategy_of(part.decision)
+            refund = PartRefund(part.decision, part.charges, unused, strategy, part.decided_at)
+            if refund.is_counted_here:
+                taken_back = strategy.corrections.take_back(part.charges, unused, refund.charged_ms)
+                if taken_back:
+                    self._on_freed(part.charges)
+                refund.permits -= taken_back
+            if refund.permits:
+                refunds.append(refund)
+        return refunds
+
+    def _flush(
+        self, flushes: Sequence[tuple[Strategy, ReservedKey]]
+    ) -> Operation[DistwindowError | None]:
+        """Send what is counted of these items. Return the first error."""
+        for strategy, item in flushes:
+            for _ in range(2):  # what was in flight already, and then the rest
+                command = strategy.corrections.flush_of(item.charges)
+                if command is not None:
+                    failure = yield from send_all([command], self.monotonic)
+                    if failure is not None:
+                        return failure
+        return None
+
+
+class ReservedKey:
+    """One key of a reservation, and what was admitted for it."""
+
+    __slots__ = ("charges", "parts")
+
+    def __init__(self, charges: tuple[Charge, ...]) -> None:
+        self.charges = charges
+        """What the estimate is charged."""
+        self.parts: deque[ReservedPart] = deque()
+        """Oldest first. Whoever takes one out settles it: that is once."""
+
+    @property
+    def key(self) -> AnyKey:
+        return self.charges[0].key
+
+    @property
+    def limits(self) -> list[Limit]:
+        return limits_in(self.charges)
+
+    def add(self, decision: Decision, permits: int, decided_at: float, resets: int) -> ReservedPart:
+        """Add what `decision` has admitted, and return it."""
+        rings = {charge.ring for charge in self.charges}
+        charges = tuple(charge for charge in decision.charged or () if charge.ring in rings)
+        part = ReservedPart(decision, charges, permits, decided_at, resets)
+        self.parts.append(part)
+        return part
+
+    def take_part(self, part: ReservedPart) -> bool:
+        """Take `part` out. Return False if another thread has."""
+        while True:
+            try:
+                self.parts.remove(part)
+            except ValueError:
+                return False
+            except IndexError:  # others were taken out meanwhile
+                continue
+            return True
+
+    def take_parts(self) -> list[ReservedPart]:
+        """Take all parts out, the newest first."""
+        parts = []
+        while self.parts:
+            try:
+                parts.append(self.parts.pop())
+            except IndexError:  # another thread has taken the last one
+                break
+        return parts
+
+
+LOG = logging.getLogger("distwindow")
+_MAX_RESETS = 1000
+"""Of so many keys the last `reset` is known, for reservations that are open."""
+State = Literal["open", "committed", "released", "refused"]
+OnError = Literal["keep", "release"]
+
+
+class ReservedPart(NamedTuple):
+    """What one decision has admitted for one key of a reservation."""
+
+    decision: Decision
+    charges: tuple[Charge, ...]
+    """Those of this key; empty where `on_store_error` has admitted it, as nothing was counted."""
+    permits: int
+    decided_at: float
+    """Monotonic seconds."""
+    resets: int
+    """How many `reset`s the limiter had made before."""
+
+
+def check_on_error(on_error: object) -> None:
+    """Raise `ConfigurationError` for an `on_error` that is none."""
+    if on_error not in ("keep", "release"):
+        raise ConfigurationError(
+            f'on_error={short_repr(on_error)} is neither "keep" (the estimate stays charged when '
+            'the block raises) nor "release"'
+        )
+
+
+def check_permits(name: str, value: object, least: int) -> None:
+    """Raise `ValueError` for permits that are not an int of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_TOTAL:
+        raise ValueError(
+            f"{name}={short_repr(value)} is not a whole number from {least} to {MAX_TOTAL:,}"
+        )
+
+
+def clamped(estimate: Any, most: int, clamp: bool) -> int:
+    """Return `estimate`, with `clamp` at most `most`. Raises `ValueError` for one that is not a
+    whole number of at least 1, and for one that could never be admitted.
+    """
+    check_permits("estimate", estimate, 1)
+    if estimate <= most:
+        return int(estimate)
+    if clamp:
+        return most
+    raise ValueError(
+        f"estimate={estimate} can never be admitted: the smallest limit is {most}; with clamp=True "
+        "it is cut to that"
+    )
+
+
+def clamped_items(items: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Return `(key, limits, cost)` items whose costs are at most the smallest limit of each."""
+    cut = []
+    for item in items:
+        if not isinstance(item, (str, bytes)) and len(item) == 3:
+            most = max_cost(parse_limits(item[1]))
+            item = (item[0], item[1], clamped(item[2], most, clamp=True))
+        cut.append(item)
+    return cut

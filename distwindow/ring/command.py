@@ -17,112 +17,77 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 from ..errors import ConfigurationError
 from .decision import Charge
 
-# --------------------------------------------------------------------------------------------------
-#
-# Finds and loads the Lua scripts. A script is joined with the pieces that it names, once.
-#
-# The scripts are in `lua/` beside the package in a checkout, and in `distwindow/_lua` in a wheel,
-# which may be imported from a zip archive (zipapp, PEX).
-
-_PACKAGE = Path(__file__).resolve().parent.parent
-_INCLUDE = re.compile(r"^--@include (\S+)\n", re.MULTILINE)
-_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Script:
-    """One script as it is sent. `head` is the `---` lines of its file: name, KEYS, ARGV, RETURN."""
-
-    name: str
-    text: str
-    sha: str
-    head: tuple[str, ...]
-
-
-def scripts_folder() -> Path:
-    """Return the folder of the `.lua` files; raise `ConfigurationError` if there is none."""
-    for folder in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
-        # Not `Path.is_file`: it takes a `ValueError` of a signal handler for a missing file.
-        if os.access(folder / "acquire.lua", os.R_OK):
-            return folder
-    archived = files(_PACKAGE.name) / "_lua"
-    if (archived / "acquire.lua").is_file():
-        return archived  # type: ignore[return-value]  # it has what is used here of a path
-    raise ConfigurationError(
-        f"distwindow's Lua scripts are missing: neither {_PACKAGE / '_lua'} nor "
-        f"{_PACKAGE.parent / 'lua'} holds acquire.lua; reinstall distwindow"
-    )
-
-
-def load_scripts() -> None:
-    """Read all scripts now: what a handler raises in a read may be taken for a file's error."""
-    for name in script_names():
-        load_script(name)
-
-
-def script_names() -> list[str]:
-    """Return the names of all scripts, sorted."""
-    files_there = [each.name for each in scripts_folder().iterdir()]
-    return sorted(name.removesuffix(".lua") for name in files_there if name.endswith(".lua"))
-
-
-@cache
-def load_script(name: str) -> Script:
-    """Return the script `name`, with its include lines replaced by the pieces that they name.
-
-    Comments are removed, because EVAL sends the text and the server keeps it.
-    """
-    root = scripts_folder()
-    source = (root / f"{name}.lua").read_text(encoding="utf-8")
-    head = tuple(line[4:] for line in source.splitlines() if line.startswith("--- "))
-    joined = _INCLUDE.sub(lambda line: (root / line[1]).read_text(encoding="utf-8"), source)
-    text = _COMMENT.sub("", joined)
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), head)
-
-
-def ring_arguments(charges: tuple[Charge, ...], calls: int = 1) -> list[bytes | int | str]:
-    """Return (permits, limit, bucket_ms, shape) of each ring."""
-    arguments: list[bytes | int | str] = []
-    for _, limit, cost, _, _ in charges:
-        shape = f"{limit.buckets}+1" if limit.bound == "strict" else limit.buckets
-        arguments += (cost * calls, limit.amount, limit.bucket_ms, shape)
-    return arguments
-
-
-def time_argument(now_ms: int | None) -> int | str:
-    """Return the client's time; '' where the server's is used."""
-    return "" if now_ms is None else now_ms
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# What all commands have in common: one EVALSHA, and its frame in RESP.
-#
-# Its first argument is the *stamp*, `<deadline ms>.<nonce>`. The script does nothing once the
-# server's clock has passed the deadline, and its reply begins with the stamp, so that a reply that
-# belongs to another call (client libraries have crossed replies) is never used. The stamp is one
-# word because each argument costs the server 0.1 us.
-#
-#   1700000000250.000042
-#   |             |
-#   |             nonce: a reply that begins with another stamp belongs to another call
-#   deadline: the server's time after which the script does nothing
-
 Reply = TypeVar("Reply")
 C = TypeVar("C", bound="Command[Any]")
-
-
 ScriptReply: TypeAlias = "Sequence[Any]"
 """A script's reply as RESP has it: the stamp, then integers; `read` and `flush` append lists."""
-
 STAMP_BYTES = 20
 """13 digits of ms, a point, 6 digits of nonce."""
 STAMP_LENGTH = b"$%d\r\n" % STAMP_BYTES
-
 NO_DEADLINE_MS = 9_999_999_999_999
 """The deadline in a stamp as long as the time of the server is unknown (year 2286)."""
-
 _NONCES = 1_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Command(Generic[Reply]):
+    """One script call. `now_ms` is the client's time with `clock="client"`; with None the script
+    uses the server's.
+
+    A command is equal only to itself. Callers of one key use one command object, so that stores can
+    let them share a script call. Therefore it is never changed, except for what it caches. (As a
+    frozen dataclass it would take three times as long to make, and each new key makes two.)
+
+    It is one EVALSHA, a frame in RESP. The first argument is the *stamp*, `<deadline ms>.<nonce>`.
+    The script does nothing once the server's clock has passed the deadline, and its reply begins
+    with the stamp, so that a reply that belongs to another call (client libraries have crossed
+    replies) is never used. The stamp is one word because each argument costs the server 0.1 us.
+
+      1700000000250.000042
+      |             |
+      |             nonce: a reply that begins with another stamp belongs to another call
+      deadline: the server's time after which the script does nothing
+    """
+
+    script: ClassVar[str]
+    writes: ClassVar[bool] = True
+    """False if the script only reads, which servers also do that refuse to write."""
+
+    charges: tuple[Charge, ...]
+    now_ms: int | None = None
+    hash_slot: int | None = field(default=None, init=False, repr=False)
+    """The slot of its rings in a Redis Cluster, once a store has computed it."""
+
+    @property
+    def keys(self) -> list[bytes]:
+        """KEYS of the script."""
+        return [charge.ring for charge in self.charges]
+
+    def arguments(self) -> list[bytes | int | str]:
+        """Return ARGV without the stamp, which is its first word."""
+        raise NotImplementedError  # each command has arguments of its own
+
+    def reply(self, raw: ScriptReply) -> Reply:
+        """Return the script's reply, which begins with the stamp, as a named tuple."""
+        raise NotImplementedError  # each script has a reply of its own
+
+    def frame(self, stamp: bytes) -> bytes:
+        """Return the EVALSHA in RESP."""
+        return self._pack(b"EVALSHA", load_script(self.script).sha, stamp)
+
+    def eval_frame(self, stamp: bytes) -> bytes:
+        """Return an EVAL with the whole script, for a server that does not have the script."""
+        return self._pack(b"EVAL", load_script(self.script).text, stamp)
+
+    def with_time(self: C, now_ms: int) -> C:
+        """Return this command with the client's time."""
+        return replace(self, now_ms=now_ms)
+
+    def _pack(self, verb: bytes, script: str, stamp: bytes) -> bytes:
+        keys = self.keys
+        words = [*keys, stamp, *self.arguments()]
+        beginning = _beginning(verb, script, len(keys))
+        return b"*%d\r\n%b%b" % (len(words) + 3, beginning, bulk_strings(words))
 
 
 class ServerClock:
@@ -171,57 +136,6 @@ class FrameParts:
         self.before_keys = self.after_stamp = b""
 
 
-@dataclass(slots=True, eq=False)
-class Command(Generic[Reply]):
-    """One script call. `now_ms` is the client's time with `clock="client"`; with None the script
-    uses the server's.
-
-    A command is equal only to itself. Callers of one key use one command object, so that stores can
-    let them share a script call. Therefore it is never changed, except for what it caches. (As a
-    frozen dataclass it would take three times as long to make, and each new key makes two.)
-    """
-
-    script: ClassVar[str]
-    writes: ClassVar[bool] = True
-    """False if the script only reads, which servers also do that refuse to write."""
-
-    charges: tuple[Charge, ...]
-    now_ms: int | None = None
-    hash_slot: int | None = field(default=None, init=False, repr=False)
-    """The slot of its rings in a Redis Cluster, once a store has computed it."""
-
-    @property
-    def keys(self) -> list[bytes]:
-        """KEYS of the script."""
-        return [charge.ring for charge in self.charges]
-
-    def arguments(self) -> list[bytes | int | str]:
-        """Return ARGV without the stamp, which is its first word."""
-        raise NotImplementedError  # each command has arguments of its own
-
-    def reply(self, raw: ScriptReply) -> Reply:
-        """Return the script's reply, which begins with the stamp, as a named tuple."""
-        raise NotImplementedError  # each script has a reply of its own
-
-    def frame(self, stamp: bytes) -> bytes:
-        """Return the EVALSHA in RESP."""
-        return self._pack(b"EVALSHA", load_script(self.script).sha, stamp)
-
-    def eval_frame(self, stamp: bytes) -> bytes:
-        """Return an EVAL with the whole script, for a server that does not have the script."""
-        return self._pack(b"EVAL", load_script(self.script).text, stamp)
-
-    def with_time(self: C, now_ms: int) -> C:
-        """Return this command with the client's time."""
-        return replace(self, now_ms=now_ms)
-
-    def _pack(self, verb: bytes, script: str, stamp: bytes) -> bytes:
-        keys = self.keys
-        words = [*keys, stamp, *self.arguments()]
-        beginning = _beginning(verb, script, len(keys))
-        return b"*%d\r\n%b%b" % (len(words) + 3, beginning, bulk_strings(words))
-
-
 @lru_cache(256)
 def _beginning(verb: bytes, script: str, keys: int) -> bytes:
     """Return the words of a frame before its keys."""
@@ -232,3 +146,76 @@ def bulk_strings(words: Iterable[bytes | int | str]) -> bytes:
     """Return these words as RESP has them."""
     raws = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"".join([b"$%d\r\n%b\r\n" % (len(raw), raw) for raw in raws])
+
+
+def ring_arguments(charges: tuple[Charge, ...], calls: int = 1) -> list[bytes | int | str]:
+    """Return (permits, limit, bucket_ms, shape) of each ring."""
+    arguments: list[bytes | int | str] = []
+    for _, limit, cost, _, _ in charges:
+        shape = f"{limit.buckets}+1" if limit.bound == "strict" else limit.buckets
+        arguments += (cost * calls, limit.amount, limit.bucket_ms, shape)
+    return arguments
+
+
+def time_argument(now_ms: int | None) -> int | str:
+    """Return the client's time; '' where the server's is used."""
+    return "" if now_ms is None else now_ms
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_INCLUDE = re.compile(r"^--@include (\S+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script as it is sent. `head` is the `---` lines of its file: name, KEYS, ARGV, RETURN."""
+
+    name: str
+    text: str
+    sha: str
+    head: tuple[str, ...]
+
+
+@cache
+def load_script(name: str) -> Script:
+    """Return the script `name`, with its include lines replaced by the pieces that they name.
+
+    Comments are removed, because EVAL sends the text and the server keeps it.
+    """
+    root = scripts_folder()
+    source = (root / f"{name}.lua").read_text(encoding="utf-8")
+    head = tuple(line[4:] for line in source.splitlines() if line.startswith("--- "))
+    joined = _INCLUDE.sub(lambda line: (root / line[1]).read_text(encoding="utf-8"), source)
+    text = _COMMENT.sub("", joined)
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), head)
+
+
+def load_scripts() -> None:
+    """Read all scripts now: what a handler raises in a read may be taken for a file's error."""
+    for name in script_names():
+        load_script(name)
+
+
+def script_names() -> list[str]:
+    """Return the names of all scripts, sorted."""
+    files_there = [each.name for each in scripts_folder().iterdir()]
+    return sorted(name.removesuffix(".lua") for name in files_there if name.endswith(".lua"))
+
+
+def scripts_folder() -> Path:
+    """Return the folder of the `.lua` files; raise `ConfigurationError` if there is none. They are
+    in `lua/` beside the package in a checkout, and in `distwindow/_lua` in a wheel, which may be
+    imported from a zip archive (zipapp, PEX).
+    """
+    for folder in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
+        # Not `Path.is_file`: it takes a `ValueError` of a signal handler for a missing file.
+        if os.access(folder / "acquire.lua", os.R_OK):
+            return folder
+    archived = files(_PACKAGE.name) / "_lua"
+    if (archived / "acquire.lua").is_file():
+        return archived  # type: ignore[return-value]  # it has what is used here of a path
+    raise ConfigurationError(
+        f"distwindow's Lua scripts are missing: neither {_PACKAGE / '_lua'} nor "
+        f"{_PACKAGE.parent / 'lua'} holds acquire.lua; reinstall distwindow"
+    )

@@ -74,14 +74,6 @@ def display_key(key: str | bytes) -> str:
     return encode_key(key).decode("utf-8", "backslashreplace")
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# The names of rings, `prefix:{resource}:bucket_ms:span`, and parsing them.
-#
-# The braces are Redis Cluster's hash tag: all rings of one resource are on one node, so one script
-# call can decide several limits. With `Key(resource, tag=...)` the tag is in the braces, followed
-# by the resource, and all resources of one tag are on one node.
-
 _MAX_ESCAPED_BYTES = 64
 _KEPT_BYTES = 31
 """Bytes of a longer key before its digest: 31, '~' and 32 hexadecimal digits are 64 bytes."""
@@ -99,7 +91,13 @@ _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
 
 
 def ring_name_prefix(prefix: str, key: AnyKey) -> bytes:
-    """Return the beginning of the names of all rings of `key`: `prefix:{resource}`."""
+    """Return the beginning of the names of all rings of `key`: `prefix:{resource}`. A ring
+    has `prefix:{resource}:bucket_ms:span`.
+
+    The braces are Redis Cluster's hash tag: all rings of one resource are on one node, so one
+    script call can decide several limits. With `Key(resource, tag=...)` the tag is in the braces,
+    followed by the resource, and all resources of one tag are on one node.
+    """
     if key.__class__ is str and _UNESCAPED_KEY.fullmatch(key):
         return f"{prefix}:{{{key}}}".encode()
     if isinstance(key, Key):

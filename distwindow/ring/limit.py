@@ -13,13 +13,397 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ..errors import ConfigurationError, short_repr
 
-# --------------------------------------------------------------------------------------------------
-#
-# The terms of a limit that shape traffic: how long a call may be held back (`max_wait`), and for
-# how long a limit warms up. Their checks, and how they are written in the string of a limit.
-#
-# The names are those of Sentinel's FlowRule (maxQueueingTimeMs, warmUpPeriodSec) and of its
-# WarmUpController (coldFactor).
+_DURATION = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)\s*[a-z]+"
+TERMS_PATTERN = rf"""(?:\s+ (?:
+    paced (?:\s+ (?P<max_wait>{_DURATION}) )?
+  | (?:cold \s+ factor \s+ (?P<cold_factor>\d+) \s+)? warmup (?:\s+ (?P<warmup>{_DURATION}) )?
+))"""
+"""One term, in a verbose pattern. A duration may be missing, so that the error can say so."""
+UNITS_MS = {
+    "ms": 1, "msec": 1, "millisecond": 1,
+    "s": 1000, "sec": 1000, "second": 1000,
+    "m": 60_000, "min": 60_000, "minute": 60_000,
+    "h": 3_600_000, "hr": 3_600_000, "hour": 3_600_000,
+    "d": 86_400_000, "day": 86_400_000,
+    "w": 604_800_000, "week": 604_800_000,
+}  # fmt: skip
+# `per` is in seconds, as users write it; names that end in `_ms` are whole ms.
+Bound = Literal["leap", "strict"]
+MAX_AMOUNT = 10**12
+"""The largest amount of a limit: sums stay exact in Lua's doubles and have plain digits."""
+MAX_BUCKETS = 512
+"""The most buckets of a limit: beyond some 500 a Redis hash loses its compact encoding."""
+_DEFAULT_BUCKETS: dict[Bound, int] = {"leap": 10, "strict": 60}
+_SEPARATORS = r"[;,|]"
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+"""Never matches between two limits, because each ends in a letter."""
+_ARGUMENTS = {
+    "per": "an interval",
+    "bound": "a bound",
+    "buckets": "a number of buckets",
+    "max_wait": "a pace",
+    "warmup": "a warm-up",
+    "cold_factor": "a cold factor",
+}
+"""Names of the arguments where they stand in a string."""
+_UNITS_DESCENDING = ("week", "day", "hour", "minute", "second", "ms")
+_EXAMPLES = (
+    'write it like "100/second", "10 per 2 hours", "100/5m", "5000/day strict 24 buckets" or '
+    '"100/second warmup 10s paced 500ms"'
+)
+_MAX_CHARS = 200
+"""The longest string of a limit."""
+_ORDER = (
+    'what may follow the interval is, in this order: "strict", "24 buckets", "cold factor 3", '
+    '"warmup 10s", "paced 500ms"'
+)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Limit:
+    """At most `amount` permits per interval, counted in `buckets` buckets.
+
+    `Limit("100/second")` or `Limit(100, per=1.0, buckets=10, bound="leap")`, `per` in seconds.
+    `bound="leap"` is Sentinel's: never more than `amount` in a window that is aligned to the
+    buckets, and up to twice that in any other. `bound="strict"` sums one bucket more and never
+    admits more than `amount` in any window. `buckets` must divide the interval in ms; by default it
+    is the largest divisor up to 10 (`leap`) or 60 (`strict`). `Limit(str(limit)) == limit`.
+
+    `Limit("100/second paced 500ms")` or `max_wait=0.5` lets calls through one by one at the pace of
+    the limit: a call is admitted with the seconds to wait, or refused where it would have to wait
+    for longer than `max_wait`. `Limit("100/second warmup 10s")` or `warmup=10.0` (seconds) admits
+    `amount / cold_factor` after idle time, and the whole amount only after about `warmup` of
+    demand; `cold_factor` is 3 by default, in a string `"cold factor 5 warmup 10s"`. Both together:
+    the pace warms up. These are Sentinel's ThrottlingController, WarmUpController and
+    WarmUpRateLimiterController, for the whole fleet (docs/howto/pacing.md).
+
+    What a string leaves out may be given as an argument; what it says must not be given again.
+
+    Raises `ConfigurationError` with the value, what is wrong with it, and what to write.
+    """
+
+    amount: int
+    interval_ms: int
+    buckets: int
+    bound: Bound
+    max_wait_ms: int | None
+    """For how long a call is held back at most to keep the pace, ms; None: it is not paced."""
+    warmup_ms: int | None
+    """For how long the limit warms up, ms; None: it is always warm."""
+    cold_factor: int | None
+    """By what the amount is divided when the limit is cold; None: it is always warm."""
+    # What follows from these is kept, because each call needs it.
+    bucket_ms: int = field(compare=False)
+    """The length of one bucket in ms."""
+    span: int = field(compare=False)
+    """The number of buckets that are summed: `buckets`, and one more when strict."""
+
+    def __init__(
+        self,
+        amount: int | str,
+        per: float | None = None,
+        buckets: int | None = None,
+        bound: Bound | None = None,
+        *,
+        max_wait: float | None = None,
+        warmup: float | None = None,
+        cold_factor: int | None = None,
+    ) -> None:
+        text, terms = amount, ShapingTerms(max_wait, warmup, cold_factor)
+        if isinstance(text, str) and "://" in text:  # not shown, because it may hold a password
+            raise ConfigurationError(
+                "a URL is not a limit: the URL is the limiter's first argument and the limits are "
+                f"the second; {_EXAMPLES}"
+            )
+        try:
+            if isinstance(amount, str):
+                written = _parse(amount)
+                _check_given_once("per", per, written.interval_ms)
+                _check_given_once("bound", bound, written.bound)
+                _check_given_once("buckets", buckets, written.buckets)
+                for name in ("max_wait", "warmup", "cold_factor"):
+                    _check_given_once(name, getattr(terms, name), getattr(written.terms, name))
+                amount, interval_ms = written.amount, written.interval_ms
+                terms = terms.or_else(written.terms)
+                bound = written.bound if bound is None else bound
+                buckets = written.buckets if buckets is None else buckets
+            else:
+                interval_ms = interval_ms_of(1.0 if per is None else per)
+            bound = "leap" if bound is None else bound
+            buckets = _number_of_buckets(amount, interval_ms, buckets, bound)
+            checked = check_terms(amount, interval_ms, terms)
+        except ConfigurationError as exc:
+            if isinstance(text, str):
+                raise ConfigurationError(f"limit {short_repr(text)}: {exc}") from None
+            raise
+        object.__setattr__(self, "amount", amount)
+        object.__setattr__(self, "interval_ms", interval_ms)
+        object.__setattr__(self, "buckets", buckets)
+        object.__setattr__(self, "bound", bound)
+        for name, value in zip(checked._fields, checked, strict=True):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "bucket_ms", interval_ms // buckets)
+        object.__setattr__(self, "span", buckets + (bound == "strict"))
+
+    @property
+    def per(self) -> float:
+        """The interval in seconds."""
+        return self.interval_ms / 1000
+
+    @property
+    def is_shaped(self) -> bool:
+        """True if the limit is paced or warms up."""
+        return self.max_wait_ms is not None or self.warmup_ms is not None
+
+    def __str__(self) -> str:
+        unit = next(unit for unit in _UNITS_DESCENDING if self.interval_ms % UNITS_MS[unit] == 0)
+        count = self.interval_ms // UNITS_MS[unit]
+        text = f"{self.amount}/{unit}" if count == 1 else f"{self.amount}/{count} {unit}"
+        text += "s" if count > 1 and unit != "ms" else ""
+        text += " strict" if self.bound == "strict" else ""
+        default = _largest_divisor(self.interval_ms, _DEFAULT_BUCKETS[self.bound])
+        text += "" if self.buckets == default else f" {self.buckets} buckets"
+        return text + terms_text(self.max_wait_ms, self.warmup_ms, self.cold_factor)
+
+    def __repr__(self) -> str:
+        return f"Limit({str(self)!r})"
+
+
+LimitSpec: TypeAlias = "Limit | str | Iterable[Limit | str]"
+"""One limit or several: `Limit` objects, strings, or several limits in one string."""
+
+
+def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
+    """Return the limits of `spec`, the shortest interval first.
+
+    Raises `ConfigurationError` for an empty spec, for what is not a limit, and for two limits over
+    the same buckets, of which the larger could never refuse a call.
+    """
+    if isinstance(spec, Limit):
+        return (spec,)
+    parts: list[Limit] = []
+    for part in [spec] if isinstance(spec, str) else _iterate(spec):
+        if isinstance(part, Limit):
+            parts.append(part)
+        elif isinstance(part, str):
+            parts.extend(_split(part))
+        else:
+            raise ConfigurationError(f"{short_repr(part)} is not a limit; {_EXAMPLES}")
+    if not parts:
+        raise ConfigurationError(f"no limit was given; {_EXAMPLES}")
+    parts.sort(key=lambda limit: (limit.interval_ms, limit.bucket_ms, limit.span))
+    for first, second in pairwise(parts):
+        if (first.bucket_ms, first.span) == (second.bucket_ms, second.span):
+            raise ConfigurationError(
+                f"limits {str(first)!r} and {str(second)!r} count the same buckets, where each "
+                "call would be counted twice; leave one out, or give it another number of buckets"
+            )
+    return tuple(parts)
+
+
+def reads_as_limit(value: object) -> bool:
+    """Return whether `value` is a limit as text, such as "5/minute"."""
+    try:
+        return isinstance(value, str) and bool(Limit(value))
+    except ConfigurationError:
+        return False
+
+
+def expires_in_ms(limit: Limit, now_ms: int) -> int:
+    """Return the ms until the bucket of `now_ms` expires: an uncalled window is empty then."""
+    return limit.span * limit.bucket_ms - now_ms % limit.bucket_ms
+
+
+def _parse(text: str) -> LimitText:
+    """Return the parts of a limit's string; raise `ConfigurationError` if it is not one."""
+    if len(text) > _MAX_CHARS:  # errors would repeat it, and Python converts no number so long
+        raise ConfigurationError(f"it has {len(text)} characters; {_EXAMPLES}")
+    written = parse_limit_text(text)
+    if written is None:
+        if _THOUSANDS.search(text):
+            raise ConfigurationError(_comma_message(text))
+        if re.search(_SEPARATORS, text):
+            raise ConfigurationError(f"not understood; {_EXAMPLES}; write several limits as a list")
+        if (meant := text_meant(text)) is not None:
+            raise ConfigurationError(f"not understood; write it as {meant!r}")
+        unknown = first_unknown_words(text)
+        if unknown is not None:
+            raise ConfigurationError(f"{unknown!r} is not understood; {_ORDER}")
+        raise ConfigurationError(f"not understood; {_EXAMPLES}")
+    for number, name, highest in (
+        (written.amount, "amount", MAX_AMOUNT), (written.buckets, "number of buckets", MAX_BUCKETS),
+    ):  # fmt: skip
+        if number is not None and not 1 <= number <= highest:
+            raise ConfigurationError(f"the {name}, {number}, is outside 1 to {highest}")
+    return written
+
+
+def _split(text: str) -> Iterable[Limit]:
+    """Yield the limits of one string."""
+    for part in [text] if _THOUSANDS.search(text) else re.split(_SEPARATORS, text):
+        try:
+            yield Limit(part)
+        except ConfigurationError as exc:
+            where = f" (in {short_repr(text)})" if part != text else ""
+            raise ConfigurationError(f"{exc}{where}") from None
+
+
+def _iterate(spec: object) -> Iterable[object]:
+    if isinstance(spec, Iterable) and not isinstance(spec, (bytes, dict)):
+        return spec
+    raise ConfigurationError(f"{short_repr(spec)} is not a limit; {_EXAMPLES}")
+
+
+def _check_given_once(name: str, given: object, written: object) -> None:
+    """Raise `ConfigurationError` for an argument that stands in the string as well."""
+    if given is not None and written is not None:
+        raise ConfigurationError(
+            f"the string already has {_ARGUMENTS[name]}; leave out {name}={given!r}"
+        )
+
+
+def _comma_message(text: str) -> str:
+    """Return what to write instead of limits with commas in their amounts: the same without commas,
+    or, where that is not a limit either, what to write instead of that.
+    """
+    without_commas = _THOUSANDS.sub("", text).strip()
+    try:
+        for part in re.split(_SEPARATORS, without_commas):
+            Limit(part)
+    except ConfigurationError as exc:
+        return f"write amounts without a comma; {exc}"
+    return f"write amounts without a comma: {without_commas!r}"
+
+
+def _check_whole(name: str, value: object, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= highest:
+        raise ConfigurationError(f"{name}={value!r} is not a whole number from 1 to {highest}")
+
+
+def _number_of_buckets(amount: int, interval_ms: int, buckets: int | None, bound: Bound) -> int:
+    """Check the parts of a limit, and return its number of buckets."""
+    if bound not in get_args(Bound):
+        raise ConfigurationError(f'bound={bound!r} is neither "leap" nor "strict"')
+    _check_whole("amount", amount, MAX_AMOUNT)
+    if not 1 <= interval_ms <= MAX_INTERVAL_MS:
+        raise ConfigurationError(
+            f"an interval of {interval_ms / 1000:g} s is outside 0.001 s to ten years"
+        )
+    if buckets is None:
+        return _largest_divisor(interval_ms, _DEFAULT_BUCKETS[bound])
+    _check_whole("buckets", buckets, MAX_BUCKETS)
+    if interval_ms % buckets:
+        raise ConfigurationError(
+            f"{buckets} buckets do not divide an interval of {interval_ms} ms evenly; "
+            f"the nearest that do: {_nearest_divisors(interval_ms, buckets)}"
+        )
+    return buckets
+
+
+def _largest_divisor(number: int, highest: int) -> int:
+    candidates = range(min(number, highest), 0, -1)
+    return next(divisor for divisor in candidates if number % divisor == 0)
+
+
+def _nearest_divisors(number: int, around: int) -> str:
+    below = _largest_divisor(number, min(around, MAX_BUCKETS))
+    above = next((n for n in range(around, min(number, MAX_BUCKETS) + 1) if number % n == 0), None)
+    return str(below) if above is None else f"{below} or {above}"
+
+
+_VARIABLE_UNIT_DAYS = {"month": 30, "year": 365}
+"""Days to write in place of what is no unit, because its length differs."""
+MAX_INTERVAL_MS = 3660 * 86_400_000
+"""The longest interval, ten years: a longer one is more likely a mistake in the unit."""
+_LIMIT_TEXT = re.compile(
+    r"""\s* (?P<amount>\d[\d_]*) \s* (?:/|\bper\b) \s*
+        (?:(?P<count>\d+(?:\.\d+)?) \s*)? (?P<unit>[a-z]+)
+        (?:\s+ (?P<bound>leap|strict))? (?:\s+ (?P<buckets>\d+) \s+ buckets?)?
+        (?P<terms>"""
+    + re.sub(r"\?P<\w+>", "", TERMS_PATTERN)
+    + r"""*) \s*""",
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+
+
+class LimitText(NamedTuple):
+    """The parts of a limit's string; None for what is not written."""
+
+    amount: int
+    interval_ms: int
+    bound: Literal["leap", "strict"] | None
+    buckets: int | None
+    terms: ShapingTerms
+
+
+def parse_limit_text(text: str) -> LimitText | None:
+    """Return the parts of the string of a limit; None if it is not one.
+
+    Raises `ConfigurationError` for a unit or a term that can not work.
+    """
+    found = _LIMIT_TEXT.fullmatch(text)
+    if found is None:
+        return None
+    unit = found["unit"].lower()
+    unit_ms = UNITS_MS.get(unit) or UNITS_MS.get(unit.removesuffix("s"))
+    days = float(found["count"] or 1) * _VARIABLE_UNIT_DAYS.get(unit.removesuffix("s"), 0)
+    if 0 < days * UNITS_MS["day"] <= MAX_INTERVAL_MS:
+        raise ConfigurationError(
+            f"a {unit.removesuffix('s')} has no fixed length; write days, such as "
+            f'"{found["amount"]}/{days:g} days"'
+        )
+    if unit_ms is None:
+        raise ConfigurationError(
+            f"{found['unit']!r} is not a unit of time; write ms, second, minute, hour, day or week"
+        )
+    interval_ms = interval_ms_of(float(found["count"] or 1) * unit_ms / 1000)
+    bound: Literal["leap", "strict"] | None = None
+    if found["bound"]:
+        bound = "strict" if found["bound"].lower() == "strict" else "leap"
+    buckets = None if found["buckets"] is None else int(found["buckets"])
+    terms = parse_terms(found["terms"], UNITS_MS)
+    return LimitText(int(found["amount"]), interval_ms, bound, buckets, terms)
+
+
+def first_unknown_words(text: str) -> str | None:
+    """Return what follows the longest beginning of `text` that is a limit; None if none is."""
+    words = text.split()
+    for count in range(len(words) - 1, 0, -1):
+        if _LIMIT_TEXT.fullmatch(" ".join(words[:count])):
+            return " ".join(words[count:])
+    return None
+
+
+_OTHER_TEXT = re.compile(
+    r"""\s* (\d{1,12}(?:\.\d{1,6})?) \s* [a-z]*? \s* (?:/|\bper\b|\ba\b) \s*
+        (\d{0,6}) \s* ([a-z]+.*)""",
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+"""An amount with a fraction, or with what is counted: "0.5/second", "100 requests per minute"."""
+
+
+def text_meant(text: str) -> str | None:
+    """Return the string of a limit that `text` means, which is not one; None if it is not known."""
+    found = _OTHER_TEXT.fullmatch(text)
+    if found is None:
+        return None
+    amount = Fraction(found[1])
+    count = int(found[2] or 1) * amount.denominator
+    meant = f"{amount.numerator}/{'' if count == 1 else f'{count} '}{found[3]}"
+    return meant if _LIMIT_TEXT.fullmatch(meant) else None
+
+
+def interval_ms_of(per: float) -> int:
+    """Return `per` seconds as ms. Allows a float's rounding error, but no fraction of a ms."""
+    if isinstance(per, bool) or not isinstance(per, (int, float)) or not math.isfinite(per):
+        raise ConfigurationError(f"per={per!r} is not an interval; write seconds, such as per=60")
+    interval_ms = round(per * 1000)
+    if abs(per * 1000 - interval_ms) > 1e-6 * max(1.0, per):
+        raise ConfigurationError(
+            f"per={per!r} s is not a whole number of milliseconds; round it to three decimals"
+        )
+    return interval_ms
+
 
 MAX_SHAPED_AMOUNT = 10**7
 """The largest amount of a paced or warming limit: its arithmetic stays exact in Lua's doubles."""
@@ -30,19 +414,19 @@ MIN_PERIOD_MS = 1000
 MAX_COLD_FACTOR = 100
 DEFAULT_COLD_FACTOR = 3
 """Sentinel's default."""
-
-_DURATION = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)\s*[a-z]+"
-TERMS_PATTERN = rf"""(?:\s+ (?:
-    paced (?:\s+ (?P<max_wait>{_DURATION}) )?
-  | (?:cold \s+ factor \s+ (?P<cold_factor>\d+) \s+)? warmup (?:\s+ (?P<warmup>{_DURATION}) )?
-))"""
-"""One term, in a verbose pattern. A duration may be missing, so that the error can say so."""
 _TERM = re.compile(TERMS_PATTERN, re.VERBOSE | re.IGNORECASE | re.ASCII)
 _UNITS_OF_TERMS = (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
 class ShapingTerms(NamedTuple):
-    """The terms of one limit as they were given; None for those that were not. Seconds."""
+    """The terms of one limit as they were given; None for those that were not. Seconds.
+
+    They shape traffic: how long a call may be held back (`max_wait`), and for how long a limit
+    warms up.
+
+    The names are those of Sentinel's FlowRule (maxQueueingTimeMs, warmUpPeriodSec) and of its
+    WarmUpController (coldFactor).
+    """
 
     max_wait: float | None = None
     warmup: float | None = None
@@ -198,400 +582,6 @@ def _check_cold_factor(terms: ShapingTerms, factor: object) -> None:
         )
 
 
-UNITS_MS = {
-    "ms": 1, "msec": 1, "millisecond": 1,
-    "s": 1000, "sec": 1000, "second": 1000,
-    "m": 60_000, "min": 60_000, "minute": 60_000,
-    "h": 3_600_000, "hr": 3_600_000, "hour": 3_600_000,
-    "d": 86_400_000, "day": 86_400_000,
-    "w": 604_800_000, "week": 604_800_000,
-}  # fmt: skip
-_VARIABLE_UNIT_DAYS = {"month": 30, "year": 365}
-"""Days to write in place of what is no unit, because its length differs."""
-MAX_INTERVAL_MS = 3660 * 86_400_000
-"""The longest interval, ten years: a longer one is more likely a mistake in the unit."""
-
-_LIMIT_TEXT = re.compile(
-    r"""\s* (?P<amount>\d[\d_]*) \s* (?:/|\bper\b) \s*
-        (?:(?P<count>\d+(?:\.\d+)?) \s*)? (?P<unit>[a-z]+)
-        (?:\s+ (?P<bound>leap|strict))? (?:\s+ (?P<buckets>\d+) \s+ buckets?)?
-        (?P<terms>"""
-    + re.sub(r"\?P<\w+>", "", TERMS_PATTERN)
-    + r"""*) \s*""",
-    re.VERBOSE | re.IGNORECASE | re.ASCII,
-)
-
-
-class LimitText(NamedTuple):
-    """The parts of a limit's string; None for what is not written."""
-
-    amount: int
-    interval_ms: int
-    bound: Literal["leap", "strict"] | None
-    buckets: int | None
-    terms: ShapingTerms
-
-
-def parse_limit_text(text: str) -> LimitText | None:
-    """Return the parts of the string of a limit; None if it is not one.
-
-    Raises `ConfigurationError` for a unit or a term that can not work.
-    """
-    found = _LIMIT_TEXT.fullmatch(text)
-    if found is None:
-        return None
-    unit = found["unit"].lower()
-    unit_ms = UNITS_MS.get(unit) or UNITS_MS.get(unit.removesuffix("s"))
-    days = float(found["count"] or 1) * _VARIABLE_UNIT_DAYS.get(unit.removesuffix("s"), 0)
-    if 0 < days * UNITS_MS["day"] <= MAX_INTERVAL_MS:
-        raise ConfigurationError(
-            f"a {unit.removesuffix('s')} has no fixed length; write days, such as "
-            f'"{found["amount"]}/{days:g} days"'
-        )
-    if unit_ms is None:
-        raise ConfigurationError(
-            f"{found['unit']!r} is not a unit of time; write ms, second, minute, hour, day or week"
-        )
-    interval_ms = interval_ms_of(float(found["count"] or 1) * unit_ms / 1000)
-    bound: Literal["leap", "strict"] | None = None
-    if found["bound"]:
-        bound = "strict" if found["bound"].lower() == "strict" else "leap"
-    buckets = None if found["buckets"] is None else int(found["buckets"])
-    terms = parse_terms(found["terms"], UNITS_MS)
-    return LimitText(int(found["amount"]), interval_ms, bound, buckets, terms)
-
-
-def first_unknown_words(text: str) -> str | None:
-    """Return what follows the longest beginning of `text` that is a limit; None if none is."""
-    words = text.split()
-    for count in range(len(words) - 1, 0, -1):
-        if _LIMIT_TEXT.fullmatch(" ".join(words[:count])):
-            return " ".join(words[count:])
-    return None
-
-
-_OTHER_TEXT = re.compile(
-    r"""\s* (\d{1,12}(?:\.\d{1,6})?) \s* [a-z]*? \s* (?:/|\bper\b|\ba\b) \s*
-        (\d{0,6}) \s* ([a-z]+.*)""",
-    re.VERBOSE | re.IGNORECASE | re.ASCII,
-)
-"""An amount with a fraction, or with what is counted: "0.5/second", "100 requests per minute"."""
-
-
-def text_meant(text: str) -> str | None:
-    """Return the string of a limit that `text` means, which is not one; None if it is not known."""
-    found = _OTHER_TEXT.fullmatch(text)
-    if found is None:
-        return None
-    amount = Fraction(found[1])
-    count = int(found[2] or 1) * amount.denominator
-    meant = f"{amount.numerator}/{'' if count == 1 else f'{count} '}{found[3]}"
-    return meant if _LIMIT_TEXT.fullmatch(meant) else None
-
-
-def interval_ms_of(per: float) -> int:
-    """Return `per` seconds as ms. Allows a float's rounding error, but no fraction of a ms."""
-    if isinstance(per, bool) or not isinstance(per, (int, float)) or not math.isfinite(per):
-        raise ConfigurationError(f"per={per!r} is not an interval; write seconds, such as per=60")
-    interval_ms = round(per * 1000)
-    if abs(per * 1000 - interval_ms) > 1e-6 * max(1.0, per):
-        raise ConfigurationError(
-            f"per={per!r} s is not a whole number of milliseconds; round it to three decimals"
-        )
-    return interval_ms
-
-
-# `per` is in seconds, as users write it; names that end in `_ms` are whole ms.
-
-Bound = Literal["leap", "strict"]
-
-MAX_AMOUNT = 10**12
-"""The largest amount of a limit: sums stay exact in Lua's doubles and have plain digits."""
-
-MAX_BUCKETS = 512
-"""The most buckets of a limit: beyond some 500 a Redis hash loses its compact encoding."""
-
-_DEFAULT_BUCKETS: dict[Bound, int] = {"leap": 10, "strict": 60}
-
-_SEPARATORS = r"[;,|]"
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-"""Never matches between two limits, because each ends in a letter."""
-_ARGUMENTS = {
-    "per": "an interval",
-    "bound": "a bound",
-    "buckets": "a number of buckets",
-    "max_wait": "a pace",
-    "warmup": "a warm-up",
-    "cold_factor": "a cold factor",
-}
-"""Names of the arguments where they stand in a string."""
-_UNITS_DESCENDING = ("week", "day", "hour", "minute", "second", "ms")
-_EXAMPLES = (
-    'write it like "100/second", "10 per 2 hours", "100/5m", "5000/day strict 24 buckets" or '
-    '"100/second warmup 10s paced 500ms"'
-)
-_MAX_CHARS = 200
-"""The longest string of a limit."""
-_ORDER = (
-    'what may follow the interval is, in this order: "strict", "24 buckets", "cold factor 3", '
-    '"warmup 10s", "paced 500ms"'
-)
-
-
-@dataclass(frozen=True, slots=True, init=False)
-class Limit:
-    """At most `amount` permits per interval, counted in `buckets` buckets.
-
-    `Limit("100/second")` or `Limit(100, per=1.0, buckets=10, bound="leap")`, `per` in seconds.
-    `bound="leap"` is Sentinel's: never more than `amount` in a window that is aligned to the
-    buckets, and up to twice that in any other. `bound="strict"` sums one bucket more and never
-    admits more than `amount` in any window. `buckets` must divide the interval in ms; by default it
-    is the largest divisor up to 10 (`leap`) or 60 (`strict`). `Limit(str(limit)) == limit`.
-
-    `Limit("100/second paced 500ms")` or `max_wait=0.5` lets calls through one by one at the pace of
-    the limit: a call is admitted with the seconds to wait, or refused where it would have to wait
-    for longer than `max_wait`. `Limit("100/second warmup 10s")` or `warmup=10.0` (seconds) admits
-    `amount / cold_factor` after idle time, and the whole amount only after about `warmup` of
-    demand; `cold_factor` is 3 by default, in a string `"cold factor 5 warmup 10s"`. Both together:
-    the pace warms up. These are Sentinel's ThrottlingController, WarmUpController and
-    WarmUpRateLimiterController, for the whole fleet (docs/howto/pacing.md).
-
-    What a string leaves out may be given as an argument; what it says must not be given again.
-
-    Raises `ConfigurationError` with the value, what is wrong with it, and what to write.
-    """
-
-    amount: int
-    interval_ms: int
-    buckets: int
-    bound: Bound
-    max_wait_ms: int | None
-    """For how long a call is held back at most to keep the pace, ms; None: it is not paced."""
-    warmup_ms: int | None
-    """For how long the limit warms up, ms; None: it is always warm."""
-    cold_factor: int | None
-    """By what the amount is divided when the limit is cold; None: it is always warm."""
-    # What follows from these is kept, because each call needs it.
-    bucket_ms: int = field(compare=False)
-    """The length of one bucket in ms."""
-    span: int = field(compare=False)
-    """The number of buckets that are summed: `buckets`, and one more when strict."""
-
-    def __init__(
-        self,
-        amount: int | str,
-        per: float | None = None,
-        buckets: int | None = None,
-        bound: Bound | None = None,
-        *,
-        max_wait: float | None = None,
-        warmup: float | None = None,
-        cold_factor: int | None = None,
-    ) -> None:
-        text, terms = amount, ShapingTerms(max_wait, warmup, cold_factor)
-        if isinstance(text, str) and "://" in text:  # not shown, because it may hold a password
-            raise ConfigurationError(
-                "a URL is not a limit: the URL is the limiter's first argument and the limits are "
-                f"the second; {_EXAMPLES}"
-            )
-        try:
-            if isinstance(amount, str):
-                written = _parse(amount)
-                _check_given_once("per", per, written.interval_ms)
-                _check_given_once("bound", bound, written.bound)
-                _check_given_once("buckets", buckets, written.buckets)
-                for name in ("max_wait", "warmup", "cold_factor"):
-                    _check_given_once(name, getattr(terms, name), getattr(written.terms, name))
-                amount, interval_ms = written.amount, written.interval_ms
-                terms = terms.or_else(written.terms)
-                bound = written.bound if bound is None else bound
-                buckets = written.buckets if buckets is None else buckets
-            else:
-                interval_ms = interval_ms_of(1.0 if per is None else per)
-            bound = "leap" if bound is None else bound
-            buckets = _number_of_buckets(amount, interval_ms, buckets, bound)
-            checked = check_terms(amount, interval_ms, terms)
-        except ConfigurationError as exc:
-            if isinstance(text, str):
-                raise ConfigurationError(f"limit {short_repr(text)}: {exc}") from None
-            raise
-        object.__setattr__(self, "amount", amount)
-        object.__setattr__(self, "interval_ms", interval_ms)
-        object.__setattr__(self, "buckets", buckets)
-        object.__setattr__(self, "bound", bound)
-        for name, value in zip(checked._fields, checked, strict=True):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "bucket_ms", interval_ms // buckets)
-        object.__setattr__(self, "span", buckets + (bound == "strict"))
-
-    @property
-    def per(self) -> float:
-        """The interval in seconds."""
-        return self.interval_ms / 1000
-
-    @property
-    def is_shaped(self) -> bool:
-        """True if the limit is paced or warms up."""
-        return self.max_wait_ms is not None or self.warmup_ms is not None
-
-    def __str__(self) -> str:
-        unit = next(unit for unit in _UNITS_DESCENDING if self.interval_ms % UNITS_MS[unit] == 0)
-        count = self.interval_ms // UNITS_MS[unit]
-        text = f"{self.amount}/{unit}" if count == 1 else f"{self.amount}/{count} {unit}"
-        text += "s" if count > 1 and unit != "ms" else ""
-        text += " strict" if self.bound == "strict" else ""
-        default = _largest_divisor(self.interval_ms, _DEFAULT_BUCKETS[self.bound])
-        text += "" if self.buckets == default else f" {self.buckets} buckets"
-        return text + terms_text(self.max_wait_ms, self.warmup_ms, self.cold_factor)
-
-    def __repr__(self) -> str:
-        return f"Limit({str(self)!r})"
-
-
-LimitSpec: TypeAlias = "Limit | str | Iterable[Limit | str]"
-"""One limit or several: `Limit` objects, strings, or several limits in one string."""
-
-
-def reads_as_limit(value: object) -> bool:
-    """Return whether `value` is a limit as text, such as "5/minute"."""
-    try:
-        return isinstance(value, str) and bool(Limit(value))
-    except ConfigurationError:
-        return False
-
-
-def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
-    """Return the limits of `spec`, the shortest interval first.
-
-    Raises `ConfigurationError` for an empty spec, for what is not a limit, and for two limits over
-    the same buckets, of which the larger could never refuse a call.
-    """
-    if isinstance(spec, Limit):
-        return (spec,)
-    parts: list[Limit] = []
-    for part in [spec] if isinstance(spec, str) else _iterate(spec):
-        if isinstance(part, Limit):
-            parts.append(part)
-        elif isinstance(part, str):
-            parts.extend(_split(part))
-        else:
-            raise ConfigurationError(f"{short_repr(part)} is not a limit; {_EXAMPLES}")
-    if not parts:
-        raise ConfigurationError(f"no limit was given; {_EXAMPLES}")
-    parts.sort(key=lambda limit: (limit.interval_ms, limit.bucket_ms, limit.span))
-    for first, second in pairwise(parts):
-        if (first.bucket_ms, first.span) == (second.bucket_ms, second.span):
-            raise ConfigurationError(
-                f"limits {str(first)!r} and {str(second)!r} count the same buckets, where each "
-                "call would be counted twice; leave one out, or give it another number of buckets"
-            )
-    return tuple(parts)
-
-
 def max_cost(limits: Iterable[Limit]) -> int:
     """Return the highest cost that a call under `limits` can have: the smallest amount."""
     return min([limit.amount for limit in limits])
-
-
-def expires_in_ms(limit: Limit, now_ms: int) -> int:
-    """Return the ms until the bucket of `now_ms` expires: an uncalled window is empty then."""
-    return limit.span * limit.bucket_ms - now_ms % limit.bucket_ms
-
-
-def _split(text: str) -> Iterable[Limit]:
-    """Yield the limits of one string."""
-    for part in [text] if _THOUSANDS.search(text) else re.split(_SEPARATORS, text):
-        try:
-            yield Limit(part)
-        except ConfigurationError as exc:
-            where = f" (in {short_repr(text)})" if part != text else ""
-            raise ConfigurationError(f"{exc}{where}") from None
-
-
-def _iterate(spec: object) -> Iterable[object]:
-    if isinstance(spec, Iterable) and not isinstance(spec, (bytes, dict)):
-        return spec
-    raise ConfigurationError(f"{short_repr(spec)} is not a limit; {_EXAMPLES}")
-
-
-def _number_of_buckets(amount: int, interval_ms: int, buckets: int | None, bound: Bound) -> int:
-    """Check the parts of a limit, and return its number of buckets."""
-    if bound not in get_args(Bound):
-        raise ConfigurationError(f'bound={bound!r} is neither "leap" nor "strict"')
-    _check_whole("amount", amount, 1, MAX_AMOUNT)
-    if not 1 <= interval_ms <= MAX_INTERVAL_MS:
-        raise ConfigurationError(
-            f"an interval of {interval_ms / 1000:g} s is outside 0.001 s to ten years"
-        )
-    if buckets is None:
-        return _largest_divisor(interval_ms, _DEFAULT_BUCKETS[bound])
-    _check_whole("buckets", buckets, 1, MAX_BUCKETS)
-    if interval_ms % buckets:
-        raise ConfigurationError(
-            f"{buckets} buckets do not divide an interval of {interval_ms} ms evenly; "
-            f"the nearest that do: {_nearest_divisors(interval_ms, buckets)}"
-        )
-    return buckets
-
-
-def _parse(text: str) -> LimitText:
-    """Return the parts of a limit's string; raise `ConfigurationError` if it is not one."""
-    if len(text) > _MAX_CHARS:  # errors would repeat it, and Python converts no number so long
-        raise ConfigurationError(f"it has {len(text)} characters; {_EXAMPLES}")
-    written = parse_limit_text(text)
-    if written is None:
-        if _THOUSANDS.search(text):
-            raise ConfigurationError(_comma_message(text))
-        if re.search(_SEPARATORS, text):
-            raise ConfigurationError(f"not understood; {_EXAMPLES}; write several limits as a list")
-        if (meant := text_meant(text)) is not None:
-            raise ConfigurationError(f"not understood; write it as {meant!r}")
-        unknown = first_unknown_words(text)
-        if unknown is not None:
-            raise ConfigurationError(f"{unknown!r} is not understood; {_ORDER}")
-        raise ConfigurationError(f"not understood; {_EXAMPLES}")
-    for number, name, highest in (
-        (written.amount, "amount", MAX_AMOUNT), (written.buckets, "number of buckets", MAX_BUCKETS),
-    ):  # fmt: skip
-        if number is not None and not 1 <= number <= highest:
-            raise ConfigurationError(f"the {name}, {number}, is outside 1 to {highest}")
-    return written
-
-
-def _check_given_once(name: str, given: object, written: object) -> None:
-    """Raise `ConfigurationError` for an argument that stands in the string as well."""
-    if given is not None and written is not None:
-        raise ConfigurationError(
-            f"the string already has {_ARGUMENTS[name]}; leave out {name}={given!r}"
-        )
-
-
-def _comma_message(text: str) -> str:
-    """Return what to write instead of limits with commas in their amounts: the same without commas,
-    or, where that is not a limit either, what to write instead of that.
-    """
-    without_commas = _THOUSANDS.sub("", text).strip()
-    try:
-        for part in re.split(_SEPARATORS, without_commas):
-            Limit(part)
-    except ConfigurationError as exc:
-        return f"write amounts without a comma; {exc}"
-    return f"write amounts without a comma: {without_commas!r}"
-
-
-def _check_whole(name: str, value: object, lowest: int, highest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-        raise ConfigurationError(
-            f"{name}={value!r} is not a whole number from {lowest} to {highest}"
-        )
-
-
-def _largest_divisor(number: int, highest: int) -> int:
-    candidates = range(min(number, highest), 0, -1)
-    return next(divisor for divisor in candidates if number % divisor == 0)
-
-
-def _nearest_divisors(number: int, around: int) -> str:
-    below = _largest_divisor(number, min(around, MAX_BUCKETS))
-    above = next((n for n in range(around, min(number, MAX_BUCKETS) + 1) if number % n == 0), None)
-    return str(below) if above is None else f"{below} or {above}"

@@ -8,97 +8,37 @@ from typing import TypeAlias
 from .borrowed import BorrowedPermits, window_sums
 from .stats import Bucket, RingState
 
-
-class RingCounters(dict[int, list[int]]):
-    """[blocked, success, error, rt_sum_ms, rt_min_ms] by bucket number, of the buckets in which any
-    of them was counted. A dictionary, so that it takes no more memory than one.
-    """
-
-    __slots__ = ()
-
-    def count_blocked(self, number: int, permits: int) -> None:
-        """Count refused permits in the bucket of this number."""
-        self.setdefault(number, [0, 0, 0, 0, 0])[0] += permits
-
-    def add(self, number: int, added: Bucket) -> None:
-        """Add what `added` counts to the bucket of this number."""
-        if not (added.blocked or added.success or added.error):
-            return
-        counters = self.setdefault(number, [0, 0, 0, 0, 0])
-        counters[0] += added.blocked
-        if added.success or added.error:
-            rt_min_ms = added.rt_min_ms or 0
-            if counters[1] or counters[2]:
-                rt_min_ms = min(counters[4], rt_min_ms)
-            counters[4] = rt_min_ms
-            counters[1] += added.success
-            counters[2] += added.error
-            counters[3] += added.rt_sum_ms
-
-    def since(self, oldest: int) -> RingCounters:
-        """Return the counters of the buckets from number `oldest` on."""
-        return RingCounters({number: each for number, each in self.items() if number >= oldest})
-
-    def twin(self) -> RingCounters:
-        """Return a copy that can be counted in without changing this one."""
-        return RingCounters({number: list(each) for number, each in self.items()})
-
-    def bucket(self, number: int, start_ms: int, passed: int, borrowed: int) -> Bucket:
-        """Return the bucket of this number as a whole."""
-        blocked, success, error, rt_sum, rt_min = self.get(number, (0, 0, 0, 0, 0))
-        rt_min_ms = rt_min if success or error else None
-        return Bucket(start_ms, passed, blocked, success, error, rt_sum, rt_min_ms, borrowed)
-
-
+MAX_TOTAL = 10**13
+"""The largest total: up to here Lua adds exactly and writes plain digits."""
+RETIRED_START = 10**18
+"""The start of a ring that its store has dropped: no time is in its newest bucket, so who has kept
+the ring looks for the present one.
+"""
 StoredRefusal: TypeAlias = "tuple[int, int, int, int, list[int], tuple[int, int, int]]"
 """A refusal in the newest bucket: (amount of the limit, `used`, least and greatest cost, counters
 of the bucket, (permits left, ms at which there is room, ms at which the window is empty)). It holds
 for calls of such a cost as long as the ring is not rotated, and `used` and the closed buckets are
 unchanged. A plain tuple is unpacked fastest.
 """
-
 ANY_COST = 10**13
 """No cost is greater: the largest total of a ring."""
 
 
-def greatest_equal_cost(cost: int, need: int, closed: Iterable[int]) -> int:
-    """Return the greatest cost for which there is room at the same moment as for `cost`, which is
-    `need` permits above its limit. `closed`: the permits of the closed buckets, oldest first.
-    """
-    for permits in closed:
-        need -= permits
-        if need <= 0:
-            break
-    # Now `need` is what the greatest of these costs takes less than this one; if it is above 0,
-    # there is room when the newest bucket expires, and then for every cost.
-    return cost - need if need <= 0 else ANY_COST
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The ring, which `memory://` uses, too, differs from `LeapArray` in two points that a shared limit
-# needs. Time never goes back, where Sentinel returns a detached bucket and loses what is counted in
-# it. And it keeps a total, so that admission costs the same for any number of buckets.
-#
-#   number         start of a bucket divided by the length of a bucket
-#   window         the `span` buckets up to the newest; earlier ones are dropped when a bucket opens
-#   used           permits counted in the window, with which admission compares the limit
-#   closed_total   permits counted in the closed buckets: all but the newest
-#   refusal        the last refusal, to be repeated (`StoredRefusal`)
-#   borrowed_permits   what is borrowed from buckets that have not begun (`borrowed.py`)
-#   peak           permits in the fullest window that a call in the newest bucket counts in
-
-MAX_TOTAL = 10**13
-"""The largest total: up to here Lua adds exactly and writes plain digits."""
-
-RETIRED_START = 10**18
-"""The start of a ring that its store has dropped: no time is in its newest bucket, so who has kept
-the ring looks for the present one.
-"""
-
-
 class Ring:
-    """The buckets of one limit of one key, by ms since the epoch. Callers hold the store's lock."""
+    """The buckets of one limit of one key, by ms since the epoch. Callers hold the store's lock.
+
+    The ring, which `memory://` uses, too, differs from `LeapArray` in two points that a shared
+    limit needs. Time never goes back, where Sentinel returns a detached bucket and loses what is
+    counted in it. And it keeps a total, so that admission costs the same for any number of buckets.
+
+      number         start of a bucket divided by the length of a bucket
+      window         the `span` buckets up to the newest; earlier ones go when a bucket opens
+      used           permits counted in the window, with which admission compares the limit
+      closed_total   permits counted in the closed buckets: all but the newest
+      refusal        the last refusal, to be repeated (`StoredRefusal`)
+      borrowed_permits   what is borrowed from buckets that have not begun (`borrowed.py`)
+      peak           permits in the fullest window that a call in the newest bucket counts in
+    """
 
     __slots__ = (
         "_closed_passed",
@@ -410,6 +350,60 @@ class Ring:
         return RingState(
             self.start, self.used, self.closed_total, self.limit, tuple(buckets), tuple(coming)
         )
+
+
+class RingCounters(dict[int, list[int]]):
+    """[blocked, success, error, rt_sum_ms, rt_min_ms] by bucket number, of the buckets in which any
+    of them was counted. A dictionary, so that it takes no more memory than one.
+    """
+
+    __slots__ = ()
+
+    def count_blocked(self, number: int, permits: int) -> None:
+        """Count refused permits in the bucket of this number."""
+        self.setdefault(number, [0, 0, 0, 0, 0])[0] += permits
+
+    def add(self, number: int, added: Bucket) -> None:
+        """Add what `added` counts to the bucket of this number."""
+        if not (added.blocked or added.success or added.error):
+            return
+        counters = self.setdefault(number, [0, 0, 0, 0, 0])
+        counters[0] += added.blocked
+        if added.success or added.error:
+            rt_min_ms = added.rt_min_ms or 0
+            if counters[1] or counters[2]:
+                rt_min_ms = min(counters[4], rt_min_ms)
+            counters[4] = rt_min_ms
+            counters[1] += added.success
+            counters[2] += added.error
+            counters[3] += added.rt_sum_ms
+
+    def since(self, oldest: int) -> RingCounters:
+        """Return the counters of the buckets from number `oldest` on."""
+        return RingCounters({number: each for number, each in self.items() if number >= oldest})
+
+    def twin(self) -> RingCounters:
+        """Return a copy that can be counted in without changing this one."""
+        return RingCounters({number: list(each) for number, each in self.items()})
+
+    def bucket(self, number: int, start_ms: int, passed: int, borrowed: int) -> Bucket:
+        """Return the bucket of this number as a whole."""
+        blocked, success, error, rt_sum, rt_min = self.get(number, (0, 0, 0, 0, 0))
+        rt_min_ms = rt_min if success or error else None
+        return Bucket(start_ms, passed, blocked, success, error, rt_sum, rt_min_ms, borrowed)
+
+
+def greatest_equal_cost(cost: int, need: int, closed: Iterable[int]) -> int:
+    """Return the greatest cost for which there is room at the same moment as for `cost`, which is
+    `need` permits above its limit. `closed`: the permits of the closed buckets, oldest first.
+    """
+    for permits in closed:
+        need -= permits
+        if need <= 0:
+            break
+    # Now `need` is what the greatest of these costs takes less than this one; if it is above 0,
+    # there is room when the newest bucket expires, and then for every cost.
+    return cost - need if need <= 0 else ANY_COST
 
 
 class SenderRecords:

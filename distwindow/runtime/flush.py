@@ -10,14 +10,13 @@ from ..ring.clock import NEVER
 from ..ring.command import Command
 from .steps import Operation, Pipeline
 
-# --------------------------------------------------------------------------------------------------
-#
-# next_due_at      NEVER ------ flush_by(t) ------> t ------ recompute() ------> NEVER or later
-# the worker       sleeps        wake()             flushes                      sleeps
-
 
 class FlushSchedule:
-    """The next time, and the function that wakes the worker for it."""
+    """The next time, and the function that wakes the worker for it.
+
+    next_due_at      NEVER ------ flush_by(t) ------> t ------ recompute() ------> NEVER or later
+    the worker       sleeps        wake()             flushes                      sleeps
+    """
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
@@ -39,11 +38,11 @@ class FlushSchedule:
                 self.next_due_at = NEVER  # so that the next caller wakes the worker
                 raise
 
-    def recompute(self, now: float, sources: Iterable[Callable[[float], float]]) -> None:
-        """Set the next time after a flush: the earliest that one of `sources` returns."""
+    def recompute(self, now: float, due_times: Iterable[Callable[[float], float]]) -> None:
+        """Set the next time after a flush: the earliest that one of `due_times` returns."""
         try:
             self.next_due_at = NEVER  # first, as `flush_by` may be called meanwhile
-            for due in sources:
+            for due in due_times:
                 at = due(now)
                 self.next_due_at = min(self.next_due_at, at)
         except BaseException:  # a signal handler may raise anything in it

@@ -1,4 +1,17 @@
-"""Operations: generators that yield what has to be done, and their drivers (threads and tasks)."""
+"""Operations: generators that yield what has to be done, and their drivers (threads and tasks).
+
+What an operation may yield, and what it is given for each step:
+
+  step       given
+  Command    its reply; for an `Acquire` the `Decision`, as stores build that directly
+  Pipeline   a list of replies, with an error in place of each reply that did not come
+  Fetch      the reply
+  Sleep      None, after that time
+  WaitFor    None, when the completion is complete or after that time
+
+An operation is a generator that is written once and driven by `run_blocking` or `run_async`. It
+reads time only from the clock it was given, holds no lock across a yield, never in `finally`.
+"""
 
 from __future__ import annotations
 
@@ -12,67 +25,6 @@ from ..ring.command import Command
 from ..ring.replies import LeaseReply
 from ..support.async_use import running_loop
 from ..support.locks import OneShotEvent
-
-
-class Completion:
-    """Completed once. Waits that begin after that return at once."""
-
-    __slots__ = ("_done", "_waiters", "failure")
-
-    def __init__(self) -> None:
-        self.failure: StoreError | None = None
-        """Why there is no result; None if there is one."""
-        self._done = OneShotEvent()
-        self._waiters: list[Callable[[], object]] = []
-        """One function for each waiting task, which wakes it."""
-
-    @property
-    def is_complete(self) -> bool:
-        """True after `complete`."""
-        return self._done.is_set
-
-    def complete(self, failure: StoreError | None = None) -> None:
-        """Wake all that wait. Idempotent."""
-        self.failure = failure
-        self._done.set()
-        while self._waiters:
-            self._waiters.pop()()
-
-    def wait(self, seconds: float) -> None:
-        """Wait until it is complete, for `seconds` at most."""
-        self._done.wait(seconds)
-
-    async def wait_async(self, seconds: float) -> None:
-        """Do as `wait`, for tasks."""
-        loop = running_loop()
-        completed = asyncio.Event()
-
-        def wake() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(completed.set)
-
-        self._waiters.append(wake)
-        if self._done.is_set:  # after the append, as `complete` may have emptied the list before it
-            return
-        try:
-            await asyncio.wait_for(completed.wait(), seconds)
-        except asyncio.TimeoutError:
-            return
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The steps of an operation: what it may yield, and what it is given for each.
-#
-#   step       given
-#   Command    its reply; for an `Acquire` the `Decision`, as stores build that directly
-#   Pipeline   a list of replies, with an error in place of each reply that did not come
-#   Fetch      the reply
-#   Sleep      None, after that time
-#   WaitFor    None, when the completion is complete or after that time
-#
-# An operation is a generator that is written once and driven by `run_blocking` or `run_async`. It
-# reads time only from the clock it was given, holds no lock across a yield, never in `finally`.
 
 T = TypeVar("T")
 Reply = TypeVar("Reply")
@@ -197,3 +149,49 @@ async def run_async(
         operation.close()
         failure = None
         raise
+
+
+class Completion:
+    """Completed once. Waits that begin after that return at once."""
+
+    __slots__ = ("_done", "_waiters", "failure")
+
+    def __init__(self) -> None:
+        self.failure: StoreError | None = None
+        """Why there is no result; None if there is one."""
+        self._done = OneShotEvent()
+        self._waiters: list[Callable[[], object]] = []
+        """One function for each waiting task, which wakes it."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True after `complete`."""
+        return self._done.is_set
+
+    def complete(self, failure: StoreError | None = None) -> None:
+        """Wake all that wait. Idempotent."""
+        self.failure = failure
+        self._done.set()
+        while self._waiters:
+            self._waiters.pop()()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is complete, for `seconds` at most."""
+        self._done.wait(seconds)
+
+    async def wait_async(self, seconds: float) -> None:
+        """Do as `wait`, for tasks."""
+        loop = running_loop()
+        completed = asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(completed.set)
+
+        self._waiters.append(wake)
+        if self._done.is_set:  # after the append, as `complete` may have emptied the list before it
+            return
+        try:
+            await asyncio.wait_for(completed.wait(), seconds)
+        except asyncio.TimeoutError:
+            return

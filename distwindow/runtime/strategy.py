@@ -27,8 +27,6 @@ class Strategy(ScheduledSource):
         """Return the highest cost that a call under `limits` can have."""
         return max_cost(limits)
 
-    # -- decisions --
-
     decide_locally: Callable[[AnyKey, int], Decision | None]
     """Decide a call of this key and cost in this process; None if the store has to decide."""
 
@@ -60,11 +58,40 @@ class Strategy(ScheduledSource):
     def reset(self, key: AnyKey) -> None:
         """Drop what is known and counted of `key`, as its windows have been emptied."""
 
-    # -- counts --
-
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         """Count the end of an admitted call; return a command if the store has to count it now."""
         raise NotImplementedError  # each strategy has one
+
+    @property
+    def corrections(self) -> Corrections:
+        """How what was counted here is corrected."""
+        raise NotImplementedError  # each strategy has one
+
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
+        """Return the command that sends what is counted of `key`, for a caller who is about to read
+        it from the store; None if nothing is.
+        """
+        return None
+
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
+        """Return what has to be sent before the store decides one call over `keys`."""
+        return []
+
+    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+        """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
+        return []
+
+    def close(self) -> None:
+        """Count and decide nothing any more."""
+
+    def after_fork(self) -> None:
+        """Start empty in a forked child. A strategy registers for it with what it first keeps."""
+
+
+class Corrections:
+    """Corrects what a strategy has counted: for reservations, and for refunds of counts that were
+    not sent yet. By default that of one that counts nothing here.
+    """
 
     def count_debt(
         self, charges: tuple[Charge, ...], permits: int, offset_ms: float
@@ -89,26 +116,8 @@ class Strategy(ScheduledSource):
         """Return when `decision`, made at `decided_at` (monotonic), was counted, in store ms."""
         return decision.now_ms
 
-    def flush_command(
-        self, key: AnyKey, charges: tuple[Charge, ...] | None = None
-    ) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`, for a caller who is about to read
-        it from the store; None if nothing is. With `charges`, what is counted in their rings.
+    def flush_of(self, charges: tuple[Charge, ...]) -> OutgoingCommand | None:
+        """Return the command that sends what is counted in the rings of `charges`; None if nothing
+        is.
         """
         return None
-
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
-        """Return what has to be sent before the store decides one call over `keys`."""
-        return []
-
-    # -- ends --
-
-    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
-        """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
-        return []
-
-    def close(self) -> None:
-        """Count and decide nothing any more."""
-
-    def after_fork(self) -> None:
-        """Start empty in a forked child. A strategy registers for it with what it first keeps."""

@@ -234,21 +234,6 @@ def _whole_count(count: float) -> int:
     return whole
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# Controllers that admit less after an idle time (Sentinel `WarmUpController`).
-#
-# An idle resource stores tokens, up to `max_token`. The more are stored, the colder it is, and the
-# lower the rate that is admitted:
-#
-#   rate
-#   count     |------------------.
-#             |                   ' .
-#             |                      '  .
-#   count / f |                          '  -
-#             +------------------|----------|-- stored tokens
-#             0            warning_token  max_token        f = cold_factor
-
 _MAX_TOKENS = 2**31 - 1
 
 
@@ -261,6 +246,17 @@ class WarmUpController(TrafficShapingController):
     With `max_token` equal to `warning_token` (for example `count` 1 and a period of 1 s) no call
     ever passes, as in Sentinel. Raises `ConfigurationError` for a negative or NaN argument, a
     period below 1 s, a cold factor below 2, and for more tokens than Sentinel's 32 bits hold.
+
+    An idle resource stores tokens, up to `max_token`. The more are stored, the colder it is, and
+    the lower the rate that is admitted:
+
+      rate
+      count     |------------------.
+                |                   ' .
+                |                      '  .
+      count / f |                          '  -
+                +------------------|----------|-- stored tokens
+                0            warning_token  max_token        f = cold_factor
     """
 
     __slots__ = (

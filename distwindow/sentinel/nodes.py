@@ -133,8 +133,6 @@ class StatisticNode:
         """Begin with a new second counter; the minute counter and the threads stay."""
         self.second = self._new_second()
 
-    # -- counting -----------------------------------------------------------------------------
-
     def add_pass_request(self, now: int, count: int) -> None:
         """Count `count` passes."""
         self._add(now, Event.PASS, count)
@@ -168,8 +166,6 @@ class StatisticNode:
     def decrease_thread_num(self) -> None:
         """Count one running call less."""
         self.cur_thread_num -= 1
-
-    # -- rates, of the second counter ---------------------------------------------------------
 
     def pass_qps(self, now: int) -> float:
         """Return the passes per second, borrowed ones included once their window has begun."""
@@ -212,8 +208,6 @@ class StatisticNode:
     def waiting(self, now: int) -> int:
         """Return the passes that are lent from windows to come."""
         return self.second.waiting(now)
-
-    # -- of the minute counter ----------------------------------------------------------------
 
     def previous_pass_qps(self, now: int) -> float:
         """Return the passes of the whole second before the present one."""
@@ -259,8 +253,6 @@ class StatisticNode:
         if nodes:
             self._last_fetched = nodes[-1].timestamp
         return nodes
-
-    # -- borrowing ----------------------------------------------------------------------------
 
     def try_occupy_next(self, now: int, acquire_count: int, threshold: float) -> int:
         """Return in how many ms `acquire_count` passes could be borrowed under `threshold` per

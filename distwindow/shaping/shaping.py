@@ -168,8 +168,6 @@ class Shaping:
         """Return the rate of a limit that is cold."""
         return self._rate_at(self._max_tokens) if self._warms_up else float(self._amount)
 
-    # -- pacing -----------------------------------------------------------------------------------
-
     def next_moment(self, state: ShapingState, rate: float, cost: int) -> tuple[int, int] | None:
         """Return when a call of `cost` may proceed after those before it: us since the epoch, and
         parts of a microsecond. None: at once, as there was none before it.
@@ -213,8 +211,6 @@ class Shaping:
             return 1 + math.floor(self.max_wait_us / step)
         return max(0, math.floor((self.max_wait_us + passed_us - rest_us) / step))
 
-    # -- after the decision -----------------------------------------------------------------------
-
     def admitted(self, state: ShapingState, cost: int, now_ms: int, waits_us: int) -> ShapingState:
         """Return the state after a call of `cost` that waits `waits_us`, its own or another's."""
         us, rest = now_ms * 1000 + waits_us, 0
@@ -237,8 +233,6 @@ class Shaping:
         if self._warms_up:
             lives_ms = max(lives_ms, self._forget_ms + 2 * self._period_ms)
         return state._replace(decided_ms=now_ms, expires_at_ms=now_ms + lives_ms)
-
-    # -- refusals ---------------------------------------------------------------------------------
 
     def paced_retry_at(self, state: ShapingState, cost: int, now_ms: int) -> int:
         """Return when a call that is refused now will be admitted if no others come, ms."""

@@ -24,26 +24,158 @@ from ..support.async_use import running_loop
 from ..support.locks import WakeUp
 from .commands import AcquireTurn, turn_decision
 
-# --------------------------------------------------------------------------------------------------
-#
-# Queues of waiting calls: in one process, those of one key are served in the order they came.
-#
-# Only the head of a queue sends commands, and the others wait for it. So a queue costs the store
-# one command for each admission and one for each refusal of its head, however long it is.
-#
-#            the head sends             the others wait for the one before
-#   store <- [waiter] <- [waiter] <- [waiter] <- new callers
-#
-#   from     event                                                 to
-#   -        joins an empty queue                                  head
-#   -        joins                                                 waiting
-#   waiting  the one before leaves                                 head
-#   waiting  the head is refused for longer than its own timeout   left, with RateLimitExceeded
-#   waiting  its timeout ends, and the head was refused            left, with RateLimitExceeded
-#   waiting  its timeout ends, and nobody was refused              sends out of turn
-#   head     is refused                                            head, asleep until its permits
-#   head     permits of the key are given back in this process     head, and asks at once
-#   head     is admitted, or raises                                left; the next is woken
+
+class WaitQueues:
+    """The queues of one limiter, by ring and priority, or by slots. Threads may share it.
+
+    Calls of one key that wait in one process are served in the order they came:
+
+      from     event                                                 to
+      -        joins an empty queue                                  head
+      -        joins                                                 waiting
+      waiting  the one before leaves                                 head
+      waiting  the head is refused for longer than its own timeout   left, with RateLimitExceeded
+      waiting  its timeout ends, and the head was refused            left, with RateLimitExceeded
+      waiting  its timeout ends, and nobody was refused              sends out of turn
+      head     is refused                                            head, asleep until its permits
+      head     permits of the key are given back in this process     head, and asks at once
+      head     is admitted, or raises                                left; the next is woken
+
+    Only the head of a queue sends commands, and the others wait for it. So a queue costs the store
+    one command for each admission and one for each refusal of its head, however long it is.
+
+               the head sends             the others wait for the one before
+      store <- [waiter] <- [waiter] <- [waiter] <- new callers
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._closed = False
+        self.after_fork()
+
+    def close(self) -> None:
+        """Wake all waiters, who raise then, as nobody will serve them any more."""
+        with self._lock:
+            self._closed = True
+            for queue in self.by_name.values():
+                for waiter in queue.waiting:
+                    waiter.wake()
+
+    def check_open(self) -> None:
+        """Raise `ConfigurationError` after `close`."""
+        if self._closed:
+            raise closed_failure()
+
+    def after_fork(self) -> None:
+        """Start without waiters: their threads exist in the parent only."""
+        # Re-entrant, as a signal handler may wait for the limiter that it has interrupted.
+        self._lock = threading.RLock()
+        self.by_name: dict[bytes, _Queue] = {}
+        """The queues in which somebody waits."""
+        self.times_freed = 0
+        """How often permits were given back in this process."""
+
+    def join(self, waiter: Waiter, name: bytes) -> None:
+        """Put `waiter` at the end of the queue of this name."""
+        with self._lock:
+            # The waiter has its queue first, so that it can leave if it is interrupted here.
+            waiter._queue = queue = self.by_name.get(name) or _Queue()
+            self.by_name[name] = queue
+            if waiter._deadline is not None:
+                queue.earliest_deadline = min(queue.earliest_deadline, waiter._deadline)
+            queue.waiting.append(waiter)
+
+    def wake_too_late(self, head: Waiter, queue: _Queue, until: float) -> None:
+        """Wake those behind `head` whose timeouts end before `until` (monotonic seconds), when the
+        refusal of the head ends. They raise at once; nobody else is woken.
+        """
+        if until <= queue.earliest_deadline:
+            return
+        with self._lock:
+            earliest = math.inf
+            for waiter in list(queue.waiting):
+                if waiter is not head and waiter._deadline is not None:
+                    earliest = min(earliest, waiter._deadline)
+                    if waiter._deadline < until:
+                        waiter.wake()
+            queue.earliest_deadline = earliest
+
+    def on_freed(self, charges: Iterable[Charge]) -> None:
+        """Wake the heads of the queues of these rings to ask at once: permits were given back."""
+        self.times_freed += 1
+        for charge in charges:
+            for name in (charge.ring, charge.ring + PRIORITY):
+                if name in self.by_name:
+                    self.wake_head(name, freed=True)
+
+    def wake_head(self, name: bytes, *, freed: bool = False) -> None:
+        """Wake the head of the queue of this name, if there is one; `freed`: to ask at once."""
+        with self._lock:
+            queue = self.by_name.get(name)
+            if queue is not None and queue.waiting:
+                if freed:
+                    queue.freed, queue.refusal = True, None
+                queue.waiting[0].wake()
+
+    def first(self, name: bytes, count: int) -> list[Waiter]:
+        """Return the first waiters in the queue of this name."""
+        with self._lock:
+            queue = self.by_name.get(name)
+            return [] if queue is None else list(islice(queue.waiting, count))
+
+    def count(self, name: bytes) -> int:
+        """Return how many wait in the queue of this name."""
+        queue = self.by_name.get(name)
+        return 0 if queue is None else len(queue.waiting)
+
+    def leave(self, waiter: Waiter, queue: _Queue, name: bytes) -> None:
+        """Take `waiter` out of `queue`, and wake the head."""
+        with self._lock:
+            if waiter in queue.waiting:
+                queue.waiting.remove(waiter)
+            if queue.waiting:
+                queue.waiting[0].wake()
+            elif self.by_name.get(name) is queue:
+                del self.by_name[name]
+
+
+class _Queue:
+    __slots__ = ("earliest_deadline", "freed", "refusal", "turns", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Waiter] = deque()
+        """The head comes first."""
+        self.refusal: tuple[float, float, Decision] | None = None
+        """A head's last refusal: until when, when the head asks again (monotonic), the decision."""
+        self.earliest_deadline = math.inf
+        """No waiter gives up before this moment (monotonic seconds)."""
+        self.freed = False
+        """True once permits have been given back in this process, until the head asks again."""
+        self.turns = QueueTurns()
+
+
+class QueueTurns:
+    """State that the heads of one queue hand on: see `waiting/waiting.py`."""
+
+    __slots__ = ("free_calls", "turn")
+
+    def __init__(self) -> None:
+        self.turn: RetryAt | None = None
+        """The place of this queue in the line. A head that leaves it to the next one, because it
+        was cancelled or its timeout has ended, so leaves no gap.
+        """
+        self.free_calls = 0
+        """How many waiters may ask without waiting for a turn, as there is room for them."""
+
+
+class RetryAt(NamedTuple):
+    """A turn in the virtual line of a ring (`waiting/memory.py`)."""
+
+    turn_ms: int
+    """By the clock of the store, ms since the epoch."""
+    due_at: float
+    """By the monotonic clock of the store, seconds."""
+
 
 PRIORITY = b":priority"
 """Ends the names of the queues of those who wait with priority."""
@@ -125,29 +257,6 @@ class Waiter:
     def _remaining_s_or_raise(self) -> float | None:
         """Return the seconds for which the waiter may wait; None: no end."""
         return self.remaining_s
-
-
-class RetryAt(NamedTuple):
-    """A turn in the virtual line of a ring (`waiting/memory.py`)."""
-
-    turn_ms: int
-    """By the clock of the store, ms since the epoch."""
-    due_at: float
-    """By the monotonic clock of the store, seconds."""
-
-
-class QueueTurns:
-    """State that the heads of one queue hand on: see `waiting/waiting.py`."""
-
-    __slots__ = ("free_calls", "turn")
-
-    def __init__(self) -> None:
-        self.turn: RetryAt | None = None
-        """The place of this queue in the line. A head that leaves it to the next one, because it
-        was cancelled or its timeout has ended, so leaves no gap.
-        """
-        self.free_calls = 0
-        """How many waiters may ask without waiting for a turn, as there is room for them."""
 
 
 class PermitWaiter(Waiter):
@@ -261,127 +370,14 @@ class AsyncPermitWaiter(AsyncWaiter, PermitWaiter):
     """`PermitWaiter` for tasks."""
 
 
-class _Queue:
-    __slots__ = ("earliest_deadline", "freed", "refusal", "turns", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: deque[Waiter] = deque()
-        """The head comes first."""
-        self.refusal: tuple[float, float, Decision] | None = None
-        """A head's last refusal: until when, when the head asks again (monotonic), the decision."""
-        self.earliest_deadline = math.inf
-        """No waiter gives up before this moment (monotonic seconds)."""
-        self.freed = False
-        """True once permits have been given back in this process, until the head asks again."""
-        self.turns = QueueTurns()
-
-
-class WaitQueues:
-    """The queues of one limiter, by ring and priority, or by slots. Threads may share it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self._closed = False
-        self.after_fork()
-
-    def close(self) -> None:
-        """Wake all waiters, who raise then, as nobody will serve them any more."""
-        with self._lock:
-            self._closed = True
-            for queue in self.by_name.values():
-                for waiter in queue.waiting:
-                    waiter.wake()
-
-    def check_open(self) -> None:
-        """Raise `ConfigurationError` after `close`."""
-        if self._closed:
-            raise closed_failure()
-
-    def after_fork(self) -> None:
-        """Start without waiters: their threads exist in the parent only."""
-        # Re-entrant, as a signal handler may wait for the limiter that it has interrupted.
-        self._lock = threading.RLock()
-        self.by_name: dict[bytes, _Queue] = {}
-        """The queues in which somebody waits."""
-        self.times_freed = 0
-        """How often permits were given back in this process."""
-
-    def join(self, waiter: Waiter, name: bytes) -> None:
-        """Put `waiter` at the end of the queue of this name."""
-        with self._lock:
-            # The waiter has its queue first, so that it can leave if it is interrupted here.
-            waiter._queue = queue = self.by_name.get(name) or _Queue()
-            self.by_name[name] = queue
-            if waiter._deadline is not None:
-                queue.earliest_deadline = min(queue.earliest_deadline, waiter._deadline)
-            queue.waiting.append(waiter)
-
-    def wake_too_late(self, head: Waiter, queue: _Queue, until: float) -> None:
-        """Wake those behind `head` whose timeouts end before `until` (monotonic seconds), when the
-        refusal of the head ends. They raise at once; nobody else is woken.
-        """
-        if until <= queue.earliest_deadline:
-            return
-        with self._lock:
-            earliest = math.inf
-            for waiter in list(queue.waiting):
-                if waiter is not head and waiter._deadline is not None:
-                    earliest = min(earliest, waiter._deadline)
-                    if waiter._deadline < until:
-                        waiter.wake()
-            queue.earliest_deadline = earliest
-
-    def on_freed(self, charges: Iterable[Charge]) -> None:
-        """Wake the heads of the queues of these rings to ask at once: permits were given back."""
-        self.times_freed += 1
-        for charge in charges:
-            for name in (charge.ring, charge.ring + PRIORITY):
-                if name in self.by_name:
-                    self.wake_head(name, freed=True)
-
-    def wake_head(self, name: bytes, *, freed: bool = False) -> None:
-        """Wake the head of the queue of this name, if there is one; `freed`: to ask at once."""
-        with self._lock:
-            queue = self.by_name.get(name)
-            if queue is not None and queue.waiting:
-                if freed:
-                    queue.freed, queue.refusal = True, None
-                queue.waiting[0].wake()
-
-    def first(self, name: bytes, count: int) -> list[Waiter]:
-        """Return the first waiters in the queue of this name."""
-        with self._lock:
-            queue = self.by_name.get(name)
-            return [] if queue is None else list(islice(queue.waiting, count))
-
-    def count(self, name: bytes) -> int:
-        """Return how many wait in the queue of this name."""
-        queue = self.by_name.get(name)
-        return 0 if queue is None else len(queue.waiting)
-
-    def leave(self, waiter: Waiter, queue: _Queue, name: bytes) -> None:
-        """Take `waiter` out of `queue`, and wake the head."""
-        with self._lock:
-            if waiter in queue.waiting:
-                queue.waiting.remove(waiter)
-            if queue.waiting:
-                queue.waiting[0].wake()
-            elif self.by_name.get(name) is queue:
-                del self.by_name[name]
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The sleep of a waiter before it asks, which ends when its permits may be there earlier: a reset or
-# a refund by this process gives permits of the key back.
-#
-# Only the head of a queue is woken. Whoever has left its queue has been admitted, and sleeps until
-# it may proceed. A clock that is not the system's has a sleep of its own, which nothing can end; it
-# is skipped if permits were given back before it began.
-
-
 class InterruptibleSleep:
-    """Sleeps of one waiter in a thread."""
+    """The sleep of a waiter before it asks, in a thread. It ends when its permits may be there
+    earlier: a reset or a refund by this process gives permits of the key back.
+
+    Only the head of a queue is woken. Whoever has left its queue has been admitted, and sleeps
+    until it may proceed. A clock that is not the system's has a sleep of its own, which nothing can
+    end; it is skipped if permits were given back before it began.
+    """
 
     def __init__(
         self, waiter: PermitWaiter, clock: Clock, sleep: Callable[[float], object]
@@ -421,58 +417,31 @@ class AsyncInterruptibleSleep:
             await waiter.sleep_async(left)
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# Calls that take places in the virtual line of their ring, and are told a turn
-# (`waiting/memory.py`).
-#
-# `acquire` waits by turns. Only the head of a process's queue is in the line, so each process that
-# waits has one place in it, whatever the number of its waiters. A queue without a turn, or with
-# free calls, has its head ask plainly, as `try_acquire`; otherwise the head sleeps until its turn.
-# A queue goes
-#
-#   from         event                                           to
-#   no turn      asked plainly: admitted                         no turn
-#   no turn      asked plainly: refused, and so for a place      turn
-#   no turn      asked plainly: refused; for a place: admitted   turn; free calls if there is room
-#   turn         at its turn: refused                            turn
-#   turn         at its turn: admitted, others wait behind       turn; free calls if there is room
-#   turn         at its turn: admitted, nobody waits behind      no turn
-#   turn         the head gives up                               turn
-#   free calls   asked plainly: admitted                         free calls, one less
-#   free calls   asked plainly: refused                          turn
-#
-# The turn of the next waiter comes with an admission, in the same script call: so a crowd costs
-# about one call for each admission. Turns are as far apart as the limit admits calls; but where
-# many permits become free at once, those who are late in the line would wait for long although
-# there is room. Therefore the calls for which there is room are shared among those in it.
-
-MAX_EARLY_WINDOWS = 10
-"""A waiter asks this many windows after there was room at the latest, even if its turn comes later:
-those before it in the line may have vanished.
-"""
-
-
-MIN_CALLS = 20
-"""`acquire` waits by turns for calls of cost 1, and for those of which the limit admits at least so
-many in a window. Larger ones leave the window at once, and not as the turns of others come: those
-would miss their turns, and a crowd of different costs would be done much later.
-"""
-
-
-class TurnAnswer(NamedTuple):
-    """The answer to one call."""
-
-    decision: Decision
-    """Of a refused call, `retry_after` is when there is room; no call is admitted before."""
-    turn: RetryAt
-    """The turn of the call, or of the next waiter."""
-    queued: int = 0
-    """For an admitted call, how many permits the others in the line wait for."""
-
-
 class Turns:
-    """The calls of one limiter that take places in lines."""
+    """The calls of one limiter that take places in the virtual line of their ring, and are told a
+    turn (`waiting/memory.py`).
+
+    `acquire` waits by turns. Only the head of a process's queue is in the line, so each process
+    that waits has one place in it, whatever the number of its waiters. A queue without a turn, or
+    with free calls, has its head ask plainly, as `try_acquire`; otherwise the head sleeps until its
+    turn. A queue goes
+
+      from         event                                           to
+      no turn      asked plainly: admitted                         no turn
+      no turn      asked plainly: refused, and so for a place      turn
+      no turn      asked plainly: refused; for a place: admitted   turn; free calls if there is room
+      turn         at its turn: refused                            turn
+      turn         at its turn: admitted, others wait behind       turn; free calls if there is room
+      turn         at its turn: admitted, nobody waits behind      no turn
+      turn         the head gives up                               turn
+      free calls   asked plainly: admitted                         free calls, one less
+      free calls   asked plainly: refused                          turn
+
+    The turn of the next waiter comes with an admission, in the same script call: so a crowd costs
+    about one call for each admission. Turns are as far apart as the limit admits calls; but where
+    many permits become free at once, those who are late in the line would wait for long although
+    there is room. Therefore the calls for which there is room are shared among those in it.
+    """
 
     def __init__(
         self,
@@ -573,6 +542,28 @@ class Turns:
         command = self._command_cache.acquire_command(key, cost)
         _check_has_line(command, enqueue)
         return command
+
+
+MAX_EARLY_WINDOWS = 10
+"""A waiter asks this many windows after there was room at the latest, even if its turn comes later:
+those before it in the line may have vanished.
+"""
+MIN_CALLS = 20
+"""`acquire` waits by turns for calls of cost 1, and for those of which the limit admits at least so
+many in a window. Larger ones leave the window at once, and not as the turns of others come: those
+would miss their turns, and a crowd of different costs would be done much later.
+"""
+
+
+class TurnAnswer(NamedTuple):
+    """The answer to one call."""
+
+    decision: Decision
+    """Of a refused call, `retry_after` is when there is room; no call is admitted before."""
+    turn: RetryAt
+    """The turn of the call, or of the next waiter."""
+    queued: int = 0
+    """For an admitted call, how many permits the others in the line wait for."""
 
 
 def _check_has_line(command: Acquire, enqueue: object) -> None:

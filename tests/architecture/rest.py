@@ -49,7 +49,7 @@ class Raise:
     observe = None
 
     def __init__(self, options: Any, commands: Any, store: Any, strategy: Any, name: str) -> None:
-        self.source = import_module("distwindow.runtime.flush").JoinedSources(strategy)
+        self.flush_source = import_module("distwindow.runtime.flush").JoinedSources(strategy)
 
     def __getattr__(self, name: str) -> Any:
         return Nothing

@@ -244,7 +244,7 @@ def test_a_limiter_that_is_not_called_has_no_slot_to_renew() -> None:
         used.flush()
         idle.flush()
         clock.move(5000)
-    assert idle.decider.policy.source.next_due_at == NEVER
+    assert idle.decider.policy.flush_source.next_due_at == NEVER
 
 
 def test_a_process_that_has_failed_to_announce_itself_tries_again() -> None:

@@ -17,7 +17,7 @@ import pytest
 import redis.asyncio
 
 from distwindow import AsyncLimiter, Limiter
-from distwindow.stores.redis.outcome import BackgroundJob
+from distwindow.stores.redis.connections import BackgroundJob
 from distwindow.support import fork as _fork_wait
 from distwindow.support.fork import FORK_WAIT
 from distwindow.support.locks import OneShotEvent, start_thread

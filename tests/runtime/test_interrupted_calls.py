@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from distwindow import Limiter, StoreError, StoreTimeout
-from distwindow.stores.redis.blocking import CallGroup, GroupMember, InFlightCall
+from distwindow.stores.redis.call_sharing import CallGroup, GroupMember, InFlightCall
 from tests.local.interrupted import PLENTY, SCRIPT, raised_after, subclass
 from tests.servers import Proxy
 from tests.servers.faults import Delay, Pass, Silent

@@ -14,7 +14,7 @@ from distwindow.ring.decisions import decision_of
 from distwindow.ring.replies import AcquireReply
 from distwindow.stores.memory import MemoryStore
 from distwindow.stores.redis.asyncio import Batch, LoopTick
-from distwindow.stores.redis.blocking import CallShare, decisions_of_reply, split_share
+from distwindow.stores.redis.call_sharing import CallShare, decisions_of_reply, split_share
 from distwindow.stores.redis.outcome import NoReply, RawReply
 
 STAMP = b"1700000000250.000042"

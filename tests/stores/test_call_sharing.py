@@ -13,8 +13,8 @@ import pytest
 
 from distwindow import Limit, StoreTimeout, StoreUnavailable
 from distwindow.ring.commands import Acquire, charges_of
-from distwindow.stores.redis import blocking as call_sharing
-from distwindow.stores.redis.blocking import CallShare, CallSharing
+from distwindow.stores.redis import call_sharing
+from distwindow.stores.redis.call_sharing import CallShare, CallSharing
 from tests.interruptions import interrupt_at
 from tests.servers.wait import until
 from tests.stores.tables import rows_of

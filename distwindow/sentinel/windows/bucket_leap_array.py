@@ -221,22 +221,6 @@ def _node(window: Window[MetricBucket]) -> MetricNode:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# A LeapArray that lends passes of buckets to come (Sentinel `OccupiableBucketLeapArray`).
-#
-# Passes that were promised lie in an array of their own, the borrow array, until its time:
-#
-#     t = 1100, n = 2, L = 500        1000      1500      2000
-#                                       |---------|---------|
-#     main array                        |  7      |
-#     borrow array                                |  3      |
-#
-# The first rotating operation at or after 1500 makes the main array's window of 1500, and copies
-# the 3 into it. If none comes before 2000, the 3 are never counted: Sentinel loses them, and so
-# does this class. The fleet's borrowing does not (`docs/sentinel.md`).
-
-
 class FutureBucketLeapArray(BucketLeapArray):
     """Counts of windows that have not begun: a window is expired as soon as `t >= start`.
 
@@ -256,6 +240,17 @@ class OccupiableLeapArray(BucketLeapArray):
     `borrow_array` has what is lent from windows to come. It is read without rotating when a window
     of this array is made or reset, and is never cleared, as in Sentinel: a window outside the array
     (`overtaken`) gets the same passes once more. Not locked.
+
+    Passes that were promised lie in an array of their own, the borrow array, until its time:
+
+        t = 1100, n = 2, L = 500        1000      1500      2000
+                                          |---------|---------|
+        main array                        |  7      |
+        borrow array                                |  3      |
+
+    The first rotating operation at or after 1500 makes the main array's window of 1500, and copies
+    the 3 into it. If none comes before 2000, the 3 are never counted: Sentinel loses them, and so
+    does this class. The fleet's borrowing does not (`docs/sentinel.md`).
     """
 
     __slots__ = ("borrow_array",)

@@ -135,11 +135,6 @@ class RollingWindow(Generic[RB]):
         self.last_time = now - rest
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# The fixed-window counter, for comparison: at a window's end up to twice the threshold passes.
-
-
 class FixedWindow:
     """At most `threshold` calls from the start of a window until it is over.
 

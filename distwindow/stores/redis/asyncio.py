@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from ...away.outages import Reachability, probe_pause_s
 from ...errors import ConfigurationError, DistwindowError, StoreError, closed_failure
 from ...ring.clock import Clock
 from ...ring.command import Command
@@ -33,7 +32,7 @@ from .asyncio_connection import (
     find_wrong_server,
     retrieve_exception,
 )
-from .blocking import CallShare, decisions_of_reply
+from .call_sharing import CallShare, decisions_of_reply
 from .handshake import connect_failure, may_be_wrong_server
 from .outcome import (
     NoReply,
@@ -51,289 +50,198 @@ from .topology import (
     ClusterMap,
     ClusterTopology,
     Node,
+    Reachability,
     SingleServer,
     Topology,
+    probe_pause_s,
 )
 
-
-class ReplyHandler(Protocol):
-    """Handles every reply to a batch but the short one."""
-
-    def on_reply(self, batch: Batch, raw: RawReply) -> None: ...
-
-    def count_unknown(self, calls: int) -> None:
-        """Count calls of which nobody will know whether they were charged."""
-
-    def give_back(self, decision: Decision) -> None:
-        """Give back what was charged for a caller that was cancelled before it had this."""
-
-
-class LoopTick:
-    """The batches that are sent in one tick of the loop, and have one deadline."""
-
-    __slots__ = ("batches", "deadline", "handler", "shared")
-
-    def __init__(self, handler: ReplyHandler, deadline: float) -> None:
-        self.handler = handler
-        self.deadline = deadline
-        self.batches: list[Batch] = []
-        self.shared: dict[Acquire, Batch] = {}
-        """The batches that further calls of equal commands join."""
-
-    def drop_answered(self) -> bool:
-        """Drop the batches if no call waits for a reply. True if so."""
-        for batch in reversed(self.batches):
-            if not batch.done:
-                return False
-        self.batches.clear()
-        self.shared.clear()
-        return True
-
-
-class Batch:
-    """A command and the futures of its callers, which get a decision, or the plain reply."""
-
-    __slots__ = (
-        "command",
-        "connection",
-        "done",
-        "execution",
-        "futures",
-        "on_late_reply",
-        "request",
-        "stamp",
-        "tick",
-        "wants_decision",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        tick: LoopTick,
-        command: Command[Any],
-        wants_decision: bool,
-        on_late_reply: Callable[[Any], object] | None = None,
-    ) -> None:
-        self.tick = tick
-        self.command = command
-        self.wants_decision = wants_decision
-        """True for an `Acquire` whose callers get decisions. Other batches have one caller."""
-        self.futures: list[asyncio.Future[Any]] = []
-        self.stamp: bytes | None = None
-        """The stamp of a frame that was sent without an execution."""
-        self.execution: Generator[Request, RawReply, Any] | None = None
-        """`execute_once`, from the first reply on that does not decide the call."""
-        self.connection: PipelinedConnection | None = None
-        self.request: Request | None = None
-        """The last request of the execution."""
-        self.on_late_reply = on_late_reply
-        """Called with a reply that comes after the caller was cancelled or has timed out."""
-        self.done = False
-
-    @property
-    def deadline(self) -> float:
-        return self.tick.deadline
-
-    def drop_cancelled(self) -> bool:
-        """Remove the callers that were cancelled before anything was sent; True if any is left."""
-        futures = self.futures
-        if len(futures) > 1 or futures[0].done():
-            self.futures = futures = [future for future in futures if not future.done()]
-        return bool(futures)
-
-    def combined(self) -> Command[Any]:
-        """The one command that stands for all callers."""
-        command = self.command
-        return command.combined(len(self.futures)) if isinstance(command, Acquire) else command
-
-    def on_reply(self, raw: RawReply) -> None:
-        """Take a raw reply. The short one is distributed here, the handler takes all others."""
-        if self.done:
-            self._pass_late_reply(raw)
-            return
-        if not (type(raw) is list and len(raw) == 3 and raw[0] == self.stamp and raw[1] >= 0):
-            self.tick.handler.on_reply(self, raw)
-            return
-        _, left, now_ms = raw
-        futures = self.futures
-        if len(futures) == 1 and not futures[0].done():  # most keys are called once in a tick
-            decision = admitted_decision(self.command, 0, left, None, now_ms, "store")
-            self.done = True  # not before: a reply of other types raises there
-            futures[0].set_result(decision)
-        else:
-            self._distribute((left, now_ms))
-
-    def resolve(self, reply: Any) -> None:
-        """Give the callers what the execution has returned."""
-        if self.wants_decision:
-            self._distribute(reply)
-            return
-        self.done = True
-        (future,) = self.futures
-        if not future.done():
-            future.set_result(reply)
-        else:
-            self.tick.handler.count_unknown(1)
-            if self.on_late_reply is not None:
-                self.on_late_reply(reply)
-
-    def _distribute(self, reply: CallShare) -> None:
-        """Give each caller its decision."""
-        self.done = True
-        futures = self.futures
-        decisions = decisions_of_reply(self.command, reply, len(futures))
-        for future, decision in zip(futures, decisions, strict=True):
-            if not future.done():
-                future.set_result(decision)
-            else:  # it was cancelled
-                self.tick.handler.give_back(decision)
-
-    def _pass_late_reply(self, raw: RawReply) -> None:
-        """Pass on a reply after the caller's call has ended with an unknown outcome."""
-        request = self.request
-        if (
-            self.on_late_reply is not None
-            and request is not None
-            and type(raw) is list
-            and len(raw) >= 3
-            and raw[0] == request.stamp
-            and raw[1] != PAST_DEADLINE
-        ):
-            self.on_late_reply(self.command.reply(raw))
-
-    def fail(self, exc: Exception) -> None:
-        """End the call with an exception; each caller gets a copy of it."""
-        self.done = True
-        if is_unknown(exc):
-            self.tick.handler.count_unknown(len(self.futures))
-        for future in self.futures:
-            if not future.done():
-                future.set_exception(copy.copy(exc))
-
-
-PING = b"*1\r\n$4\r\nPING\r\n"
-
-
-class Ping:
-    """The caller of a PING, whose reply comes after those to all that was sent before."""
-
-    deadline = float("inf")
-
-    def __init__(self, answered: asyncio.Future[None]) -> None:
-        self.answered = answered
-        self.done = False
-
-    def on_reply(self, raw: RawReply) -> None:
-        """Take the reply, or that there will be none."""
-        self.done = True
-        if not self.answered.done():
-            self.answered.set_result(None)
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The ticks of one event loop that were sent, until they are answered or their deadline has passed.
-#
-# add(tick)          first drops the earliest ticks, as far as they are answered
-# the timer          is set for the earliest deadline, and fails the batches without a reply
-
-
-class TicksInFlight:
-    """Ticks by deadline, and the timer for the earliest one."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        monotonic: Callable[[], float],
-        time_out: Callable[[Batch], None],
-    ) -> None:
-        """`time_out` is called with each batch that has no reply by its deadline."""
-        self._loop = loop
-        self._monotonic = monotonic
-        self._time_out = time_out
-        self._ticks: deque[LoopTick] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_deadline = 0.0
-        """The deadline that the timer was set for. Its tick may have been answered since."""
-
-    def add(self, tick: LoopTick) -> None:
-        """Add a tick that is being sent."""
-        ticks = self._ticks
-        # A tick and its batches refer to each other, so without this they would be kept until
-        # their deadline, and then until a garbage collection.
-        while ticks and ticks[0].drop_answered():
-            ticks.popleft()
-        at = len(ticks)
-        while at and ticks[at - 1].deadline > tick.deadline:
-            at -= 1
-        ticks.insert(at, tick)
-
-    def ensure_timer(self, deadline: float) -> None:
-        """Run the timer by `deadline`, which is that of a tick that was added."""
-        if self._timer is not None and deadline < self._timer_deadline:
-            self.cancel_timer()
-        if self._timer is None:
-            self._end_overdue()
-
-    def cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _end_overdue(self) -> None:
-        """Fail the calls whose deadline has passed, and set the timer for the next deadline."""
-        self._timer = None
-        now, ticks = self._monotonic(), self._ticks
-        while ticks and ticks[0].deadline <= now:
-            for batch in ticks.popleft().batches:
-                if not batch.done:
-                    self._time_out(batch)
-        if ticks:
-            self._timer_deadline = ticks[0].deadline
-            self._timer = self._loop.call_later(self._timer_deadline - now, self._end_overdue)
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# The calls of one event loop: gathered for a tick, sent, and ended by their deadlines.
-#
-# decide, execute   a future joins a batch of the current tick
-# end of the tick    `_send_tick` writes all batches; a timer runs for the earliest deadline
-# a reply            the connection passes it to its batch, which resolves its futures, or
-#                    passes it on to `on_reply`, which may send another request
-# the deadline       `_time_out` fails the batches without a reply. Their connection takes no
-#                    new calls, and is closed one timeout later: it may only have been slow, and
-#                    still bring the replies of other calls
-
 Reply = TypeVar("Reply")
+_MAX_PIPELINE = 256
+"""Commands of an exchange that are sent at once: all of them have to be answered in time."""
+
+
+class AsyncRedisStore:
+    """A Redis server, primary or cluster. Safe to share between tasks, and between event loops:
+    each loop has connections of its own. Survives `fork`.
+    """
+
+    decided_by: Source = "store"
+
+    def __init__(
+        self,
+        make_topology: Callable[[], Topology],
+        settings: CallSettings,
+    ) -> None:
+        self.clock: Clock = settings.clock
+        self._make_topology = make_topology
+        self._settings = settings
+        self._closed = False
+        self.unknown_total = 0
+        self.outages = settings.outages
+        this_store = weakref.ref(self)
+        self.outages.start_probe = lambda server: (
+            (store := this_store()) is not None and store.start_probe(server)
+        )
+        self._dispatchers: dict[asyncio.AbstractEventLoop, LoopDispatcher] = {}
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: start without dispatchers, and with a lock that no thread holds."""
+        self._lock = threading.Lock()
+        self.outages.after_fork()
+        for dispatcher in self._dispatchers.values():
+            dispatcher.leave_to_parent()
+        self._dispatchers = {}
+
+    async def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
+        dispatcher = self._dispatchers.get(running_loop())
+        if dispatcher is None or not dispatcher.connections:
+            dispatcher, deadline = await self._ready_dispatcher(deadline)
+        future = dispatcher.decide(command, deadline)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if _has_result(future):
+                dispatcher.give_back(future.result())
+            raise
+
+    async def execute(
+        self,
+        command: Command[Reply],
+        deadline: float | None = None,
+        on_late_reply: Callable[[Reply], object] | None = None,
+    ) -> Reply:
+        """`on_late_reply`: see `AsyncStore`; it is called if the connection lasts until then."""
+        dispatcher, deadline = await self._ready_dispatcher(deadline)
+        future = dispatcher.execute(command, deadline, on_late_reply)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if on_late_reply is not None and _has_result(future):
+                on_late_reply(future.result())
+            raise
+
+    async def execute_many(
+        self, commands: Sequence[Command[Any]], deadline: float | None = None
+    ) -> list[Any]:
+        """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
+
+        A cancellation waits until what has been sent is answered, and takes effect at the next
+        await: leases that are given back, or fetched, would be lost with the replies.
+        """
+        replies: list[Any] = []
+        for first in range(0, len(commands), _MAX_PIPELINE):
+            batch = commands[first : first + _MAX_PIPELINE]
+            try:
+                dispatcher, _ = await self._ready_dispatcher(deadline)
+            except DistwindowError as exc:
+                replies += [exc] * len(batch)
+                continue
+            futures = [dispatcher.execute(command, deadline) for command in batch]
+            gathered = asyncio.gather(*futures, return_exceptions=True)
+            try:
+                replies += await asyncio.shield(gathered)
+            except asyncio.CancelledError:
+                await asyncio.wait([gathered])  # each future has its deadline
+                replies += gathered.result()
+                _cancel_again()
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, DistwindowError):
+                raise reply
+        return replies
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def drain(self) -> None:
+        """Wait until what this loop has sent is answered, or the timeout has passed."""
+        dispatcher = self._dispatchers.get(running_loop())
+        if dispatcher is not None:
+            await dispatcher.drain()
+
+    async def aclose(self) -> None:
+        """Close the connections. Calls after this raise `ConfigurationError`."""
+        self._closed = True
+        with self._lock:
+            dispatchers, self._dispatchers = self._dispatchers, {}
+        dispatcher = dispatchers.pop(running_loop(), None)
+        for loop, other in dispatchers.items():
+            with suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(other.close)
+        if dispatcher is not None:
+            dispatcher.close()
+            await dispatcher.close_client()
+
+    async def _ready_dispatcher(
+        self, deadline: float | None
+    ) -> tuple[LoopDispatcher, float | None]:
+        """The dispatcher of this loop, once it has a topology, and the deadline of a call that
+        began before: the time that reading a cluster's map takes is part of the call's. Raises
+        `StoreError` while the only server is away.
+        """
+        dispatcher = self._dispatchers.get(running_loop()) or self._new_dispatcher()
+        if not dispatcher.is_ready:
+            if deadline is None:
+                deadline = self.clock.monotonic() + self._settings.timeout
+            await dispatcher.find_topology()
+        dispatcher.check_only_server()
+        return dispatcher, deadline
+
+    def _new_dispatcher(self) -> LoopDispatcher:
+        if self._closed:
+            raise closed_failure()
+        loop = running_loop()
+        with self._lock:
+            for other in [other for other in self._dispatchers if other.is_closed()]:
+                del self._dispatchers[other]
+            dispatcher = self._dispatchers[loop] = LoopDispatcher(
+                loop, self._make_topology(), self._settings, self._count_unknown
+            )
+        return dispatcher
+
+    def start_probe(self, server: Reachability) -> bool:
+        """Probe a server of the running loop. False if that can not be."""
+        dispatcher = self._dispatchers.get(asyncio.get_running_loop())
+        return dispatcher is not None and dispatcher.start_probe(server)
+
+    def _count_unknown(self, calls: int) -> None:
+        with self._lock:
+            self.unknown_total += calls
+
+
+def _has_result(future: asyncio.Future[Any]) -> bool:
+    """Return whether a reply came in the same pass of the loop in which its caller was cancelled.
+    The batch sees only that of a caller who was cancelled before.
+    """
+    return not future.cancelled() and future.exception() is None
+
+
+def _cancel_again() -> None:
+    """Cancel the current task once more in place of a cancellation that was caught."""
+    task = asyncio.current_task()
+    assert task is not None
+    if hasattr(task, "uncancel"):  # counted once only: `asyncio.timeout` compares the number
+        task.uncancel()
+    task.cancel()
+
 
 _MAX_DEADLINE_SPREAD = 0.2
 """The part of the timeout by which deadlines in one tick may differ. The earliest one holds."""
-
-
 _LONGER_THAN_LOOPS_S = 10**8
 
 
-class _UntilLoopIsClosed:
-    """Is scheduled for a time that never comes, and dropped by `loop.close()`, which tells nobody
-    else. Closes the sockets of `dispatcher` then, of which asyncio would warn.
-    """
-
-    __slots__ = ("_dispatcher", "_loop")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, dispatcher: LoopDispatcher) -> None:
-        self._loop = loop
-        self._dispatcher = weakref.ref(dispatcher)
-
-    def __call__(self) -> None: ...
-
-    def __del__(self) -> None:
-        dispatcher = self._dispatcher()
-        if dispatcher is not None and self._loop.is_closed():
-            dispatcher.close_sockets()
-
-
 class LoopDispatcher:
-    """Sends the calls of one event loop, over one connection to each node."""
+    """Sends the calls of one event loop, over one connection to each node.
+
+    decide, execute   a future joins a batch of the current tick
+    end of the tick    `_send_tick` writes all batches; a timer runs for the earliest deadline
+    a reply            the connection passes it to its batch, which resolves its futures, or
+                       passes it on to `on_reply`, which may send another request
+    the deadline       `_time_out` fails the batches without a reply. Their connection takes no
+                       new calls, and is closed one timeout later: it may only have been slow, and
+                       still bring the replies of other calls
+    """
 
     def __init__(
         self,
@@ -751,170 +659,252 @@ class LoopDispatcher:
         topology.on_refreshed()
 
 
-_MAX_PIPELINE = 256
-"""Commands of an exchange that are sent at once: all of them have to be answered in time."""
-
-
-class AsyncRedisStore:
-    """A Redis server, primary or cluster. Safe to share between tasks, and between event loops:
-    each loop has connections of its own. Survives `fork`.
+class _UntilLoopIsClosed:
+    """Is scheduled for a time that never comes, and dropped by `loop.close()`, which tells nobody
+    else. Closes the sockets of `dispatcher` then, of which asyncio would warn.
     """
 
-    decided_by: Source = "store"
+    __slots__ = ("_dispatcher", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, dispatcher: LoopDispatcher) -> None:
+        self._loop = loop
+        self._dispatcher = weakref.ref(dispatcher)
+
+    def __call__(self) -> None: ...
+
+    def __del__(self) -> None:
+        dispatcher = self._dispatcher()
+        if dispatcher is not None and self._loop.is_closed():
+            dispatcher.close_sockets()
+
+
+class LoopTick:
+    """The batches that are sent in one tick of the loop, and have one deadline."""
+
+    __slots__ = ("batches", "deadline", "handler", "shared")
+
+    def __init__(self, handler: ReplyHandler, deadline: float) -> None:
+        self.handler = handler
+        self.deadline = deadline
+        self.batches: list[Batch] = []
+        self.shared: dict[Acquire, Batch] = {}
+        """The batches that further calls of equal commands join."""
+
+    def drop_answered(self) -> bool:
+        """Drop the batches if no call waits for a reply. True if so."""
+        for batch in reversed(self.batches):
+            if not batch.done:
+                return False
+        self.batches.clear()
+        self.shared.clear()
+        return True
+
+
+class Batch:
+    """A command and the futures of its callers, which get a decision, or the plain reply."""
+
+    __slots__ = (
+        "command",
+        "connection",
+        "done",
+        "execution",
+        "futures",
+        "on_late_reply",
+        "request",
+        "stamp",
+        "tick",
+        "wants_decision",
+    )  # fmt: skip
 
     def __init__(
         self,
-        make_topology: Callable[[], Topology],
-        settings: CallSettings,
+        tick: LoopTick,
+        command: Command[Any],
+        wants_decision: bool,
+        on_late_reply: Callable[[Any], object] | None = None,
     ) -> None:
-        self.clock: Clock = settings.clock
-        self._make_topology = make_topology
-        self._settings = settings
-        self._closed = False
-        self.unknown_total = 0
-        self.outages = settings.outages
-        this_store = weakref.ref(self)
-        self.outages.start_probe = lambda server: (
-            (store := this_store()) is not None and store.start_probe(server)
-        )
-        self._dispatchers: dict[asyncio.AbstractEventLoop, LoopDispatcher] = {}
-        self.after_fork()
+        self.tick = tick
+        self.command = command
+        self.wants_decision = wants_decision
+        """True for an `Acquire` whose callers get decisions. Other batches have one caller."""
+        self.futures: list[asyncio.Future[Any]] = []
+        self.stamp: bytes | None = None
+        """The stamp of a frame that was sent without an execution."""
+        self.execution: Generator[Request, RawReply, Any] | None = None
+        """`execute_once`, from the first reply on that does not decide the call."""
+        self.connection: PipelinedConnection | None = None
+        self.request: Request | None = None
+        """The last request of the execution."""
+        self.on_late_reply = on_late_reply
+        """Called with a reply that comes after the caller was cancelled or has timed out."""
+        self.done = False
 
-    def after_fork(self) -> None:
-        """In a forked child: start without dispatchers, and with a lock that no thread holds."""
-        self._lock = threading.Lock()
-        self.outages.after_fork()
-        for dispatcher in self._dispatchers.values():
-            dispatcher.leave_to_parent()
-        self._dispatchers = {}
+    @property
+    def deadline(self) -> float:
+        return self.tick.deadline
 
-    async def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
-        dispatcher = self._dispatchers.get(running_loop())
-        if dispatcher is None or not dispatcher.connections:
-            dispatcher, deadline = await self._ready_dispatcher(deadline)
-        future = dispatcher.decide(command, deadline)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if _has_result(future):
-                dispatcher.give_back(future.result())
-            raise
+    def drop_cancelled(self) -> bool:
+        """Remove the callers that were cancelled before anything was sent; True if any is left."""
+        futures = self.futures
+        if len(futures) > 1 or futures[0].done():
+            self.futures = futures = [future for future in futures if not future.done()]
+        return bool(futures)
 
-    async def execute(
-        self,
-        command: Command[Reply],
-        deadline: float | None = None,
-        on_late_reply: Callable[[Reply], object] | None = None,
-    ) -> Reply:
-        """`on_late_reply`: see `AsyncStore`; it is called if the connection lasts until then."""
-        dispatcher, deadline = await self._ready_dispatcher(deadline)
-        future = dispatcher.execute(command, deadline, on_late_reply)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if on_late_reply is not None and _has_result(future):
-                on_late_reply(future.result())
-            raise
+    def combined(self) -> Command[Any]:
+        """The one command that stands for all callers."""
+        command = self.command
+        return command.combined(len(self.futures)) if isinstance(command, Acquire) else command
 
-    async def execute_many(
-        self, commands: Sequence[Command[Any]], deadline: float | None = None
-    ) -> list[Any]:
-        """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
+    def on_reply(self, raw: RawReply) -> None:
+        """Take a raw reply. The short one is distributed here, the handler takes all others."""
+        if self.done:
+            self._pass_late_reply(raw)
+            return
+        if not (type(raw) is list and len(raw) == 3 and raw[0] == self.stamp and raw[1] >= 0):
+            self.tick.handler.on_reply(self, raw)
+            return
+        _, left, now_ms = raw
+        futures = self.futures
+        if len(futures) == 1 and not futures[0].done():  # most keys are called once in a tick
+            decision = admitted_decision(self.command, 0, left, None, now_ms, "store")
+            self.done = True  # not before: a reply of other types raises there
+            futures[0].set_result(decision)
+        else:
+            self._distribute((left, now_ms))
 
-        A cancellation waits until what has been sent is answered, and takes effect at the next
-        await: leases that are given back, or fetched, would be lost with the replies.
-        """
-        replies: list[Any] = []
-        for first in range(0, len(commands), _MAX_PIPELINE):
-            batch = commands[first : first + _MAX_PIPELINE]
-            try:
-                dispatcher, _ = await self._ready_dispatcher(deadline)
-            except DistwindowError as exc:
-                replies += [exc] * len(batch)
-                continue
-            futures = [dispatcher.execute(command, deadline) for command in batch]
-            gathered = asyncio.gather(*futures, return_exceptions=True)
-            try:
-                replies += await asyncio.shield(gathered)
-            except asyncio.CancelledError:
-                await asyncio.wait([gathered])  # each future has its deadline
-                replies += gathered.result()
-                _cancel_again()
-        for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, DistwindowError):
-                raise reply
-        return replies
+    def resolve(self, reply: Any) -> None:
+        """Give the callers what the execution has returned."""
+        if self.wants_decision:
+            self._distribute(reply)
+            return
+        self.done = True
+        (future,) = self.futures
+        if not future.done():
+            future.set_result(reply)
+        else:
+            self.tick.handler.count_unknown(1)
+            if self.on_late_reply is not None:
+                self.on_late_reply(reply)
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    def _distribute(self, reply: CallShare) -> None:
+        """Give each caller its decision."""
+        self.done = True
+        futures = self.futures
+        decisions = decisions_of_reply(self.command, reply, len(futures))
+        for future, decision in zip(futures, decisions, strict=True):
+            if not future.done():
+                future.set_result(decision)
+            else:  # it was cancelled
+                self.tick.handler.give_back(decision)
 
-    async def drain(self) -> None:
-        """Wait until what this loop has sent is answered, or the timeout has passed."""
-        dispatcher = self._dispatchers.get(running_loop())
-        if dispatcher is not None:
-            await dispatcher.drain()
+    def _pass_late_reply(self, raw: RawReply) -> None:
+        """Pass on a reply after the caller's call has ended with an unknown outcome."""
+        request = self.request
+        if (
+            self.on_late_reply is not None
+            and request is not None
+            and type(raw) is list
+            and len(raw) >= 3
+            and raw[0] == request.stamp
+            and raw[1] != PAST_DEADLINE
+        ):
+            self.on_late_reply(self.command.reply(raw))
 
-    async def aclose(self) -> None:
-        """Close the connections. Calls after this raise `ConfigurationError`."""
-        self._closed = True
-        with self._lock:
-            dispatchers, self._dispatchers = self._dispatchers, {}
-        dispatcher = dispatchers.pop(running_loop(), None)
-        for loop, other in dispatchers.items():
-            with suppress(RuntimeError):  # that loop is closed
-                loop.call_soon_threadsafe(other.close)
-        if dispatcher is not None:
-            dispatcher.close()
-            await dispatcher.close_client()
-
-    async def _ready_dispatcher(
-        self, deadline: float | None
-    ) -> tuple[LoopDispatcher, float | None]:
-        """The dispatcher of this loop, once it has a topology, and the deadline of a call that
-        began before: the time that reading a cluster's map takes is part of the call's. Raises
-        `StoreError` while the only server is away.
-        """
-        dispatcher = self._dispatchers.get(running_loop()) or self._new_dispatcher()
-        if not dispatcher.is_ready:
-            if deadline is None:
-                deadline = self.clock.monotonic() + self._settings.timeout
-            await dispatcher.find_topology()
-        dispatcher.check_only_server()
-        return dispatcher, deadline
-
-    def _new_dispatcher(self) -> LoopDispatcher:
-        if self._closed:
-            raise closed_failure()
-        loop = running_loop()
-        with self._lock:
-            for other in [other for other in self._dispatchers if other.is_closed()]:
-                del self._dispatchers[other]
-            dispatcher = self._dispatchers[loop] = LoopDispatcher(
-                loop, self._make_topology(), self._settings, self._count_unknown
-            )
-        return dispatcher
-
-    def start_probe(self, server: Reachability) -> bool:
-        """Probe a server of the running loop. False if that can not be."""
-        dispatcher = self._dispatchers.get(asyncio.get_running_loop())
-        return dispatcher is not None and dispatcher.start_probe(server)
-
-    def _count_unknown(self, calls: int) -> None:
-        with self._lock:
-            self.unknown_total += calls
+    def fail(self, exc: Exception) -> None:
+        """End the call with an exception; each caller gets a copy of it."""
+        self.done = True
+        if is_unknown(exc):
+            self.tick.handler.count_unknown(len(self.futures))
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(copy.copy(exc))
 
 
-def _has_result(future: asyncio.Future[Any]) -> bool:
-    """Return whether a reply came in the same pass of the loop in which its caller was cancelled.
-    The batch sees only that of a caller who was cancelled before.
+class ReplyHandler(Protocol):
+    """Handles every reply to a batch but the short one."""
+
+    def on_reply(self, batch: Batch, raw: RawReply) -> None: ...
+
+    def count_unknown(self, calls: int) -> None:
+        """Count calls of which nobody will know whether they were charged."""
+
+    def give_back(self, decision: Decision) -> None:
+        """Give back what was charged for a caller that was cancelled before it had this."""
+
+
+class TicksInFlight:
+    """Ticks by deadline, and the timer for the earliest one.
+
+    add(tick)          first drops the earliest ticks, as far as they are answered
+    the timer          is set for the earliest deadline, and fails the batches without a reply
     """
-    return not future.cancelled() and future.exception() is None
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        monotonic: Callable[[], float],
+        time_out: Callable[[Batch], None],
+    ) -> None:
+        """`time_out` is called with each batch that has no reply by its deadline."""
+        self._loop = loop
+        self._monotonic = monotonic
+        self._time_out = time_out
+        self._ticks: deque[LoopTick] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline = 0.0
+        """The deadline that the timer was set for. Its tick may have been answered since."""
+
+    def add(self, tick: LoopTick) -> None:
+        """Add a tick that is being sent."""
+        ticks = self._ticks
+        # A tick and its batches refer to each other, so without this they would be kept until
+        # their deadline, and then until a garbage collection.
+        while ticks and ticks[0].drop_answered():
+            ticks.popleft()
+        at = len(ticks)
+        while at and ticks[at - 1].deadline > tick.deadline:
+            at -= 1
+        ticks.insert(at, tick)
+
+    def ensure_timer(self, deadline: float) -> None:
+        """Run the timer by `deadline`, which is that of a tick that was added."""
+        if self._timer is not None and deadline < self._timer_deadline:
+            self.cancel_timer()
+        if self._timer is None:
+            self._end_overdue()
+
+    def cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_overdue(self) -> None:
+        """Fail the calls whose deadline has passed, and set the timer for the next deadline."""
+        self._timer = None
+        now, ticks = self._monotonic(), self._ticks
+        while ticks and ticks[0].deadline <= now:
+            for batch in ticks.popleft().batches:
+                if not batch.done:
+                    self._time_out(batch)
+        if ticks:
+            self._timer_deadline = ticks[0].deadline
+            self._timer = self._loop.call_later(self._timer_deadline - now, self._end_overdue)
 
 
-def _cancel_again() -> None:
-    """Cancel the current task once more in place of a cancellation that was caught."""
-    task = asyncio.current_task()
-    assert task is not None
-    if hasattr(task, "uncancel"):  # counted once only: `asyncio.timeout` compares the number
-        task.uncancel()
-    task.cancel()
+PING = b"*1\r\n$4\r\nPING\r\n"
+
+
+class Ping:
+    """The caller of a PING, whose reply comes after those to all that was sent before."""
+
+    deadline = float("inf")
+
+    def __init__(self, answered: asyncio.Future[None]) -> None:
+        self.answered = answered
+        self.done = False
+
+    def on_reply(self, raw: RawReply) -> None:
+        """Take the reply, or that there will be none."""
+        self.done = True
+        if not self.answered.done():
+            self.answered.set_result(None)

@@ -13,10 +13,11 @@ import select
 import socket
 import ssl
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import hiredis
 from redis.connection import SSLConnection
@@ -27,7 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ...errors import ConfigurationError, closed_failure
 from ...ring.clock import Clock
 from ...support.fork import FORK_WAIT
-from ...support.locks import PATCH_STATE, is_interruption, start_thread
+from ...support.locks import PATCH_STATE, OneShotEvent, is_interruption, start_thread
 from .handshake import (
     HandshakeResult,
     address_of,
@@ -37,276 +38,163 @@ from .handshake import (
     mistake_of,
     was_reset,
 )
-from .outcome import BackgroundJob, JobAbandoned, NoReply, RawReply, Request, restore_code
+from .outcome import NoReply, RawReply, Request, restore_code
 from .topology import ASK_SENTINELS_EVERY_S, Node
 from .urls import hide_secrets
 from .wrong_server import check_seconds, endpoints_of, wait_seconds
 
-# --------------------------------------------------------------------------------------------------
-#
-# How an open connection sends a frame and receives the replies, by the kind of connection.
-#
-#   PollTransport     a socket (TCP or unix), and a hiredis reader for the replies
-#   SelectTransport  the same where `select.poll` or `MSG_DONTWAIT` is missing (Windows, eventlet)
-#   TlsTransport     TLS, whose socket needs a timeout of its own
-#   ClientTransport  redis-py's own methods, for connection classes without a socket (fakeredis)
-#
-# A call of redis-py is mostly pool checkout, retries and wrappers; here one send, poll and recv.
+T = TypeVar("T")
 
-_RECV_BYTES = 65536
+_MAX_IDLE = 16
+"""The most connections of ended threads that are kept for new threads."""
+_FEW_THREADS = 12
+"""The most threads that make their calls side by side. Sharing calls halves the throughput of 8
+threads, and doubles that of 100 (docs/decisions/0009-threads-share-calls.md). The main thread and
+the worker's thread may be two of them.
+"""
 
 
-class Transport(Protocol):
-    """Makes one exchange at a time. After a `NoReply` it must not be used again."""
+class ThreadConnections:
+    """The connections of all threads.
 
-    def is_unusable(self) -> bool:
-        """True if the server has closed the connection, or has sent something without a request.
-        Checked before a call, because a call that is sent into a closed connection has an unknown
-        outcome, although it was surely not executed.
-        """
-
-    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
-        """Send `frame`, and return the first reply to it."""
-
-    def receive(self, deadline: float) -> RawReply:
-        """Return the next reply."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
-def detach_socket(connection: Any) -> Any:
-    """Take the socket out of an open redis-py connection; return the connection if it has none.
-
-    The destructors of redis-py are Python code, and Python drops what a signal handler raises in a
-    destructor. The destructor of a socket is C code.
+    a thread's first call to a node   takes over an idle connection, or makes a new one
+    its later calls                   use that connection
+    a call by a signal handler        uses connections of its own, which it closes at its end
+    the thread ends                   its connections become idle, and new threads take them over
+    the limiter is closed             all are closed, and no thread gets one any more
+    the process forks                 the child has none of them; those of the parent stay open
     """
-    sock = getattr(connection, "_sock", None)
-    if not isinstance(sock, socket.socket):
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.is_closed = False
+        """True after `close`."""
+        self._reset()
+
+    def _reset(self) -> None:
+        # Re-entrant, because a signal handler may call the limiter that it has interrupted.
+        self._lock = threading.RLock()
+        self.this_thread = _new_thread_state()
+        self._by_thread: dict[weakref.ref[_ThreadLifetime], dict[Node, BlockingConnection]] = {}
+        self._ended_threads: queue.SimpleQueue[weakref.ref[_ThreadLifetime]] = queue.SimpleQueue()
+        """The tokens of threads that have ended."""
+        self._idle: list[BlockingConnection] = []
+        """Connections of ended threads."""
+        self.has_many_threads = False
+        """True while more than `_FEW_THREADS` threads have connections: then they share calls."""
+        self._finalizer = weakref.finalize(self, _close_all, self._by_thread, self._idle)
+        self._finalizer.atexit = False
+
+    def after_fork(self) -> None:
+        """Start without connections, and with a lock that no thread holds."""
+        self._finalizer()  # closes the descriptors of this process only
+        self._reset()
+
+    def check_open(self) -> None:
+        """Raise `ConfigurationError` after `close`."""
+        if self.is_closed:
+            raise closed_failure()
+
+    def connection_to(self, node: Node) -> BlockingConnection:
+        """The current thread's connection to `node`; not opened yet if it is new."""
+        this_thread = self.this_thread
+        connection = this_thread.connections.get(node)
+        if connection is None:
+            PATCH_STATE.check()
+            with self._lock:
+                self.check_open()
+                if this_thread.lifetime is None:
+                    token = _ThreadLifetime()
+                    self._by_thread[weakref.ref(token, self._ended_threads.put)] = (
+                        this_thread.thread_connections
+                    )
+                    this_thread.lifetime = token
+                connection = this_thread.connections[node] = self._idle_connection_to(
+                    node
+                ) or BlockingConnection(node, self._clock)
+                for other in [each for each in this_thread.connections if each.is_replaced]:
+                    this_thread.connections.pop(other).close()
+                self.has_many_threads = len(self._by_thread) > _FEW_THREADS
         return connection
-    connection._sock = None
-    # Both are in reference cycles through bound methods: without this, the garbage collector would
-    # run their destructors later, in any thread.
-    vars(connection._parser).clear()
-    vars(connection).clear()
-    return sock
 
-
-def make_transport(opened: Any, clock: Clock) -> Transport:
-    """Return the transport over what `detach_socket` has returned. To be called in the thread that
-    will use it, because gevent's polls belong to the thread in which they were made.
-    """
-    if not isinstance(opened, socket.socket):
-        return ClientTransport(opened)
-    if isinstance(opened, ssl.SSLSocket):
-        return TlsTransport(opened, clock)
-    # Checked for each connection, because eventlet removes `select.poll` when it patches.
-    if hasattr(select, "poll") and hasattr(socket, "MSG_DONTWAIT"):
-        return PollTransport(opened, clock)
-    return SelectTransport(opened, clock)
-
-
-def close_detached(opened: Any, opened_by: int) -> None:
-    """Close what `detach_socket` has returned in process `opened_by`. No transport is made of it:
-    that would change the mode of a socket which a forked child shares with its parent.
-    """
-    if isinstance(opened, socket.socket):
-        _close(opened, opened_by)
-    else:
-        ClientTransport(opened).close()
-
-
-def _readable_within(sock: socket.socket) -> Callable[[float], object]:
-    """A function that waits up to so many milliseconds for `sock` to be readable, and returns a
-    true value if it is. `poll` costs less than `select`, and takes descriptors of any number.
-    """
-    if hasattr(select, "poll"):
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        return poll.poll
-
-    def readable(ms: float) -> bool:
-        try:
-            return bool(select.select((sock,), (), (), ms / 1000)[0])
-        except ValueError as exc:  # "filedescriptor out of range"
-            raise OSError(
-                f"this platform has no select.poll, and select takes no descriptor as high as "
-                f"{sock.fileno()}: close some files or connections of this process"
-            ) from exc
-
-    return readable
-
-
-def _close(sock: socket.socket, opened_by: int) -> None:
-    """Close `sock`, which process `opened_by` has opened."""
-    if os.getpid() == opened_by:  # a forked child must not end the connection of its parent
-        try:
-            sock.shutdown(socket.SHUT_RDWR)
-        except OSError as exc:  # the other side may have closed it already
-            if is_interruption(exc):
-                raise
-    sock.close()
-
-
-class _SocketTransport:
-    """Base class of the transports that read a socket themselves."""
-
-    def __init__(self, sock: socket.socket, clock: Clock) -> None:
-        self._socket = sock
-        self._process = os.getpid()
-        self._monotonic = clock.monotonic
-        self._reader = hiredis.Reader()
-        self._poll = _readable_within(sock)
-
-    def is_unusable(self) -> bool:
-        return bool(self._poll(0))
+    def restore(self, connections: dict[Node, BlockingConnection]) -> None:
+        """Give an interrupted call its connections back, and close those of the handler's call."""
+        this_thread = self.this_thread
+        opened = this_thread.connections
+        this_thread.connections = connections
+        for connection in opened.values():
+            connection.close()
 
     def close(self) -> None:
-        _close(self._socket, self._process)
+        """Close every connection; `check_open` and `connection_to` raise from now on."""
+        with self._lock:
+            self.is_closed = True
+            # Each thread has to ask for its connection again, and is refused.
+            self.this_thread = _new_thread_state()
+        _close_all(self._by_thread, self._idle)
+        self._finalizer.detach()
+
+    def _idle_connection_to(self, node: Node) -> BlockingConnection | None:
+        """Take an idle connection to `node`, if there is one. Under the lock."""
+        while not self._ended_threads.empty():
+            # In this order no connection is lost if a signal handler raises: at worst it stays in
+            # `_by_thread`, and is closed with the limiter.
+            token = self._ended_threads.get()
+            self._idle += self._by_thread.get(token, {}).values()
+            self._by_thread.pop(token, None)
+            while len(self._idle) > _MAX_IDLE:
+                self._idle[0].close()
+                self._idle.pop(0)
+        for connection in self._idle:
+            if connection.node is node:
+                self._idle.remove(connection)
+                return connection
+        return None
 
 
-class PollTransport(_SocketTransport):
-    """A blocking socket and a poll for the time left; a socket timeout costs a system call more."""
+class ThreadState:
+    """State of the store for the current thread: see `_new_thread_state`."""
 
-    _flags = getattr(socket, "MSG_DONTWAIT", 0)
-    _socket_timeout_s: float | None = None
-    """The timeout of the socket, except while the rest of a frame is written."""
-
-    def __init__(self, sock: socket.socket, clock: Clock) -> None:
-        super().__init__(sock, clock)
-        sock.settimeout(self._socket_timeout_s)
-
-    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
-        sent = False  # it stays False if the first write fails, which then has sent nothing
-        try:
-            try:
-                count = self._socket.send(frame, self._flags)
-            except BlockingIOError:
-                count = 0
-            sent = True
-            if count < len(frame):
-                self._send_rest(frame[count:], deadline)
-            return self._receive_reply(deadline)
-        except (OSError, hiredis.HiredisError) as exc:
-            if is_interruption(exc):
-                raise
-            return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
-
-    def receive(self, deadline: float) -> RawReply:
-        raw: RawReply | Literal[False] = self._reader.gets()
-        return self._receive_reply(deadline) if raw is False else raw
-
-    def _receive_reply(self, deadline: float) -> RawReply:
-        reader = self._reader
-        while True:
-            left = deadline - self._monotonic()
-            if not self._poll(left * 1000 if left > 0 else 0):
-                return NoReply("timeout", sent=True, late=True)
-            data = self._socket.recv(_RECV_BYTES)
-            if not data:
-                raise ConnectionResetError("the server closed the connection")
-            reader.feed(data)
-            raw: RawReply | Literal[False] = reader.gets()
-            if raw is not False:
-                return raw
-
-    def _send_rest(self, rest: bytes, deadline: float) -> None:
-        self._socket.settimeout(max(0.001, deadline - self._monotonic()))
-        self._socket.sendall(rest)
-        self._socket.settimeout(self._socket_timeout_s)
+    def __init__(self) -> None:
+        self.call_in_progress = False
+        """True while a call is being made."""
+        self.connections: dict[Node, BlockingConnection] = {}
+        """The connections of the call that is being made."""
+        self.thread_connections = self.connections
+        """The connections of the thread; in a call by a signal handler another dict."""
+        self.lifetime: _ThreadLifetime | None = None
 
 
-class SelectTransport(PollTransport):
-    """A non-blocking socket, for platforms without a flag that makes a single call non-blocking."""
-
-    _flags = 0
-    _socket_timeout_s = 0.0
-
-    def _receive_reply(self, deadline: float) -> RawReply:
-        while True:
-            try:
-                return super()._receive_reply(deadline)
-            except BlockingIOError:  # `select` may report a socket that has nothing to read
-                continue
-
-
-class TlsTransport(_SocketTransport):
-    """TLS. One reply may need several reads, or none, so the socket itself has a timeout."""
-
-    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
-        try:  # a failing write may have sent a part of its record
-            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
-            self._socket.sendall(frame)
-            return self.receive(deadline)
-        except (OSError, hiredis.HiredisError) as exc:
-            if is_interruption(exc):
-                raise
-            return NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
-
-    def receive(self, deadline: float) -> RawReply:
-        reader = self._reader
-        raw: RawReply | Literal[False] = reader.gets()
-        while raw is False:
-            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
-            data = self._socket.recv(_RECV_BYTES)
-            if not data:
-                raise ConnectionResetError("the server closed the connection")
-            reader.feed(data)
-            raw = reader.gets()
-        return raw
-
-
-class ClientTransport:
-    """A connection over which redis-py itself sends and parses."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def is_unusable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        self._connection.disconnect()
-
-    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
-        try:
-            self._connection.send_packed_command([frame], check_health=False)
-        except (RedisConnectionError, RedisTimeoutError) as exc:
-            return _no_reply(exc)
-        return self.receive(deadline)
-
-    def receive(self, deadline: float) -> RawReply:
-        try:
-            reply: RawReply = self._connection.read_response(disable_decoding=True)
-            return reply
-        except ResponseError as exc:
-            return restore_code(exc)
-        except (RedisConnectionError, RedisTimeoutError) as exc:
-            return _no_reply(exc)
-
-
-def _no_reply(exc: Exception) -> NoReply:
-    """The `NoReply` for an error of redis-py. redis-py replaces every OSError by an error of its
-    own, also one that a signal handler has raised; that one is raised again here.
+def _new_thread_state() -> ThreadState:
+    """Return an object that has the attributes of `ThreadState` for each thread. Its class is made
+    here, because gevent may have patched `threading.local` since this module was imported: then it
+    has them for each greenlet.
     """
-    cause = exc.__cause__ or exc.__context__
-    if isinstance(cause, OSError) and is_interruption(cause):
-        raise cause
-    return NoReply(exc, sent=True)
+    kind = type("LocalThreadState", (ThreadState, threading.local), {})
+    state: ThreadState = kind()
+    return state
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# One blocking connection. redis-py opens it (TLS, AUTH, RESP, Sentinel), and we use its socket.
-#
-#   closed     no transport; `_open` starts a background job that connects
-#   opening    `_opening` is that job; a call whose time is over leaves it to the next call
-#   open       `_transport` is set; it is replaced if the node has a new generation, or if the
-#              server has closed it
-#   failed     after an exchange without a reply, or interrupted by a signal handler: closed by
-#              another thread, and then as `closed`
-#
-# A signal handler may raise anywhere in the main thread, so each step leaves one of these states.
+class _ThreadLifetime:
+    """Referred to by one thread alone, so that it is destroyed when the thread ends.
+
+    The store notices that by the callback of a weak reference, which is a C function here. A
+    destructor would be Python code, and Python drops what a signal handler raises in a destructor.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
+def _close_all(
+    by_thread: Mapping[weakref.ref[_ThreadLifetime], dict[Node, BlockingConnection]],
+    idle: list[BlockingConnection],
+) -> None:
+    """Close every connection, because the limiter is closed or has been garbage-collected."""
+    for connections in list(by_thread.values()):
+        for connection in list(connections.values()):
+            connection.close()
+    for connection in idle:
+        connection.close()
 
 
 _FRESH_S = 0.005
@@ -315,11 +203,20 @@ costs a system call. The time is this short because servers close idle connectio
 """
 
 
-NOT_OPEN = NoReply("the connection is not open", sent=False)
-
-
 class BlockingConnection:
-    """A connection to one node, used by one thread at a time. It reopens after it was closed."""
+    """A connection to one node, used by one thread at a time. It reopens after it was closed.
+
+    redis-py opens it (TLS, AUTH, RESP, Sentinel), and we use its socket.
+
+      closed     no transport; `_open` starts a background job that connects
+      opening    `_opening` is that job; a call whose time is over leaves it to the next call
+      open       `_transport` is set; it is replaced if the node has a new generation, or if the
+                 server has closed it
+      failed     after an exchange without a reply, or interrupted by a signal handler: closed by
+                 another thread, and then as `closed`
+
+    A signal handler may raise anywhere in the main thread, so each step leaves one of these states.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -349,10 +246,7 @@ class BlockingConnection:
 
     def execute_request(self, request: Request, deadline: float) -> RawReply:
         """Send a request and return the raw reply to it."""
-        if (
-            not self._validate(self._clock.monotonic())
-            and (no_reply := self._open(deadline)) is not None
-        ):
+        if (no_reply := self._open(deadline)) is not None:
             return no_reply
         # A request that cannot be answered in time would only cost the connection.
         if self._clock.monotonic() + self._round_trip_s >= deadline:
@@ -361,13 +255,9 @@ class BlockingConnection:
         self._round_trip_s = 0.0
         return self.round_trip(request.frame(), deadline, replies=2 if request.asking else 1)
 
-    def exchange(self, frame: bytes, now: float, deadline: float) -> RawReply:
-        """Send `frame` and return its raw reply, or `NOT_OPEN`; `now` is when the call began."""
-        return self.round_trip(frame, deadline) if self._validate(now) else NOT_OPEN
-
-    def _validate(self, now: float) -> bool:
-        """True if there is a connection that seems to be open. One that does not is closed. It is
-        not checked if a call began on it in the last few milliseconds.
+    def is_open(self, now: float) -> bool:
+        """True if there is a connection that seems to be open, for a call that begins `now`. One
+        that does not is closed. It is not checked if a call began on it in the last few ms.
         """
         if now >= self.node.ask_sentinels_at:
             self.node.ask_sentinels_at = now + ASK_SENTINELS_EVERY_S
@@ -412,10 +302,7 @@ class BlockingConnection:
         """Send all requests in one write, and return the raw replies in order. From the first one
         on that did not come, there is a `NoReply` for each request.
         """
-        if (
-            not self._validate(self._clock.monotonic())
-            and (no_reply := self._open(deadline)) is not None
-        ):
+        if (no_reply := self._open(deadline)) is not None:
             return [no_reply] * len(requests)
         frames = b"".join([request.frame() for request in requests])
         try:
@@ -458,14 +345,16 @@ class BlockingConnection:
             self._transport_to_close = None
 
     def _open(self, deadline: float) -> NoReply | None:
-        """Connect by `deadline`, including name look-up, TLS and AUTH: redis-py has a timeout for
-        each step, and none for all of them. If that takes longer, it goes on for the next call;
-        otherwise a link of many round trips could never be opened. Return why there is no
-        connection, or None. Raises `ConfigurationError`.
+        """Connect by `deadline`, if it is not open, including name look-up, TLS and AUTH: redis-py
+        has a timeout for each step, and none for all of them. If that takes longer, it goes on for
+        the next call; otherwise a link of many round trips could never be opened. Return why there
+        is no connection, or None. Raises `ConfigurationError`.
 
         If it has failed since the call that began it, this call tries again: an outage of that time
         may be over.
         """
+        if self.is_open(self._clock.monotonic()):
+            return None
         node = self.node
         self._close_in_background()  # an interruption may have left it undone
         opening = self._opening
@@ -639,158 +528,398 @@ def _ask(connection: Any, words: tuple[str, ...]) -> RawReply:
     return reply
 
 
-# --------------------------------------------------------------------------------------------------
-#
-# a thread's first call to a node   takes over an idle connection, or makes a new one
-# its later calls                   use that connection
-# a call by a signal handler        uses connections of its own, which it closes at its end
-# the thread ends                   its connections become idle, and new threads take them over
-# the limiter is closed             all are closed, and no thread gets one any more
-# the process forks                 the child has none of them; those of the parent stay open
+def run_within(
+    seconds: float,
+    work: Callable[[], T],
+    discard: Callable[[T], Any],
+    find_mistake: Callable[[], Exception | None] | None = None,
+) -> T:
+    """Return what `work` returns, or raise what it raises; raise `JobTimeout` after `seconds`.
+    Where it takes long, `find_mistake` looks meanwhile why; what it returns is raised.
+    """
+    job = BackgroundJob(work, discard)
+    taken = False
+    waited = 0.0
+    try:
+        job.start()
+        if find_mistake is not None:
+            waited = wait_seconds(seconds)
+            if not job.wait(waited):
+                job.explain(find_mistake)
+        if not job.wait(seconds - waited):
+            raise JobTimeout
+        if job.failure is not None:
+            raise job.failure
+        taken = True
+        return job.result
+    finally:
+        if not taken:  # too late, failed, or interrupted by a signal handler
+            job.abandon()
 
-_MAX_IDLE = 16
-"""The most connections of ended threads that are kept for new threads."""
-_FEW_THREADS = 12
-"""The most threads that make their calls side by side. Sharing calls halves the throughput of 8
-threads, and doubles that of 100 (docs/decisions/0009-threads-share-calls.md). The main thread and
-the worker's thread may be two of them.
-"""
 
+class BackgroundJob(Generic[T]):
+    """Work in a thread of its own, which may be waited for more than once: work that has no
+    timeout, such as name look-ups, TLS, the whole start of a client.
 
-class _ThreadLifetime:
-    """Referred to by one thread alone, so that it is destroyed when the thread ends.
+    How it ended is a value (`failure`, `result`) and is not raised by `wait`. So an exception that
+    `wait` raises came from a signal handler, and belongs to the application.
 
-    The store notices that by the callback of a weak reference, which is a C function here. A
-    destructor would be Python code, and Python drops what a signal handler raises in a destructor.
+    The caller stops waiting for it when the time is over. A
+    result that comes later is passed to `discard`.
+
+      wanted, running     `wait` waits
+      wanted, done        `result` or `failure` is set
+      abandoned, running  `failure` is `JobAbandoned`; the result will be discarded
+      abandoned, done     the result has been discarded
     """
 
-    __slots__ = ("__weakref__",)
+    def __init__(self, work: Callable[[], T], discard: Callable[[T], Any]) -> None:
+        self._work = work
+        self._discard = discard
+        self._lock = threading.Lock()
+        self._results: list[T] = []
+        self.failure: Exception | None = None
+        """The error that the work has raised, or that explains it, or `JobAbandoned`."""
+        self._wanted = True
+        self._started = False
+        self._run_lock = threading.Lock()
+        self._done = OneShotEvent()
 
+    def start(self) -> None:
+        """Start the work. Idempotent. The job has to be stored somewhere before: otherwise the
+        result would be lost with a caller that is interrupted here.
+        """
+        if self._started:
+            return
+        if not start_thread(self._run):
+            self._run()
+        self._started = True
 
-class ThreadState:
-    """State of the store for the current thread: see `_new_thread_state`."""
+    def _run(self) -> None:
+        # `start` starts a second thread if a signal handler raised before `_started` was set.
+        if not self._run_lock.acquire(False):
+            return
+        failure: Exception | None = None
+        try:
+            with FORK_WAIT.connecting():
+                self._results.append(self._work())
+        except Exception as exc:
+            failure = exc
+            _forget_locals(exc)
+        with self._lock:
+            wanted = self._wanted
+            if wanted:
+                self.failure = failure
+                self._done.set()
+        if not wanted:
+            self._discard_results()
 
-    def __init__(self) -> None:
-        self.call_in_progress = False
-        """True while a call is being made."""
-        self.connections: dict[Node, BlockingConnection] = {}
-        """The connections of the call that is being made."""
-        self.thread_connections = self.connections
-        """The connections of the thread; in a call by a signal handler another dict."""
-        self.lifetime: _ThreadLifetime | None = None
+    def explain(self, find_mistake: Callable[[], Exception | None]) -> None:
+        """Call `find_mistake` in a thread. If it returns an error before the work has ended, the
+        work ends as if it had raised that, and its result is discarded when it comes.
+        """
+        start_thread(self._explain, find_mistake)
 
+    def _explain(self, find_mistake: Callable[[], Exception | None]) -> None:
+        why = find_mistake()
+        with self._lock:
+            if why is not None and not self._done.is_set:
+                self._wanted, self.failure = False, why
+                self._done.set()
 
-def _new_thread_state() -> ThreadState:
-    """Return an object that has the attributes of `ThreadState` for each thread. Its class is made
-    here, because gevent may have patched `threading.local` since this module was imported: then it
-    has them for each greenlet.
-    """
-    kind = type("LocalThreadState", (ThreadState, threading.local), {})
-    state: ThreadState = kind()
-    return state
+    def abandon(self) -> None:
+        """Discard the result, now or when it comes, and end all waits."""
+        with self._lock:
+            self._wanted = False
+            done = self._done.is_set
+            if not done:
+                self.failure = JobAbandoned("the limiter was closed")
+                self._done.set()
+        if done:
+            self._discard_results()
 
-
-class ThreadConnections:
-    """The connections of all threads."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._closed = False
-        self._reset()
-
-    def _reset(self) -> None:
-        # Re-entrant, because a signal handler may call the limiter that it has interrupted.
-        self._lock = threading.RLock()
-        self.this_thread = _new_thread_state()
-        self._by_thread: dict[weakref.ref[_ThreadLifetime], dict[Node, BlockingConnection]] = {}
-        self._ended_threads: queue.SimpleQueue[weakref.ref[_ThreadLifetime]] = queue.SimpleQueue()
-        """The tokens of threads that have ended."""
-        self._idle: list[BlockingConnection] = []
-        """Connections of ended threads."""
-        self.has_many_threads = False
-        """True while more than `_FEW_THREADS` threads have connections: then they share calls."""
-        self._finalizer = weakref.finalize(self, _close_all, self._by_thread, self._idle)
-        self._finalizer.atexit = False
-
-    def after_fork(self) -> None:
-        """Start without connections, and with a lock that no thread holds."""
-        self._finalizer()  # closes the descriptors of this process only
-        self._reset()
+    def wait(self, seconds: float) -> bool:
+        """Wait up to `seconds`; True if the job has ended."""
+        return self._done.wait(seconds)
 
     @property
-    def is_closed(self) -> bool:
-        """True after `close`."""
-        return self._closed
+    def has_ended(self) -> bool:
+        """True if there is a result, or a failure."""
+        return self._done.is_set
 
-    def check_open(self) -> None:
-        """Raise `ConfigurationError` after `close`."""
-        if self._closed:
-            raise closed_failure()
+    @property
+    def result(self) -> T:
+        """The result of the work. Only after the job has ended without `failure`."""
+        return self._results[0]
 
-    def connection_to(self, node: Node) -> BlockingConnection:
-        """The current thread's connection to `node`; not opened yet if it is new."""
-        this_thread = self.this_thread
-        connection = this_thread.connections.get(node)
-        if connection is None:
-            PATCH_STATE.check()
-            with self._lock:
-                self.check_open()
-                if this_thread.lifetime is None:
-                    token = _ThreadLifetime()
-                    self._by_thread[weakref.ref(token, self._ended_threads.put)] = (
-                        this_thread.thread_connections
-                    )
-                    this_thread.lifetime = token
-                connection = this_thread.connections[node] = self._idle_connection_to(
-                    node
-                ) or BlockingConnection(node, self._clock)
-                for other in [each for each in this_thread.connections if each.is_replaced]:
-                    this_thread.connections.pop(other).close()
-                self.has_many_threads = len(self._by_thread) > _FEW_THREADS
-        return connection
+    def _discard_results(self) -> None:
+        for result in self._results:
+            self._discard(result)
 
-    def restore(self, connections: dict[Node, BlockingConnection]) -> None:
-        """Give an interrupted call its connections back, and close those of the handler's call."""
-        this_thread = self.this_thread
-        opened = this_thread.connections
-        this_thread.connections = connections
-        for connection in opened.values():
-            connection.close()
+
+class JobAbandoned(Exception):
+    """The failure of a job that was abandoned while a caller waited for it."""
+
+
+class JobTimeout(Exception):
+    """The time is over. The work goes on, and its result will be discarded."""
+
+
+def _forget_locals(exc: BaseException) -> None:
+    """Destroy the local variables of the failed work here. In the waiting thread, a signal handler
+    might raise inside a destructor, and Python drops what is raised there.
+    """
+    link: BaseException | None = exc
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+
+
+_RECV_BYTES = 65536
+
+
+class Transport(Protocol):
+    """Makes one exchange at a time. After a `NoReply` it must not be used again.
+
+    PollTransport     a socket (TCP or unix), and a hiredis reader for the replies
+    SelectTransport   the same where `select.poll` or `MSG_DONTWAIT` is missing (Windows, eventlet)
+    TlsTransport      TLS, whose socket needs a timeout of its own
+    ClientTransport   redis-py's own methods, for connection classes without a socket (fakeredis)
+
+    A call of redis-py is mostly pool checkout, retries and wrappers; here one send, poll and recv.
+    """
+
+    def is_unusable(self) -> bool:
+        """True if the server has closed the connection, or has sent something without a request.
+        Checked before a call, because a call that is sent into a closed connection has an unknown
+        outcome, although it was surely not executed.
+        """
+
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        """Send `frame`, and return the first reply to it."""
+
+    def receive(self, deadline: float) -> RawReply:
+        """Return the next reply."""
 
     def close(self) -> None:
-        """Close every connection; `check_open` and `connection_to` raise from now on."""
-        with self._lock:
-            self._closed = True
-            # Each thread has to ask for its connection again, and is refused.
-            self.this_thread = _new_thread_state()
-        _close_all(self._by_thread, self._idle)
-        self._finalizer.detach()
-
-    def _idle_connection_to(self, node: Node) -> BlockingConnection | None:
-        """Take an idle connection to `node`, if there is one. Under the lock."""
-        while not self._ended_threads.empty():
-            # In this order no connection is lost if a signal handler raises: at worst it stays in
-            # `_by_thread`, and is closed with the limiter.
-            token = self._ended_threads.get()
-            self._idle += self._by_thread.get(token, {}).values()
-            self._by_thread.pop(token, None)
-            while len(self._idle) > _MAX_IDLE:
-                self._idle[0].close()
-                self._idle.pop(0)
-        for connection in self._idle:
-            if connection.node is node:
-                self._idle.remove(connection)
-                return connection
-        return None
+        """Close the connection."""
 
 
-def _close_all(
-    by_thread: Mapping[weakref.ref[_ThreadLifetime], dict[Node, BlockingConnection]],
-    idle: list[BlockingConnection],
-) -> None:
-    """Close every connection, because the limiter is closed or has been garbage-collected."""
-    for connections in list(by_thread.values()):
-        for connection in list(connections.values()):
-            connection.close()
-    for connection in idle:
-        connection.close()
+def make_transport(opened: Any, clock: Clock) -> Transport:
+    """Return the transport over what `detach_socket` has returned. To be called in the thread that
+    will use it, because gevent's polls belong to the thread in which they were made.
+    """
+    if not isinstance(opened, socket.socket):
+        return ClientTransport(opened)
+    if isinstance(opened, ssl.SSLSocket):
+        return TlsTransport(opened, clock)
+    # Checked for each connection, because eventlet removes `select.poll` when it patches.
+    if hasattr(select, "poll") and hasattr(socket, "MSG_DONTWAIT"):
+        return PollTransport(opened, clock)
+    return SelectTransport(opened, clock)
+
+
+def detach_socket(connection: Any) -> Any:
+    """Take the socket out of an open redis-py connection; return the connection if it has none.
+
+    The destructors of redis-py are Python code, and Python drops what a signal handler raises in a
+    destructor. The destructor of a socket is C code.
+    """
+    sock = getattr(connection, "_sock", None)
+    if not isinstance(sock, socket.socket):
+        return connection
+    connection._sock = None
+    # Both are in reference cycles through bound methods: without this, the garbage collector would
+    # run their destructors later, in any thread.
+    vars(connection._parser).clear()
+    vars(connection).clear()
+    return sock
+
+
+def close_detached(opened: Any, opened_by: int) -> None:
+    """Close what `detach_socket` has returned in process `opened_by`. No transport is made of it:
+    that would change the mode of a socket which a forked child shares with its parent.
+    """
+    if isinstance(opened, socket.socket):
+        _close(opened, opened_by)
+    else:
+        ClientTransport(opened).close()
+
+
+class _SocketTransport:
+    """Base class of the transports that read a socket themselves."""
+
+    def __init__(self, sock: socket.socket, clock: Clock) -> None:
+        self._socket = sock
+        self._process = os.getpid()
+        self._monotonic = clock.monotonic
+        self._reader = hiredis.Reader()
+        self._poll = _readable_within(sock)
+
+    def is_unusable(self) -> bool:
+        return bool(self._poll(0))
+
+    def close(self) -> None:
+        _close(self._socket, self._process)
+
+
+class PollTransport(_SocketTransport):
+    """A blocking socket and a poll for the time left; a socket timeout costs a system call more."""
+
+    _flags = getattr(socket, "MSG_DONTWAIT", 0)
+    _socket_timeout_s: float | None = None
+    """The timeout of the socket, except while the rest of a frame is written."""
+
+    def __init__(self, sock: socket.socket, clock: Clock) -> None:
+        super().__init__(sock, clock)
+        sock.settimeout(self._socket_timeout_s)
+
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        sent = False  # it stays False if the first write fails, which then has sent nothing
+        try:
+            try:
+                count = self._socket.send(frame, self._flags)
+            except BlockingIOError:
+                count = 0
+            sent = True
+            if count < len(frame):
+                self._send_rest(frame[count:], deadline)
+            return self._receive_reply(deadline)
+        except (OSError, hiredis.HiredisError) as exc:
+            if is_interruption(exc):
+                raise
+            return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
+
+    def receive(self, deadline: float) -> RawReply:
+        raw: RawReply | Literal[False] = self._reader.gets()
+        return self._receive_reply(deadline) if raw is False else raw
+
+    def _receive_reply(self, deadline: float) -> RawReply:
+        reader = self._reader
+        while True:
+            left = deadline - self._monotonic()
+            if not self._poll(left * 1000 if left > 0 else 0):
+                return NoReply("timeout", sent=True, late=True)
+            data = self._socket.recv(_RECV_BYTES)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            reader.feed(data)
+            raw: RawReply | Literal[False] = reader.gets()
+            if raw is not False:
+                return raw
+
+    def _send_rest(self, rest: bytes, deadline: float) -> None:
+        self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+        self._socket.sendall(rest)
+        self._socket.settimeout(self._socket_timeout_s)
+
+
+class SelectTransport(PollTransport):
+    """A non-blocking socket, for platforms without a flag that makes a single call non-blocking."""
+
+    _flags = 0
+    _socket_timeout_s = 0.0
+
+    def _receive_reply(self, deadline: float) -> RawReply:
+        while True:
+            try:
+                return super()._receive_reply(deadline)
+            except BlockingIOError:  # `select` may report a socket that has nothing to read
+                continue
+
+
+class TlsTransport(_SocketTransport):
+    """TLS. One reply may need several reads, or none, so the socket itself has a timeout."""
+
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        try:  # a failing write may have sent a part of its record
+            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+            self._socket.sendall(frame)
+            return self.receive(deadline)
+        except (OSError, hiredis.HiredisError) as exc:
+            if is_interruption(exc):
+                raise
+            return NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
+
+    def receive(self, deadline: float) -> RawReply:
+        reader = self._reader
+        raw: RawReply | Literal[False] = reader.gets()
+        while raw is False:
+            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+            data = self._socket.recv(_RECV_BYTES)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            reader.feed(data)
+            raw = reader.gets()
+        return raw
+
+
+class ClientTransport:
+    """A connection over which redis-py itself sends and parses."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def is_unusable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        try:
+            self._connection.send_packed_command([frame], check_health=False)
+        except (RedisConnectionError, RedisTimeoutError) as exc:
+            return _no_reply(exc)
+        return self.receive(deadline)
+
+    def receive(self, deadline: float) -> RawReply:
+        try:
+            reply: RawReply = self._connection.read_response(disable_decoding=True)
+            return reply
+        except ResponseError as exc:
+            return restore_code(exc)
+        except (RedisConnectionError, RedisTimeoutError) as exc:
+            return _no_reply(exc)
+
+
+def _readable_within(sock: socket.socket) -> Callable[[float], object]:
+    """A function that waits up to so many milliseconds for `sock` to be readable, and returns a
+    true value if it is. `poll` costs less than `select`, and takes descriptors of any number.
+    """
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return poll.poll
+
+    def readable(ms: float) -> bool:
+        try:
+            return bool(select.select((sock,), (), (), ms / 1000)[0])
+        except ValueError as exc:  # "filedescriptor out of range"
+            raise OSError(
+                f"this platform has no select.poll, and select takes no descriptor as high as "
+                f"{sock.fileno()}: close some files or connections of this process"
+            ) from exc
+
+    return readable
+
+
+def _close(sock: socket.socket, opened_by: int) -> None:
+    """Close `sock`, which process `opened_by` has opened."""
+    if os.getpid() == opened_by:  # a forked child must not end the connection of its parent
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError as exc:  # the other side may have closed it already
+            if is_interruption(exc):
+                raise
+    sock.close()
+
+
+def _no_reply(exc: Exception) -> NoReply:
+    """The `NoReply` for an error of redis-py. redis-py replaces every OSError by an error of its
+    own, also one that a signal handler has raised; that one is raised again here.
+    """
+    cause = exc.__cause__ or exc.__context__
+    if isinstance(cause, OSError) and is_interruption(cause):
+        raise cause
+    return NoReply(exc, sent=True)

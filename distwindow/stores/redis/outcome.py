@@ -1,19 +1,26 @@
-"""Execution of a command, at most once: where it is sent, its time, and what a reply leads to."""
+"""Execution of a command, at most once: where it is sent, its time, and what a reply leads to.
+
+The outcomes of a call. Retries, errors and statistics distinguish them:
+
+  surely not executed   an error reply, or no byte was sent        sent once more if time is left,
+                                                                   or until its slot has migrated
+  executed              a reply that begins with the right stamp
+  unknown               bytes were sent, and no such reply came    never sent again
+
+Beside them there are configuration errors, for which no retry helps.
+"""
 
 from __future__ import annotations
 
 import re
-import threading
-import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from redis.connection import DefaultParser
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from ...away.outages import Reachability
 from ...errors import (
     ConfigurationError,
     DistwindowError,
@@ -24,311 +31,9 @@ from ...errors import (
 from ...ring.command import Command
 from ...ring.replies import PAST_DEADLINE
 from ...support.backoff import Backoff
-from ...support.fork import FORK_WAIT
-from ...support.locks import OneShotEvent, start_thread
-from .topology import CallSettings, Node, Topology
-from .wrong_server import wait_seconds
-
-# --------------------------------------------------------------------------------------------------
-#
-# The outcomes of a call. Retries, errors and statistics distinguish them:
-#
-#   surely not executed   an error reply, or no byte was sent        sent once more if time is left,
-#                                                                    or until its slot has migrated
-#   executed              a reply that begins with the right stamp
-#   unknown               bytes were sent, and no such reply came    never sent again
-#
-# Beside them there are configuration errors, for which no retry helps.
-
-_NOT_EXECUTED = re.compile(
-    r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
-    r"OOM|MISCONF|max number of clients|non local key)\b"
-)
-"""A "non local key" is none of the cluster, but one that a script did not find on a node from which
-its slot migrates. The server finds all keys of a call before the script begins, the time stands
-still while it runs, and no script touches a key that it has deleted. So that is a key that expired
-just before the script began; and as each script reads all its keys before it writes any, it has
-written nothing.
-"""
-_SLOT_MIGRATES = frozenset(("TRYAGAIN", "non local key"))
-"""Of these, those that end when the slot, or one more of the call's keys, has migrated."""
-_REFUSES_CALLS = frozenset(
-    ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "READONLY", "NOREPLICAS", "OOM", "MISCONF")
-)
-"""Of these, those that say that the server executes no call now, whatever its key."""
-RIGHTS = (
-    "+time +info +evalsha +eval +hget +hset +hmget +hincrby +hdel +hgetall +hlen +hrandfield +del "
-    "+pexpire"
-)
-"""The least rights of a user with which limiters work, in the words of an ACL rule."""
-RIGHTS_OF_SLOTS = "+zadd +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
-"""Rights that concurrency limits need besides."""
-GRANT = (
-    f"grant the user these rights: {RIGHTS} (for concurrency limits also {RIGHTS_OF_SLOTS}), on "
-    "the keys that begin with the prefix"
-)
-GIVE_TIME = 'let it execute TIME, also in scripts, or give clock="client"'
-_NO_SENTINEL = "it is no sentinel; write redis:// in place of redis+sentinel://, or another port"
-_NO_CLUSTER = "it is no cluster; write redis:// in place of redis+cluster://"
-_FIXES = (
-    ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
-    ("to run the 'time' command", f'{GRANT}, or give clock="client"'),
-    ("NOPERM", GRANT),
-    ("user executing the script can't", GRANT),
-    ("NOAUTH", "the server requires a password; put it into the URL"),
-    ("WRONGPASS", "wrong user name or password"),
-    ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
-    ("not allowed from script", GIVE_TIME),
-    ("unknown command 'TIME'", GIVE_TIME),
-    ("unknown command `TIME`", GIVE_TIME),  # of Redis 6.2
-    ("unknown command 'SENTINEL'", _NO_SENTINEL),
-    ("unknown command `SENTINEL`", _NO_SENTINEL),
-    ("Bad TLS header", "it wants TLS; write rediss:// in the URL"),  # Dragonfly
-    ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
-    ("DB index is out of range", "the URL names a database that the server does not have"),
-    ("luster mode is not enabled", _NO_CLUSTER),
-    ("luster support disabled", _NO_CLUSTER),
-    ("perform arithmetic", "the hash of this key is no ring; choose another prefix"),
-    ("not an integer", "the hash of this key is no ring; choose a prefix that nothing else uses"),
-    ("distwindow:", "a script was called with other arguments than it takes"),
-)
-
-_OF_KEY = re.compile("WRONGTYPE|perform arithmetic|not an integer|access (a|.*one of the) key")
-"""A sign of what is wrong with the key of a call, and not with all calls."""
-
-_NOT_ANSWERED = (
-    "the call was surely not executed; where no call is ever answered, see whether the port is one "
-    "of Redis, and of TLS (rediss://) or not"
-)
-
-
-@dataclass(frozen=True)
-class ErrorReply:
-    """An error reply after which the call was surely not executed."""
-
-    code: str
-    """MOVED, ASK, NOSCRIPT, READONLY, LOADING, ..."""
-    text: str
-
-    def redirect(self) -> tuple[str, int] | None:
-        """Host and port of a MOVED or ASK, else None. An empty host: the node that replied."""
-        found = re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", self.text)
-        return (found[1], int(found[2])) if found else None
-
-
-_CODES = {
-    kind: token for token, kind in DefaultParser.EXCEPTION_CLASSES.items() if isinstance(kind, type)
-}
-"""The first word of an error reply, by the exception class that redis-py has for it."""
-
-
-def restore_code(error: ResponseError) -> ResponseError:
-    """The error reply as the server sent it: redis-py removes a first word that has a class."""
-    token = _CODES.get(type(error))
-    return error if token is None else ResponseError(f"{token} {error}")
-
-
-def not_executed_code(text: str) -> str | None:
-    """Return the word in an error reply that says that the server may execute the same later; None
-    for a reply after which no retry helps.
-
-    Old servers and Dragonfly wrap errors of scripts, so the word may be anywhere in the text.
-    """
-    found = _NOT_EXECUTED.search(text)
-    # The error of an unknown command quotes the arguments, and so a key, which may be such a code.
-    return None if found is None or "unknown command" in text else found[1]
-
-
-def refusal(node: str, text: str, where: str = "") -> ConfigurationError:
-    """Return the error of what the server refuses, with what to do about it."""
-    fix = next((f"; {fix}" for sign, fix in _FIXES if sign in text), "")
-    return ConfigurationError(f"{node} refuses: {text}{where}{fix}")
-
-
-def is_unknown(exc: BaseException) -> bool:
-    """True if nobody knows whether a call that ended so, interrupted ones too, was charged."""
-    if isinstance(exc, StoreError):
-        return exc.charged is None
-    return not isinstance(exc, DistwindowError)
-
-
-def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
-    """The error of a call whose deadline passed; `sent`: bytes may have reached the server."""
-    outcome = "the outcome of the call is unknown" if sent else _NOT_ANSWERED
-    return StoreTimeout(
-        f"{node} did not answer within {timeout:g} s; {outcome}", charged=None if sent else False
-    )
-
-
-def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreError:
-    """The error of a call whose connection failed; `sent`: bytes may have reached the server."""
-    outcome = "; the outcome of the call is unknown" if sent else ""
-    # A server that accepts a connection and stays silent may be busy for a moment.
-    kind = StoreTimeout if isinstance(why, (TimeoutError, RedisTimeout)) else StoreUnavailable
-    return kind(f"{node} is not reachable: {why}{outcome}", charged=None if sent else False)
-
-
-def check_not_away(server: Reachability) -> None:
-    """Raise `StoreError` if connecting to `server` is not to be tried now."""
-    if (why := server.unavailable_reason()) is not None:
-        raise no_reply_failure(server.name, why, sent=False)
-
-
-# --------------------------------------------------------------------------------------------------
-#
-# Timeouts for work that has none of its own: name look-ups, TLS, the whole start of a client.
-#
-# The work runs in another thread, and the caller stops waiting for it when the time is over. A
-# result that comes later is passed to `discard`.
-#
-#   wanted, running     `wait` waits
-#   wanted, done        `result` or `failure` is set
-#   abandoned, running  `failure` is `JobAbandoned`; the result will be discarded
-#   abandoned, done     the result has been discarded
-
-T = TypeVar("T")
-
-
-class JobAbandoned(Exception):
-    """The failure of a job that was abandoned while a caller waited for it."""
-
-
-class JobTimeout(Exception):
-    """The time is over. The work goes on, and its result will be discarded."""
-
-
-def run_within(
-    seconds: float,
-    work: Callable[[], T],
-    discard: Callable[[T], Any],
-    find_mistake: Callable[[], Exception | None] | None = None,
-) -> T:
-    """Return what `work` returns, or raise what it raises; raise `JobTimeout` after `seconds`.
-    Where it takes long, `find_mistake` looks meanwhile why; what it returns is raised.
-    """
-    job = BackgroundJob(work, discard)
-    taken = False
-    waited = 0.0
-    try:
-        job.start()
-        if find_mistake is not None:
-            waited = wait_seconds(seconds)
-            if not job.wait(waited):
-                job.explain(find_mistake)
-        if not job.wait(seconds - waited):
-            raise JobTimeout
-        if job.failure is not None:
-            raise job.failure
-        taken = True
-        return job.result
-    finally:
-        if not taken:  # too late, failed, or interrupted by a signal handler
-            job.abandon()
-
-
-class BackgroundJob(Generic[T]):
-    """Work in a thread of its own. It may be waited for more than once.
-
-    How it ended is a value (`failure`, `result`) and is not raised by `wait`. So an exception that
-    `wait` raises came from a signal handler, and belongs to the application.
-    """
-
-    def __init__(self, work: Callable[[], T], discard: Callable[[T], Any]) -> None:
-        self._work = work
-        self._discard = discard
-        self._lock = threading.Lock()
-        self._results: list[T] = []
-        self.failure: Exception | None = None
-        """The error that the work has raised, or that explains it, or `JobAbandoned`."""
-        self._wanted = True
-        self._started = False
-        self._run_lock = threading.Lock()
-        self._done = OneShotEvent()
-
-    def start(self) -> None:
-        """Start the work. Idempotent. The job has to be stored somewhere before: otherwise the
-        result would be lost with a caller that is interrupted here.
-        """
-        if self._started:
-            return
-        if not start_thread(self._run):
-            self._run()
-        self._started = True
-
-    def _run(self) -> None:
-        # `start` starts a second thread if a signal handler raised before `_started` was set.
-        if not self._run_lock.acquire(False):
-            return
-        failure: Exception | None = None
-        try:
-            with FORK_WAIT.connecting():
-                self._results.append(self._work())
-        except Exception as exc:
-            failure = exc
-            _forget_locals(exc)
-        with self._lock:
-            wanted = self._wanted
-            if wanted:
-                self.failure = failure
-                self._done.set()
-        if not wanted:
-            self._discard_results()
-
-    def explain(self, find_mistake: Callable[[], Exception | None]) -> None:
-        """Call `find_mistake` in a thread. If it returns an error before the work has ended, the
-        work ends as if it had raised that, and its result is discarded when it comes.
-        """
-        start_thread(self._explain, find_mistake)
-
-    def _explain(self, find_mistake: Callable[[], Exception | None]) -> None:
-        why = find_mistake()
-        with self._lock:
-            if why is not None and not self._done.is_set:
-                self._wanted, self.failure = False, why
-                self._done.set()
-
-    def abandon(self) -> None:
-        """Discard the result, now or when it comes, and end all waits."""
-        with self._lock:
-            self._wanted = False
-            done = self._done.is_set
-            if not done:
-                self.failure = JobAbandoned("the limiter was closed")
-                self._done.set()
-        if done:
-            self._discard_results()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds`; True if the job has ended."""
-        return self._done.wait(seconds)
-
-    @property
-    def has_ended(self) -> bool:
-        """True if there is a result, or a failure."""
-        return self._done.is_set
-
-    @property
-    def result(self) -> T:
-        """The result of the work. Only after the job has ended without `failure`."""
-        return self._results[0]
-
-    def _discard_results(self) -> None:
-        for result in self._results:
-            self._discard(result)
-
-
-def _forget_locals(exc: BaseException) -> None:
-    """Destroy the local variables of the failed work here. In the waiting thread, a signal handler
-    might raise inside a destructor, and Python drops what is raised there.
-    """
-    link: BaseException | None = exc
-    while link is not None:
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
-
+from .topology import CallSettings, Node, Reachability, Topology
 
 Reply = TypeVar("Reply")
-
 MIGRATION_PAUSES = Backoff(0.005, 0.05)
 """The delays before a call is sent again whose slot migrates."""
 _MIN_LEFT_S = 0.02
@@ -337,68 +42,9 @@ that comes too late would make its outcome unknown.
 """
 _MAX_REDIRECTS = 4
 """How often a call follows MOVED and ASK, which nodes may answer in turns while they disagree."""
-
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
-
-
-class NoReply(NamedTuple):
-    """No reply came."""
-
-    why: object
-    sent: bool
-    """True if bytes may have reached the server."""
-    late: bool = False
-    """True if the deadline passed first."""
-
-
 RawReply: TypeAlias = "list[Any] | int | bytes | str | Exception | NoReply | None"
 """The answer to a request: hiredis's reply (errors as objects), or `NoReply`."""
-
-
-class Request:
-    """A command on its way to a node. Its frame needs the server's clock, so it is made late."""
-
-    __slots__ = (
-        "_command",
-        "_deadline",
-        "_send_script",
-        "asking",
-        "generation",
-        "node",
-        "pause_s",
-        "stamp",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        node: Node,
-        command: Command[Any],
-        deadline: float,
-        *,
-        send_script: bool = False,
-        asking: bool = False,
-        stamp: bytes = b"",
-        generation: int | None = None,
-        pause_s: float = 0.0,
-    ) -> None:
-        self.node = node
-        self.generation = node.generation if generation is None else generation
-        """That of the connection over which it is sent."""
-        self.asking = asking
-        """Send ASKING before it, which has a reply of its own: the slot is migrating to `node`."""
-        self.pause_s = pause_s
-        """Seconds to wait before it is sent."""
-        self.stamp = stamp
-        """That of its frame; empty as long as nothing was sent."""
-        self._command = command
-        self._deadline = deadline
-        self._send_script = send_script
-
-    def frame(self) -> bytes:
-        """The bytes to send, with a new stamp."""
-        self.stamp = self.node.clock.new_stamp(self._deadline)
-        frame = self._command.eval_frame if self._send_script else self._command.frame
-        return ASKING + frame(self.stamp) if self.asking else frame(self.stamp)
 
 
 def execute_once(
@@ -506,3 +152,189 @@ def _next_node(
         topology.request_refresh()
         return topology.node_of(command), False
     return node, False
+
+
+class Request:
+    """A command on its way to a node. Its frame needs the server's clock, so it is made late."""
+
+    __slots__ = (
+        "_command",
+        "_deadline",
+        "_send_script",
+        "asking",
+        "generation",
+        "node",
+        "pause_s",
+        "stamp",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        node: Node,
+        command: Command[Any],
+        deadline: float,
+        *,
+        send_script: bool = False,
+        asking: bool = False,
+        stamp: bytes = b"",
+        generation: int | None = None,
+        pause_s: float = 0.0,
+    ) -> None:
+        self.node = node
+        self.generation = node.generation if generation is None else generation
+        """That of the connection over which it is sent."""
+        self.asking = asking
+        """Send ASKING before it, which has a reply of its own: the slot is migrating to `node`."""
+        self.pause_s = pause_s
+        """Seconds to wait before it is sent."""
+        self.stamp = stamp
+        """That of its frame; empty as long as nothing was sent."""
+        self._command = command
+        self._deadline = deadline
+        self._send_script = send_script
+
+    def frame(self) -> bytes:
+        """The bytes to send, with a new stamp."""
+        self.stamp = self.node.clock.new_stamp(self._deadline)
+        frame = self._command.eval_frame if self._send_script else self._command.frame
+        return ASKING + frame(self.stamp) if self.asking else frame(self.stamp)
+
+
+class NoReply(NamedTuple):
+    """No reply came."""
+
+    why: object
+    sent: bool
+    """True if bytes may have reached the server."""
+    late: bool = False
+    """True if the deadline passed first."""
+
+
+@dataclass(frozen=True)
+class ErrorReply:
+    """An error reply after which the call was surely not executed."""
+
+    code: str
+    """MOVED, ASK, NOSCRIPT, READONLY, LOADING, ..."""
+    text: str
+
+    def redirect(self) -> tuple[str, int] | None:
+        """Host and port of a MOVED or ASK, else None. An empty host: the node that replied."""
+        found = re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", self.text)
+        return (found[1], int(found[2])) if found else None
+
+
+_NOT_EXECUTED = re.compile(
+    r"\b(NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|LOADING|BUSY|READONLY|NOREPLICAS|"
+    r"OOM|MISCONF|max number of clients|non local key)\b"
+)
+"""A "non local key" is none of the cluster, but one that a script did not find on a node from which
+its slot migrates. The server finds all keys of a call before the script begins, the time stands
+still while it runs, and no script touches a key that it has deleted. So that is a key that expired
+just before the script began; and as each script reads all its keys before it writes any, it has
+written nothing.
+"""
+_SLOT_MIGRATES = frozenset(("TRYAGAIN", "non local key"))
+"""Of these, those that end when the slot, or one more of the call's keys, has migrated."""
+_REFUSES_CALLS = frozenset(
+    ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "READONLY", "NOREPLICAS", "OOM", "MISCONF")
+)
+"""Of these, those that say that the server executes no call now, whatever its key."""
+RIGHTS = (
+    "+time +info +evalsha +eval +hget +hset +hmget +hincrby +hdel +hgetall +hlen +hrandfield +del "
+    "+pexpire"
+)
+"""The least rights of a user with which limiters work, in the words of an ACL rule."""
+RIGHTS_OF_SLOTS = "+zadd +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
+"""Rights that concurrency limits need besides."""
+GRANT = (
+    f"grant the user these rights: {RIGHTS} (for concurrency limits also {RIGHTS_OF_SLOTS}), on "
+    "the keys that begin with the prefix"
+)
+GIVE_TIME = 'let it execute TIME, also in scripts, or give clock="client"'
+_NO_SENTINEL = "it is no sentinel; write redis:// in place of redis+sentinel://, or another port"
+_NO_CLUSTER = "it is no cluster; write redis:// in place of redis+cluster://"
+_FIXES = (
+    ("WRONGTYPE", "the key holds another type; choose a prefix that nothing else uses"),
+    ("to run the 'time' command", f'{GRANT}, or give clock="client"'),
+    ("NOPERM", GRANT),
+    ("user executing the script can't", GRANT),
+    ("NOAUTH", "the server requires a password; put it into the URL"),
+    ("WRONGPASS", "wrong user name or password"),
+    ("non deterministic", "the server is too old; distwindow needs Redis 6.2 or Valkey"),
+    ("not allowed from script", GIVE_TIME),
+    ("unknown command 'TIME'", GIVE_TIME),
+    ("unknown command `TIME`", GIVE_TIME),  # of Redis 6.2
+    ("unknown command 'SENTINEL'", _NO_SENTINEL),
+    ("unknown command `SENTINEL`", _NO_SENTINEL),
+    ("Bad TLS header", "it wants TLS; write rediss:// in the URL"),  # Dragonfly
+    ("unknown command", "the server lacks a command that distwindow needs (Redis 6.2 or Valkey)"),
+    ("DB index is out of range", "the URL names a database that the server does not have"),
+    ("luster mode is not enabled", _NO_CLUSTER),
+    ("luster support disabled", _NO_CLUSTER),
+    ("perform arithmetic", "the hash of this key is no ring; choose another prefix"),
+    ("not an integer", "the hash of this key is no ring; choose a prefix that nothing else uses"),
+    ("distwindow:", "a script was called with other arguments than it takes"),
+)
+_OF_KEY = re.compile("WRONGTYPE|perform arithmetic|not an integer|access (a|.*one of the) key")
+"""A sign of what is wrong with the key of a call, and not with all calls."""
+_NOT_ANSWERED = (
+    "the call was surely not executed; where no call is ever answered, see whether the port is one "
+    "of Redis, and of TLS (rediss://) or not"
+)
+_CODES = {
+    kind: token for token, kind in DefaultParser.EXCEPTION_CLASSES.items() if isinstance(kind, type)
+}
+"""The first word of an error reply, by the exception class that redis-py has for it."""
+
+
+def restore_code(error: ResponseError) -> ResponseError:
+    """The error reply as the server sent it: redis-py removes a first word that has a class."""
+    token = _CODES.get(type(error))
+    return error if token is None else ResponseError(f"{token} {error}")
+
+
+def not_executed_code(text: str) -> str | None:
+    """Return the word in an error reply that says that the server may execute the same later; None
+    for a reply after which no retry helps.
+
+    Old servers and Dragonfly wrap errors of scripts, so the word may be anywhere in the text.
+    """
+    found = _NOT_EXECUTED.search(text)
+    # The error of an unknown command quotes the arguments, and so a key, which may be such a code.
+    return None if found is None or "unknown command" in text else found[1]
+
+
+def refusal(node: str, text: str, where: str = "") -> ConfigurationError:
+    """Return the error of what the server refuses, with what to do about it."""
+    fix = next((f"; {fix}" for sign, fix in _FIXES if sign in text), "")
+    return ConfigurationError(f"{node} refuses: {text}{where}{fix}")
+
+
+def is_unknown(exc: BaseException) -> bool:
+    """True if nobody knows whether a call that ended so, interrupted ones too, was charged."""
+    if isinstance(exc, StoreError):
+        return exc.charged is None
+    return not isinstance(exc, DistwindowError)
+
+
+def timed_out(node: str, timeout: float, *, sent: bool) -> StoreTimeout:
+    """The error of a call whose deadline passed; `sent`: bytes may have reached the server."""
+    outcome = "the outcome of the call is unknown" if sent else _NOT_ANSWERED
+    return StoreTimeout(
+        f"{node} did not answer within {timeout:g} s; {outcome}", charged=None if sent else False
+    )
+
+
+def no_reply_failure(node: str, why: object, *, sent: bool) -> StoreError:
+    """The error of a call whose connection failed; `sent`: bytes may have reached the server."""
+    outcome = "; the outcome of the call is unknown" if sent else ""
+    # A server that accepts a connection and stays silent may be busy for a moment.
+    kind = StoreTimeout if isinstance(why, (TimeoutError, RedisTimeout)) else StoreUnavailable
+    return kind(f"{node} is not reachable: {why}{outcome}", charged=None if sent else False)
+
+
+def check_not_away(server: Reachability) -> None:
+    """Raise `StoreError` if connecting to `server` is not to be tried now."""
+    if (why := server.unavailable_reason()) is not None:
+        raise no_reply_failure(server.name, why, sent=False)

@@ -18,7 +18,9 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from ...away.outages import BACKOFF_S, Outages, Reachability
+from ...away.outages import BACKOFF_S, Outages
+from ...away.outages import Reachability as Reachability  # other files of stores import both here
+from ...away.outages import probe_pause_s as probe_pause_s
 from ...errors import ConfigurationError, KeysOnSeveralNodes, StoreUnavailable, short_repr
 from ...ring.clock import Clock
 from ...ring.command import Command, ServerClock
