@@ -57,6 +57,9 @@ class SystemClock:
     # Looked up each time, as gevent may patch it later.
     sleep = staticmethod(lambda seconds: time.sleep(seconds))
 
+    def __repr__(self) -> str:
+        return "SystemClock()"
+
 
 SYSTEM: Clock = SystemClock()
 

@@ -62,6 +62,8 @@ def test_no_password_where_a_limit_or_a_clock_should_be(limiter_class: type) -> 
         "redis://user:{0}@127.0.0.1:1/0",
         "redis://:{0}@127.0.0.1:1/0",
         "redis://127.0.0.1:1/0?password={0}",
+        "redis://127.0.0.1:1/0?pasword={0}",
+        "redis://:[{0}]@127.0.0.1:1/0",
         "redis://user:{0}@127.0.0.1:x/0",
         "redis://user:{0}@127.0.0.1:99999/0",
         "redis://user:{0}@127.0.0.1/db",

@@ -119,8 +119,8 @@ _FIXES_OF_CONNECTING = (
     # A sign in the text of an error, what is wrong, and what to do.
     (
         r"WRONGPASS|AuthenticationError|Authentication required|invalid password",
-        "it, or a sentinel, refuses the user name or password; the URL names those of the server, "
-        "and ?sentinel_password= that of the sentinels",
+        "it refuses the user name or password; those in the URL are the server's, and "
+        "?sentinel_password= is that of sentinels, if it has some",
     ),
     (
         r"CERTIFICATE_VERIFY_FAILED",

@@ -71,17 +71,26 @@ _USUAL = (
 )
 _LIMITER_ARGUMENTS = ("timeout", "prefix", "consistency", "clock", "sync_interval", "share")
 """Arguments of a limiter that look as if they might stand in a URL."""
+_KNOWN = _CONNECTION | _TLS | _UNIX | _CLIENTS | {*_LIMITER_ARGUMENTS}
+_ESCAPES = "a user name or password write / ? # @ [ ] as %2F %3F %23 %40 %5B %5D"
 
 
 def masked_url(url: str) -> str:
-    """`url` as messages may show it: without its password, even if it is malformed."""
+    """`url` as messages may show it: without its password, even if it is malformed, and without
+    what options have that there are not, such as `pasword`.
+    """
     login, at, rest = url.rpartition("@")
     if at:
         scheme = re.match(r"(?:[a-z+]+:/{1,2})?", login, re.IGNORECASE)
         start = scheme[0] if scheme else ""
         user, colon, _ = login[len(start) :].partition(":")
         login = f"{start}{user}:***@" if colon else f"{start}***@"
-    return re.sub(r"(password=)[^&]*", r"\1***", login + rest)
+    masked = re.sub(r"(password=)[^&]*", r"\1***", login + rest)
+    return re.sub(
+        r"(?<=[?&])([^=&]*)=([^&]*)",
+        lambda each: each[0] if each[1].removeprefix("sentinel_") in _KNOWN else f"{each[1]}=***",
+        masked,
+    )
 
 
 _MAX_CHARS = 300
@@ -195,7 +204,9 @@ def parse_url_text(url: str) -> StoreUrl:
         parts = urlsplit(f"{plain_scheme}://{rest.removeprefix(servers)}")
         parts = parts._replace(netloc=servers or parts.netloc)
     except ValueError as exc:  # an IPv6 address without its closing bracket
-        raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
+        # With brackets in a password, the error would show that as an address.
+        why = f"inside {_ESCAPES}" if "@" in url else str(exc)
+        raise ConfigurationError(f"store URL {masked_url(url)!r}: {why}") from None
     _check_escapes(parts, url)
     if kind == "one":
         address = StoreUrl(url, kind, f"{plain_scheme}://{rest}")
@@ -306,10 +317,7 @@ def _check_escapes(parts: SplitResult, url: str) -> None:
     """Raise for a password with / ? # in it: its rest would be shown as a host or port."""
     cut = "@" in parts.path + parts.fragment and parts.scheme != "unix"
     if cut or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
-        raise ConfigurationError(
-            f"store URL {masked_url(url)!r}: inside a user name or password write / ? # @ as "
-            "%2F %3F %23 %40"
-        )
+        raise ConfigurationError(f"store URL {masked_url(url)!r}: inside {_ESCAPES}")
 
 
 def _options(query: str, url: str) -> dict[str, Any]:
