@@ -11,6 +11,7 @@ import redis
 import redis.asyncio
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
+from distwindow.stores.redis.urls import masked_url
 from tests.limiter.first_call import SECRET, each_limiter, error_of
 
 URLS: dict[str, str] = {
@@ -101,7 +102,7 @@ def test_an_unknown_option_is_reported_before_anything_is_connected_to(
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
         limiter_class(url, "5/minute")
-    assert f"store URL {url!r}: there is {message}" in str(caught.value)
+    assert f"store URL {masked_url(url)!r}: there is {message}" in str(caught.value)
 
 
 @each_limiter

@@ -202,11 +202,13 @@ def parse_url_text(url: str) -> StoreUrl:
     servers = "" if kind == "one" else re.split("[/?#]", rest, maxsplit=1)[0]
     try:
         parts = urlsplit(f"{plain_scheme}://{rest.removeprefix(servers)}")
-        parts = parts._replace(netloc=servers or parts.netloc)
-    except ValueError as exc:  # an IPv6 address without its closing bracket
-        # With brackets in a password, the error would show that as an address.
-        why = f"inside {_ESCAPES}" if "@" in url else str(exc)
-        raise ConfigurationError(f"store URL {masked_url(url)!r}: {why}") from None
+    except ValueError:
+        parts = None
+    if parts is None:
+        # Not in the `except`, and without its text: it may have a password in brackets in it.
+        why = f"inside {_ESCAPES}" if "@" in url else "an IPv6 address lacks a bracket"
+        raise ConfigurationError(f"store URL {masked_url(url)!r}: {why}")
+    parts = parts._replace(netloc=servers or parts.netloc)
     _check_escapes(parts, url)
     if kind == "one":
         address = StoreUrl(url, kind, f"{plain_scheme}://{rest}")
