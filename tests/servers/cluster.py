@@ -176,6 +176,21 @@ class Cluster:
             for client in clients:
                 client.close()
 
+    def await_service(self) -> None:
+        """Wait until all nodes serve: where a machine stands still for longer than their timeout,
+        they take each other for failed, and refuse calls for some seconds.
+        """
+        clients = [node.client() for node in self.nodes]
+        try:
+            until(
+                lambda: all(_info(client)["cluster_state"] == "ok" for client in clients),
+                what="all cluster nodes serve",
+                timeout=20,
+            )
+        finally:
+            for client in clients:
+                client.close()
+
     def _agreed(self, clients: list[redis.Redis]) -> bool:
         for client in clients:
             info = _info(client)

@@ -74,6 +74,11 @@ class MigratingSlots:
             self._migration = None
 
 
+@pytest.fixture(autouse=True)
+def _served(cluster: Cluster) -> None:
+    cluster.await_service()
+
+
 @pytest.fixture(scope="module", params=[blocking, awaiting], ids=["blocking", "awaiting"])
 def slots(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[MigratingSlots]:
     with request.param(cluster.url) as execute:
