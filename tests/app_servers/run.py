@@ -22,7 +22,7 @@ from typing import Any
 
 from distwindow import Limiter
 from tests.app_servers.applications import CELERY_CLIENT
-from tests.app_servers.setups import Setup
+from tests.app_servers.setups import SERVES, Setup
 from tests.servers import Standalone, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -160,9 +160,7 @@ def _run(
                 _answers(process.stdout.readline(), outcome)
             outcome.connections = _connections(server, prefix)
             if setup.restarts:
-                # A worker that gunicorn has just forked still has the handlers of its master, which
-                # ignore SIGTERM. Nothing shows when it has installed its own, so sleep.
-                time.sleep(2)
+                _wait_for_new_workers(setup, folder / "output")
             began = time.monotonic()
             if setup.kind == "processes":
                 process.communicate("go on\n", timeout=30)
@@ -174,6 +172,21 @@ def _run(
             outcome.errors.append(f"{type(exc).__name__}: {exc}")
         output.seek(0)
         outcome.output = output.read()
+
+
+def _wait_for_new_workers(setup: Setup, output: Path) -> None:
+    """Wait until all workers that replace others have their own signal handlers: one that has just
+    been forked has those of its master, which ignore SIGTERM, and gunicorn kills it after 30 s.
+    """
+    ends = time.monotonic() + 20
+    while True:
+        text = output.read_text()
+        replaced = setup.workers if setup.restarts == "SIGHUP" else text.count("Autorestarting")
+        if (serving := text.count(SERVES)) >= setup.workers + replaced:
+            return
+        if time.monotonic() > ends:
+            raise RuntimeError(f"only {serving} of {setup.workers + replaced} workers serve")
+        time.sleep(0.05)  # between two polls
 
 
 def _program(name: str) -> str | None:

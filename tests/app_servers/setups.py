@@ -34,7 +34,9 @@ class Setup:
     files: dict[str, str] = field(default_factory=dict)
     """Further files in the folder in which it is started."""
     restarts: str = ""
-    """Why its workers are replaced during the calls. For `SIGHUP` the run sends that signal."""
+    """Why its workers are replaced during the calls. For `SIGHUP` the run sends that signal. Each
+    worker prints `SERVES` when it has its own signal handlers.
+    """
 
 
 def _gunicorn(name: str, options: str, *packages: str, workers: int = 4) -> list[Setup]:
@@ -54,6 +56,8 @@ def _gunicorn(name: str, options: str, *packages: str, workers: int = 4) -> list
 
 
 _PATCH = "from gevent import monkey\nmonkey.patch_all()\n"
+SERVES = "this worker serves"
+_TELL = {"gunicorn.conf.py": f"def post_worker_init(worker): print({SERVES!r})\n"}
 
 SETUPS = [
     *_gunicorn("sync", "-k sync"),
@@ -62,11 +66,12 @@ SETUPS = [
     Setup(
         "gunicorn gevent preload, --max-requests 150, used at import", "http",
         _GUNICORN + " -k gevent --preload --max-requests 150", ("gunicorn", "gevent"), used=True,
-        restarts="max-requests",
+        files=_TELL, restarts="max-requests",
     ),
     Setup(
         "gunicorn gevent preload, SIGHUP, used at import", "http",
-        _GUNICORN + " -k gevent --preload", ("gunicorn", "gevent"), used=True, restarts="SIGHUP",
+        _GUNICORN + " -k gevent --preload", ("gunicorn", "gevent"), used=True,
+        files=_TELL, restarts="SIGHUP",
     ),
     Setup(
         "gunicorn gevent preload, patched in gunicorn.conf.py, used at import", "http",
