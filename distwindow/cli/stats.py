@@ -15,7 +15,13 @@ from rich.live import Live
 from rich.text import Text
 
 from .. import ConfigurationError, MinuteStats
-from ..inspect.json_form import breaker_object, limits_object, minute_object, slots_object
+from ..inspect.json_form import (
+    breaker_object,
+    limits_object,
+    minute_object,
+    pause_object,
+    slots_object,
+)
 from ..inspect.minute import KeyMinute
 from ..inspect.query import Found, Query, Shown
 from ..inspect.ranking import MOST_RANKED, Order
@@ -27,7 +33,7 @@ from ..stores.redis.urls import masked_url
 from .command import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption, report_errors
 from .progress import ProgressLine
 from .render import has_size, make_console, printable
-from .stats_tables import breaker_table, limits_table, minute_table, slots_table
+from .stats_tables import breaker_table, limits_table, minute_table, pauses_table, slots_table
 from .table import Table
 from .watch import Draw, StreamView, TerminalView, watch_store
 
@@ -54,6 +60,7 @@ _KINDS: dict[Shown, _Kind] = {
         limits_table, limits_object, "no limits on {}: no call was counted within their windows"
     ),
     "slots": _Kind(slots_table, slots_object, "no slots are held on {}: no call is under way"),
+    "pauses": _Kind(pauses_table, pause_object, "no upstream of {} has asked to wait"),
     "breakers": _Kind(
         breaker_table,
         breaker_object,
@@ -94,6 +101,9 @@ def stats(
     slots: Annotated[bool, typer.Option("--slots", help="Show concurrency limits only.")] = False,
     breakers: Annotated[
         bool, typer.Option("--breakers", help="Show circuit breakers only.")
+    ] = False,
+    pauses: Annotated[
+        bool, typer.Option("--pauses", help="Show upstreams that have asked to wait only.")
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="For --watch, in seconds.")] = 1.0,
     by: Annotated[
@@ -137,9 +147,10 @@ def stats(
     )
     if by not in (None, "origin"):
         raise ConfigurationError(f"--by {by} is not known; the last minute is shown --by origin")
-    if slots + breakers + (minute or by is not None) > 1:
+    if slots + breakers + pauses + (minute or by is not None) > 1:
         raise ConfigurationError(
-            "--slots, --breakers and --minute or --by each show nothing else: give one of them"
+            "--slots, --breakers, --pauses and --minute or --by each show nothing else: "
+            "give one of them"
         )
     stream = not top and sort is None
     order = sort or Order.BLOCKED
@@ -160,7 +171,8 @@ def stats(
             elif not _print_json(rows, minute_object):
                 typer.echo(no_entries, err=True)
         return
-    shown: Shown = "slots" if slots else "breakers" if breakers else "all"
+    alone: dict[Shown, bool] = {"slots": slots, "breakers": breakers, "pauses": pauses}
+    shown: Shown = next((kind for kind, is_asked in alone.items() if is_asked), "all")
     query = Query(prefix, selection, order, top, stream, shown)
     nothing = _KINDS[shown].nothing.format(" ".join(where))
     view = _View(query, console, f"{nothing}, or they are elsewhere (--prefix, --url)")
@@ -203,13 +215,15 @@ class _Section(NamedTuple):
 def _sections(found: Found, keys: Sequence[Any]) -> list[_Section]:
     """Return what is to be shown of all kinds: first what is wrong."""
     breakers, slots = found.breakers.ranked(), found.slots.ranked()
+    pauses = found.pauses.ranked()
     exhausted = any(w.blocked or used_share(w) >= 1 for one in keys for w in one.windows)
     wrong = [
         _Section("breakers", breakers, found.counts.not_closed > 0),
         _Section("all", keys, exhausted),
         _Section("slots", slots, found.counts.with_lost > 0),
+        _Section("pauses", pauses, found.counts.paused > 0),
     ]
-    right = [wrong[1], wrong[2], wrong[0]]
+    right = [wrong[1], wrong[2], wrong[0], wrong[3]]
     ordered = [one for one in wrong if one.is_wrong] + [one for one in right if not one.is_wrong]
     return [one for one in ordered if one.items]
 
@@ -227,6 +241,7 @@ def _note(found: Found, query: Query, shown: dict[str, int], omitted: Sequence[s
     for kind, total, wrong, name, what in (
         ("breakers", counts.breakers, counts.not_closed, "circuit breakers", "not closed"),
         ("slots", counts.slots, counts.with_lost, "keys with slots", "with lost ones"),
+        ("pauses", counts.pauses, counts.paused, "upstreams that have asked to wait", "paused"),
     ):
         left, left_wrong = total - shown.get(kind, 0), wrong - shown.get(kind, 0)
         if left > 0 and query.shown in ("all", kind):
@@ -395,7 +410,11 @@ def _rooms(wanted: Sequence[int], room: int) -> list[int]:
 
 def _more(found: Found) -> str:
     """Return which options show what else was found, as the end of a message."""
-    counts = {"--slots": found.counts.slots, "--breakers": found.counts.breakers}
+    counts = {
+        "--slots": found.counts.slots,
+        "--breakers": found.counts.breakers,
+        "--pauses": found.counts.pauses,
+    }
     options = " and ".join(option for option, count in counts.items() if count)
     return f"; there is more with {options}" if options else ""
 

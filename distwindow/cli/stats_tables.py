@@ -17,6 +17,7 @@ from ..breaker.rules import RULES
 from ..inspect.breakers import FoundBreaker
 from ..inspect.json_form import limit_text
 from ..inspect.key_text import json_text
+from ..inspect.pauses import FoundPause
 from ..inspect.slots import SlotUsage
 from ..inspect.windows import used_share
 from .render import bar, format_rate, printable, shell_word, usage_color
@@ -132,6 +133,30 @@ def slots_table(slots: Sequence[SlotUsage], width: int | None, after: Table | No
                 (_owners(one.holders), "dim"),
             ]
         )
+    return Table(columns, rows, width, after=after)
+
+
+def pauses_table(
+    pauses: Sequence[FoundPause], width: int | None, after: Table | None = None
+) -> Table:
+    """Return a table with a row for each key of which an upstream has asked to wait."""
+    columns = [
+        Column("UPSTREAM"),
+        Column("STATE"),
+        Column("FOR S", align_right=True),
+        Column("SAID S", align_right=True, omit_order=2),
+        Column("IN A ROW", align_right=True, omit_order=1),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            (shell_word(one.key), ""),
+            (one.state, "red" if one.state == "paused" else "yellow"),
+            (f"{one.left_s:,.1f}", ""),
+            (f"{one.said_s:,.1f}", "dim"),
+            (f"{one.in_a_row:,}", ""),
+        ]
+        for one in pauses
+    ]
     return Table(columns, rows, width, after=after)
 
 

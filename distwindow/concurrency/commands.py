@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ..ring.command import Command, Reply, ScriptReply, time_argument
-from ..ring.key import unescape
+from ..ring.key import parse_name
 
 _NAME = re.compile(rb"\{([^{}]*)\}([^{}]*):slots", re.DOTALL)
 
@@ -28,12 +28,7 @@ sorted set of up to 128 holders keeps its compact form (`zset-max-listpack-value
 
 def parse_slots_name(prefix: str, name: bytes) -> str | None:
     """Return the text of the key of these slots (`{tag}resource`); None if not of this prefix."""
-    start = prefix.encode() + b":"
-    found = _NAME.fullmatch(name, len(start)) if name.startswith(start) else None
-    if found is None:
-        return None
-    tag, rest = found.groups()
-    return f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
+    return parse_name(prefix, name, _NAME)
 
 
 class HolderName(NamedTuple):

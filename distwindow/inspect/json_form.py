@@ -11,6 +11,7 @@ from ..ring.limit import Limit
 from ..ring.stats import Bucket, Stats, WindowStats
 from .breakers import FoundBreaker
 from .key_text import json_text
+from .pauses import FoundPause
 from .slots import SlotUsage
 
 _FIELD_NAMES = {
@@ -58,6 +59,17 @@ def slots_object(slots: SlotUsage) -> dict[str, Any]:
         "holders": [
             {"name": holder.name, "expires_in": holder.expires_in} for holder in slots.holders
         ],
+    }
+
+
+def pause_object(pause: FoundPause) -> dict[str, Any]:
+    """Return the pause of a key; times in seconds."""
+    return {
+        "key": json_text(pause.key),
+        "state": pause.state,
+        "paused_for": pause.left_s,
+        "said": pause.said_s,
+        "in_a_row": pause.in_a_row,
     }
 
 

@@ -17,6 +17,7 @@ from ..ring.key import shaping_name
 from ..ring.stats import Stats, stats_of
 from .breakers import FoundBreaker, read_breakers
 from .minute import KeyMinute, read_minutes
+from .pauses import FoundPause, read_pauses
 from .ranking import MOST_RANKED, First, Order, in_pages, minute_rank, rank_ceiling, window_rank
 from .scan import NamePage, RingName, scan_names
 from .selection import Selection
@@ -24,8 +25,8 @@ from .servers import AT_ONCE, Item, Server, chunks, read_hashes
 from .slots import SlotUsage, read_slots
 from .windows import HashKind, window_of, windows_of
 
-Shown = Literal["all", "slots", "breakers", "minute"]
-"""What a query is about: limits, with slots and breakers besides, or one other kind alone."""
+Shown = Literal["all", "slots", "breakers", "pauses", "minute"]
+"""What a query is about: limits, with all others but minutes besides, or one other kind alone."""
 
 
 class Query(NamedTuple):
@@ -70,6 +71,9 @@ class ScanCounts:
     slots: int = 0
     with_lost: int = 0
     """Keys whose slots include lost ones."""
+    pauses: int = 0
+    paused: int = 0
+    """Keys that are not called now, as the upstream has asked to wait."""
 
 
 class _Candidate(NamedTuple):
@@ -101,9 +105,11 @@ class Found:
         minutes = First[KeyMinute](
             self.top, lambda one: minute_rank(query.sort, one.total), lambda one: one.total.key
         )
+        self.pauses = First[FoundPause](self.top, lambda one: one.rank, lambda one: one.key)
         self._others: dict[Shown, tuple[Callable[[NamePage], list[Any]], First[Any]]] = {
             "slots": (self._read_slots, self.slots),
             "breakers": (self._read_breakers, self.breakers),
+            "pauses": (self._read_pauses, self.pauses),
             "minute": (lambda page: read_minutes(page.server, page.views), minutes),
         }
         self._keys = First[_Candidate](
@@ -165,12 +171,20 @@ class Found:
         self.counts.not_closed += sum(one.state in ("open", "half_open") for one in found)
         return found
 
+    def _read_pauses(self, page: NamePage) -> list[FoundPause]:
+        found = read_pauses(page.server, page.pauses)
+        self.counts.pauses += len(found)
+        self.counts.paused += sum(one.state == "paused" for one in found)
+        return found
+
     def _candidates(self) -> Iterator[list[_Candidate]]:
         for page in self._name_pages():
             for slots in self._read_slots(page):
                 self.slots.add(slots)
             for breaker in self._read_breakers(page):
                 self.breakers.add(breaker)
+            for pause in self._read_pauses(page):
+                self.pauses.add(pause)
             kinds_of_hashes = ((False, page.rings), (True, page.shaped))
             for is_shaping, names in kinds_of_hashes:
                 for bucket_ms, span in dict.fromkeys(name[1:] for _, name in names):

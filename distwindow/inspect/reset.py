@@ -1,4 +1,6 @@
-"""The deletion of all that is stored of the selected keys: windows, slots and circuit breakers."""
+"""The deletion of all that is stored of the selected keys: windows, slots, pauses and circuit
+breakers.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ def stored_names(
     for page in scan_names(server, prefix, selection, redis_type="hash"):
         names = [StoredName(raw, ring.key) for raw, ring in page.rings + page.shaped]
         names += [StoredName(raw, breaker.key) for raw, breaker in page.breakers.items()]
+        names += [StoredName(raw, key) for raw, key in page.pauses.items()]
         yield page.names, names
     # So do sorted sets. Holders are told that they have lost their slots when these are renewed.
     for page in scan_names(server, prefix, selection, redis_type="zset"):

@@ -18,6 +18,7 @@ from ..ring.key import (
     parse_ring_name,
     ring_of_shaping,
 )
+from ..upstream.commands import parse_pause_name
 from .selection import Selection, key_prefix_of
 from .servers import Server
 
@@ -42,6 +43,8 @@ class NamePage:
     slots: dict[bytes, str] = field(default_factory=dict)
     """The slots of concurrency limits, by name: the text of the key."""
     breakers: dict[bytes, BreakerNameParts] = field(default_factory=dict)
+    pauses: dict[bytes, str] = field(default_factory=dict)
+    """What upstreams have asked to wait, by name: the text of the key."""
     foreign: int = 0
     """Names under the prefix that are none of distwindow's."""
 
@@ -80,6 +83,9 @@ def _add(page: NamePage, prefix: str, name: bytes, selection: Selection) -> None
     elif (slots_key := parse_slots_name(prefix, name)) is not None:
         if selection.includes(key_prefix_of(name), slots_key):
             page.slots[name] = slots_key
+    elif (pause_key := parse_pause_name(prefix, name)) is not None:
+        if selection.includes(key_prefix_of(name), pause_key):
+            page.pauses[name] = pause_key
     elif (breaker := parse_breaker_name(prefix, name)) is not None:
         if not breaker.is_senders and selection.includes(key_prefix_of(name), breaker.key):
             page.breakers[name] = breaker

@@ -87,14 +87,18 @@ def argument_key_prefix(prefix: str, argument: str) -> bytes:
     return ring_name_prefix(prefix, parse_key(argument))
 
 
-NameKind = Literal["window", "slots", "breaker"]
-_PARTS_BEHIND_KEY: dict[NameKind, int] = {"slots": 1, "window": 2, "breaker": 3}
+NameKind = Literal["window", "slots", "pause", "breaker"]
+_PARTS_BEHIND_KEY: dict[NameKind, int] = {"slots": 1, "pause": 1, "window": 2, "breaker": 3}
 
 
 def kind_of(name: bytes) -> NameKind:
-    """Return what `name` is the name of, if it is that of a window, of slots or of a breaker."""
+    """Return what `name` is the name of, if it is that of a window, of slots, of a
+    pause or of a breaker.
+    """
     if name.endswith(b":slots"):
         return "slots"
+    if name.endswith(b":pause"):
+        return "pause"
     return "breaker" if name.split(b":")[-3:-2] == [b"breaker"] else "window"
 
 

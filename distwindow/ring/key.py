@@ -167,6 +167,18 @@ def parse_ring_name(prefix: str, name: bytes) -> RingNameParts | None:
     return RingNameParts(key, int(bucket_ms), int(span))
 
 
+def parse_name(prefix: str, name: bytes, form: re.Pattern[bytes]) -> str | None:
+    """Return the text of the key in a name of this form, which has the tag and what follows it as
+    groups; None if it has not, or another prefix.
+    """
+    start = prefix.encode() + b":"
+    found = form.fullmatch(name, len(start)) if name.startswith(start) else None
+    if found is None:
+        return None
+    tag, rest = found.groups()
+    return f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
+
+
 def is_senders_name(prefix: str, name: bytes) -> bool:
     """True if `name` is the `senders_name` of a ring of this prefix; no ring has such a name."""
     ring = name.removesuffix(_SENDERS)

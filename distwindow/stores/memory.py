@@ -27,6 +27,7 @@ from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues, limit_text
 from ..ring.ring import Ring
 from ..shaping.memory import MemoryShaping
 from ..support.async_use import running_loop
+from ..upstream.memory import MemoryPauses
 from ..waiting.memory import MemoryLines
 
 Reply = TypeVar("Reply")
@@ -67,6 +68,7 @@ class MemoryStore:
             **MemoryViews(self._values).handlers,
             **MemoryBreakers(self._values).handlers,
             **MemorySlots(self._values).handlers,
+            **MemoryPauses(self._values, rings).handlers,
         }
 
     def execute(self, command: Command[Reply], deadline: float | None = None) -> Reply:

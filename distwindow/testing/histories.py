@@ -60,6 +60,7 @@ from ..ring.stats import Bucket
 from ..runtime.options import OTHER_ORIGINS
 from ..shaping.commands import SHAPING_COMMANDS, AcquireShaped, PeekShaped, ReadShaped
 from ..stores.memory import MemoryStore
+from ..upstream.commands import UPSTREAM_COMMANDS, Lower, PauseCommand, pause_name
 from ..waiting.commands import WAITING_COMMANDS, AcquireTurn
 
 MINUTE_MS = 60_000
@@ -571,6 +572,58 @@ def view_commands_of(history: Sequence[ViewStep], key: AnyKey) -> Iterator[Comma
         yield ViewRead((), now, name=name)
 
 
+# -- what an upstream has said --------------------------------------------------------------------
+
+
+class UpstreamStep(NamedTuple):
+    """One command on the pause of a key, or one that lowers its limits, as numbers."""
+
+    what: Any
+    """That of a pause, or "lower" or "acquire"."""
+    elapsed_ms: int
+    call: int
+    first_ms: int
+    second_ms: int
+    jitter: int
+    limits: Sequence[int]
+    cost: int
+
+
+def random_upstream_history(random: Random, length: int) -> list[UpstreamStep]:
+    """Return a history of commands on one pause, and on the rings of one key."""
+    return [
+        UpstreamStep(
+            random.choice(("ask", "ask", "ask", "tell", "ok", "free", "lower", "acquire")),
+            random.choice((0, 0, 1, 99, 100, 1000, random.randint(-500, 5000), MINUTE_MS)),
+            random.randint(0, 2),
+            random.choice((0, 0, 1, 500, 1500, 10**12)),
+            random.choice((0, 1, 900, 10**6)),
+            random.choice((0, 1, 100)),
+            random.sample(range(len(LIMITS)), random.randint(1, 3)),
+            random.randint(1, 12),
+        )
+        for _ in range(length)
+    ]
+
+
+def upstream_commands_of(history: Sequence[UpstreamStep], key: AnyKey) -> Iterator[Command[Any]]:
+    """Yield the commands of a history on the pause and the rings of `key`."""
+    now, name = START_MS, pause_name("conformance", key)
+    for step in history:
+        now = max(0, now + step.elapsed_ms)
+        charges = charges_for(key, [LIMITS[i] for i in step.limits], step.cost)
+        if step.what == "acquire":
+            yield Acquire(charges, now)
+        elif step.what == "lower":
+            yield Lower(charges, now)
+            yield Read(charges, now)
+        else:
+            yield PauseCommand(
+                (), now, name=name, what=step.what, call=f"a{step.call}", first_ms=step.first_ms,
+                second_ms=step.second_ms, jitter=step.jitter,
+            )  # fmt: skip
+
+
 class Feature(NamedTuple):
     """What stores are compared by: random histories of the commands of one feature."""
 
@@ -607,6 +660,11 @@ FEATURES: dict[str, Feature] = {
     "breakers": Feature(frozenset(BREAKER_COMMANDS), random_breaker_history, breaker_commands_of),
     "adaptive breakers": Feature(
         frozenset({AdaptiveFlush.script}), random_adaptive_history, adaptive_commands_of
+    ),
+    "upstreams": Feature(
+        frozenset(command.script for command in UPSTREAM_COMMANDS),
+        random_upstream_history,
+        upstream_commands_of,
     ),
     "minute views": Feature(frozenset(VIEW_COMMANDS), random_view_history, view_commands_of),
 }  # fmt: skip

@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("ring",),
     ("runtime",),
     ("waiting",),
-    ("shaping", "borrow", "minute", "breaker lower", "concurrency lower", "away lower"),
+    ("shaping", "borrow", "minute", "upstream", "breaker lower", "concurrency lower", "away lower"),
     ("local",),
     ("away",),
     ("stores",),
@@ -58,6 +58,7 @@ FEATURES: dict[str, set[str]] = {
     "breaker": {"stores", "limiter", "guard"},
     "concurrency": {"stores", "away", "guard"},
     "guard": set(),
+    "upstream": {"stores"},
 }
 """What can be deleted, and the rooms which import it, besides the programs and the package."""
 _OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}

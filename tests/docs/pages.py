@@ -28,6 +28,7 @@ from distwindow import (
     Limiter,
 )
 from distwindow.contrib.http.rate_limits import BaseRateLimits
+from distwindow.contrib.upstream import BaseUpstreamLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -117,6 +118,7 @@ def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
         AsyncConcurrency,
         AsyncGuard,
         BaseRateLimits,
+        BaseUpstreamLimits,
     ):
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None

@@ -10,17 +10,22 @@ import contextlib
 import io
 import re
 import sys
+import threading
 import types
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distwindow.contrib.http import AsyncRateLimits
+from distwindow.contrib.upstream import UpstreamLimits
 from distwindow.lifecycle.lifecycle import AsyncClosable, BlockingClosable
 
 from .pages import PAGES, Block, blocks, name, preset
 
+DOCUMENTED_API, API_HOST = "https://api.example.com", '"api.example.com"'
 DOCUMENTED_URL = "redis://localhost:6379/0"
 PRINTED = re.compile(r"^print\(.*?\)  # ([^\n]+)$", re.MULTILINE | re.DOTALL)
 
@@ -29,9 +34,36 @@ def runnable(page: Path) -> list[Block]:
     return [block for block in blocks(page, "python") if block.norun is None]
 
 
+class _Api(BaseHTTPRequestHandler):
+    """An API that serves each call."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def api_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Api) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if runnable(p)], ids=name)
 def test_every_block_of_python_runs(
-    page: Path, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    page: Path,
+    redis_url: str,
+    api_url: str,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     preset(monkeypatch, prefix=prefix)
     monkeypatch.chdir(tmp_path)
@@ -41,12 +73,14 @@ def test_every_block_of_python_runs(
         for block in runnable(page):
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                _run(block, block.text.replace(DOCUMENTED_URL, redis_url), module.__dict__)
+                text = block.text.replace(DOCUMENTED_URL, redis_url)
+                text = text.replace(DOCUMENTED_API, api_url).replace(API_HOST, '"127.0.0.1"')
+                _run(block, text, module.__dict__)
             expected = PRINTED.findall(block.text)
             if expected:
                 assert out.getvalue().splitlines() == expected, block.where
         for value in list(module.__dict__.values()):
-            if isinstance(value, BlockingClosable):
+            if isinstance(value, (BlockingClosable, UpstreamLimits)):
                 value.close()
             elif isinstance(value, (AsyncClosable, AsyncRateLimits)):
                 loop.run_until_complete(value.aclose())
