@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
 
 import aiohttp
-from aiohttp import ClientRequest, ClientResponse
+from aiohttp import ClientRequest, ClientResponse, StreamReader
 
 from ..errors import StoreUnavailable
+from ..upstream.body import BodyWatch
+from ..upstream.keys import by_header, by_host
+from ..upstream.presets import anthropic, github, openai
 from . import upstream as _upstream
-from .upstream import AsyncUpstreamLimits, by_header, by_host
+from .upstream import AsyncUpstreamLimits
 
 __all__ = [
     "AsyncUpstreamLimits",
     "UpstreamLimited",
     "UpstreamStoreError",
+    "anthropic",
     "by_header",
     "by_host",
+    "github",
+    "openai",
     "rate_limit_middleware",
 ]
 
@@ -30,6 +36,78 @@ class UpstreamStoreError(StoreUnavailable, aiohttp.ClientError):
     """The store gave no answer, and `on_store_error` is "raise"; also an `aiohttp.ClientError`."""
 
 
+class _Content:
+    """The body of a response, as its caller reads it: unpacked."""
+
+    def __init__(self, content: StreamReader, watch: BodyWatch) -> None:
+        self._content, self._watch = content, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def _fed(self, data: bytes) -> bytes:
+        self._watch.feed(data)
+        if self._content.at_eof() and (ended := self._watch.end()) is not None:
+            await ended
+        return data
+
+    async def read(self, n: int = -1) -> bytes:
+        return await self._fed(await self._content.read(n))
+
+    async def readany(self) -> bytes:
+        return await self._fed(await self._content.readany())
+
+    async def readexactly(self, n: int) -> bytes:
+        return await self._fed(await self._content.readexactly(n))
+
+    async def readline(self, **options: Any) -> bytes:
+        return await self._fed(await self._content.readline(**options))
+
+    async def readuntil(self, *arguments: Any, **options: Any) -> bytes:
+        return await self._fed(await self._content.readuntil(*arguments, **options))
+
+    async def readchunk(self) -> tuple[bytes, bool]:
+        data, ends_chunk = await self._content.readchunk()
+        return await self._fed(data), ends_chunk
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while data := await self.readline():
+            yield data
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        while data := await self.readany():
+            yield data
+
+    async def iter_chunked(self, n: int) -> AsyncIterator[bytes]:
+        while data := await self.read(n):
+            yield data
+
+    async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:
+        while (found := await self.readchunk()) != (b"", False):
+            yield found
+
+
+def _read(response: ClientResponse) -> tuple[int, Callable[[str], str | None]]:
+    return response.status, lambda name: ", ".join(response.headers.getall(name, [])) or None
+
+
+def _body(request: ClientRequest) -> bytes | None:
+    body: Any = request.body
+    if isinstance(body, aiohttp.payload.BytesPayload):
+        return body.decode(errors="replace").encode()  # for what it says; it is sent by itself
+    return body if isinstance(body, bytes) else None
+
+
+def _watch(response: ClientResponse, end: Callable[[bytes], Any]) -> None:
+    response.content = cast("StreamReader", _Content(response.content, BodyWatch(end)))
+
+
+_CALLS = _upstream.ClientCalls(
+    limited=UpstreamLimited, store_error=UpstreamStoreError, read=_read,
+    close=lambda response: response.release(), body=_body, watch=_watch,
+)  # fmt: skip
+
+
 def rate_limit_middleware(upstream: AsyncUpstreamLimits) -> Any:
     """Return a client middleware that sends each request once it may be sent."""
     _upstream.check_is(upstream, AsyncUpstreamLimits)
@@ -37,20 +115,9 @@ def rate_limit_middleware(upstream: AsyncUpstreamLimits) -> Any:
     async def middleware(
         request: ClientRequest, handler: Callable[[ClientRequest], Awaitable[ClientResponse]]
     ) -> ClientResponse:
-        body: Any = request.body
         response: ClientResponse = await upstream.exchange(
-            request,
-            lambda: handler(request),
-            _read,
-            lambda response: response.release(),
-            may_repeat=isinstance(body, (bytes, aiohttp.payload.BytesPayload)),
-            error_type=UpstreamLimited,
-            store_error_type=UpstreamStoreError,
+            request, lambda: handler(request), _CALLS
         )
         return response
 
     return middleware
-
-
-def _read(response: ClientResponse) -> tuple[int, Callable[[str], str | None]]:
-    return response.status, lambda name: ", ".join(response.headers.getall(name, [])) or None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx2
 
 from ..errors import StoreUnavailable
+from ..upstream.body import AsyncWatchedStream, BodyWatch, WatchedStream
+from ..upstream.keys import by_header, by_host
+from ..upstream.presets import anthropic, github, openai
 from . import upstream as _upstream
-from .upstream import AsyncUpstreamLimits, UpstreamLimits, by_header, by_host
+from .upstream import AsyncUpstreamLimits, UpstreamLimits
 
 __all__ = [
     "AsyncRateLimitTransport",
@@ -17,8 +22,11 @@ __all__ = [
     "UpstreamLimited",
     "UpstreamLimits",
     "UpstreamStoreError",
+    "anthropic",
     "by_header",
     "by_host",
+    "github",
+    "openai",
 ]
 
 
@@ -38,6 +46,36 @@ class UpstreamStoreError(StoreUnavailable, httpx2.TransportError):
         self._request = None
 
 
+class _Stream(WatchedStream, httpx2.SyncByteStream):
+    pass
+
+
+class _AsyncStream(AsyncWatchedStream, httpx2.AsyncByteStream):
+    pass
+
+
+def _read(response: httpx2.Response) -> tuple[int, Any]:
+    return response.status_code, response.headers.get
+
+
+def _body(request: httpx2.Request) -> bytes | None:
+    return request.content if isinstance(request.stream, httpx2.ByteStream) else None
+
+
+def _watch(stream: Any, response: httpx2.Response, end: Callable[[bytes], Any]) -> None:
+    watch = BodyWatch(end, response.headers.get("Content-Encoding", ""))
+    response.stream = stream(response.stream, watch)
+
+
+_CALLS = _upstream.ClientCalls(
+    limited=UpstreamLimited, store_error=UpstreamStoreError, read=_read,
+    close=lambda response: response.close(), body=_body, watch=partial(_watch, _Stream),
+)  # fmt: skip
+_ASYNC_CALLS = _CALLS._replace(
+    close=lambda response: response.aclose(), watch=partial(_watch, _AsyncStream)
+)
+
+
 class RateLimitTransport(httpx2.BaseTransport):
     """Sends each request through `transport` (None: `httpx2.HTTPTransport()`) once it may be sent.
     Closing it closes `transport`, and not `upstream`.
@@ -50,16 +88,9 @@ class RateLimitTransport(httpx2.BaseTransport):
         self._transport = httpx2.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        send = partial(self._transport.handle_request, request)
         response: httpx2.Response = self._upstream.run(
-            self._upstream.exchange(
-                request,
-                lambda: self._transport.handle_request(request),
-                _read,
-                lambda response: response.close(),
-                may_repeat=isinstance(request.stream, httpx2.ByteStream),
-                error_type=UpstreamLimited,
-                store_error_type=UpstreamStoreError,
-            )
+            self._upstream.exchange(request, send, _CALLS)
         )
         return response
 
@@ -77,20 +108,9 @@ class AsyncRateLimitTransport(httpx2.AsyncBaseTransport):
         self._transport = httpx2.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response: httpx2.Response = await self._upstream.exchange(
-            request,
-            lambda: self._transport.handle_async_request(request),
-            _read,
-            lambda response: response.aclose(),
-            may_repeat=isinstance(request.stream, httpx2.ByteStream),
-            error_type=UpstreamLimited,
-            store_error_type=UpstreamStoreError,
-        )
+        send = partial(self._transport.handle_async_request, request)
+        response: httpx2.Response = await self._upstream.exchange(request, send, _ASYNC_CALLS)
         return response
 
     async def aclose(self) -> None:
         await self._transport.aclose()
-
-
-def _read(response: httpx2.Response) -> tuple[int, Any]:
-    return response.status_code, response.headers.get

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
 
 from ..errors import StoreUnavailable
+from ..upstream.body import BodyWatch
+from ..upstream.keys import by_header, by_host
+from ..upstream.presets import anthropic, github, openai
 from . import upstream as _upstream
-from .upstream import UpstreamLimits, by_header, by_host
+from .upstream import UpstreamLimits
 
 __all__ = [
     "RateLimitAdapter",
@@ -17,8 +22,11 @@ __all__ = [
     "UpstreamLimited",
     "UpstreamLimits",
     "UpstreamStoreError",
+    "anthropic",
     "by_header",
     "by_host",
+    "github",
+    "openai",
 ]
 
 
@@ -40,6 +48,50 @@ class UpstreamStoreError(StoreUnavailable, requests.RequestException):
         self.request = self.response = None
 
 
+class _Raw:
+    """The body of a response, as `iter_content` reads it: unpacked."""
+
+    def __init__(self, raw: Any, watch: BodyWatch) -> None:
+        self._raw, self._watch = raw, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.stream()
+
+    def stream(self, *arguments: Any, **options: Any) -> Iterator[bytes]:
+        try:
+            for data in self._raw.stream(*arguments, **options):
+                yield self._watch.feed(data)
+        finally:
+            self._watch.end()
+
+    def close(self) -> None:
+        try:
+            self._raw.close()
+        finally:
+            self._watch.end()
+
+
+def _watch(response: requests.Response, end: Callable[[bytes], Any]) -> None:
+    response.raw = _Raw(response.raw, BodyWatch(end))
+
+
+def _body(request: requests.PreparedRequest) -> bytes | None:
+    body = request.body
+    if isinstance(body, str):
+        return body.encode()
+    return b"" if body is None else body if isinstance(body, bytes) else None
+
+
+_CALLS = _upstream.ClientCalls(
+    limited=UpstreamLimited, store_error=UpstreamStoreError,
+    read=lambda response: (response.status_code, response.headers.get),
+    close=lambda response: response.close(), body=_body, watch=_watch,
+)  # fmt: skip
+
+
 class RateLimitMixin:
     """Has an adapter send each request once it may be sent: put it before the adapter's class."""
 
@@ -49,17 +101,8 @@ class RateLimitMixin:
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> Any:
         sender: Any = super()
-        return self._upstream.run(
-            self._upstream.exchange(
-                request,
-                lambda: sender.send(request, *arguments, **options),
-                lambda response: (response.status_code, response.headers.get),
-                lambda response: response.close(),
-                may_repeat=request.body is None or isinstance(request.body, (bytes, str)),
-                error_type=UpstreamLimited,
-                store_error_type=UpstreamStoreError,
-            )
-        )
+        send = partial(sender.send, request, *arguments, **options)
+        return self._upstream.run(self._upstream.exchange(request, send, _CALLS))
 
 
 class RateLimitAdapter(RateLimitMixin, HTTPAdapter):

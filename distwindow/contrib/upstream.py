@@ -4,8 +4,10 @@ A call passes these, in this order, and each costs nothing where it does not app
 
     the pause of its key     nobody of the fleet sends while the upstream has asked to wait; then
                              one call probes, and the others follow by turns
-    the limits of its key    `Limiter.acquire`: by turns, for `max_wait` seconds at most
+    the limits of its key    `Limiter.acquire`: by turns, for `max_wait` seconds at most; where its
+                             cost is known afterwards, a reservation
     the upstream             what its response says of its limits is told the fleet
+    its body                 what it reports is what the reservation counts then
 
 `distwindow.contrib.httpx2`, `.httpx`, `.requests` and `.aiohttp` put this around the calls of a
 client. What one call does is a coroutine, which in threads awaits nothing (`run`).
@@ -13,43 +15,67 @@ client. What one call does is a coroutine, which in threads awaits nothing (`run
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-import hashlib
 import logging
 import random
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import urlsplit
 
 from .. import ConfigurationError, Decision, Limit, StoreError
 from ..away.policy import OnStoreError, check_options
-from ..errors import RateLimitExceeded, short_repr
+from ..errors import DistwindowError, RateLimitExceeded, short_repr
 from ..lifecycle.connect import store_name
 from ..ring.clock import SYSTEM, Clock
 from ..ring.decision import Charge, with_cost
+from ..ring.key import AnyKey, Key
 from ..ring.limit import LimitSpec, parse_limits
 from ..runtime.options import ClockChoice, Consistency, Options
 from ..support.async_use import only_async_with, result_of
 from ..support.callables import RAISED_BY_CALLBACKS, check_takes
 from ..upstream.commands import ASK_AGAIN, PAUSED, PROBE, Lower, PauseCommand, pause_name
 from ..upstream.fields import Get, Quota, read_response
+from ..upstream.keys import by_header, by_host
+from ..upstream.presets import APILimits, anthropic, choose, github, openai
 from .limiter_pool import AsyncLimiterPool, LimiterPool
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = [
+    "AsyncUpstreamLimits",
+    "Learned",
+    "Lowered",
+    "Pause",
+    "UpstreamHealth",
+    "UpstreamLimited",
+    "UpstreamLimits",
+    "Waited",
+    "anthropic",
+    "by_header",
+    "by_host",
+    "github",
+    "openai",
+]
+
 _LOG = logging.getLogger("distwindow")
 T = TypeVar("T")
-Limits: TypeAlias = "LimitSpec | Mapping[str, LimitSpec | None] | None"
+HostLimits: TypeAlias = "LimitSpec | APILimits | Sequence[APILimits] | None"
+Limits: TypeAlias = "HostLimits | Mapping[str, HostLimits]"
 _ASK_EVERY_S = 0.1
 """A process that sends asks the store at most this often whether others were refused."""
 _MAX_KEYS = 10_000
-"""Of how many keys a process knows whether they are paused, the most recently used."""
+"""Of how many keys a process knows whether they are paused."""
 _JITTER = 100
 """A pause is up to so many thousandths longer, as others have been told to come back then, too."""
+_LEARNED_WINDOWS = 10
+"""For how many of its windows a limit holds that a response has named."""
+_LEARNED_SHARE = 0.95
+"""Of that limit; the upstream counts by its own clock, and others may call it, too."""
 _NO_LIMIT = Limit(1, per=1)
 
 
@@ -63,7 +89,7 @@ class UpstreamLimited(RateLimitExceeded):
 
     def __init__(self, decision: Decision, *, is_paused: bool) -> None:
         super().__init__(decision)
-        self.key = decision.key
+        self.key = decision.key  # of tokens, a Key with the tag of that of the requests
         self.is_paused = is_paused
 
     def __str__(self) -> str:
@@ -85,11 +111,38 @@ class Pause(NamedTuple):
     """For how long the upstream has asked to wait, from now on."""
 
 
+class Lowered(NamedTuple):
+    """A response has said that less is left of a window than the fleet had counted."""
+
+    key: str
+    limit: Limit
+    remaining: int
+
+
+class Learned(NamedTuple):
+    """A response has named the limit of a key that has none of ours; somewhat less holds now."""
+
+    key: str
+    limit: Limit
+
+
+class Waited(NamedTuple):
+    """A call has waited for the pause or the limits of its key."""
+
+    key: str
+    seconds: float
+
+
+Event: TypeAlias = Pause | Lowered | Learned | Waited
+
+
 class UpstreamHealth(NamedTuple):
     """What this process has seen, since it has made the object."""
 
     pauses: tuple[Pause, ...]
     """The pauses that it knows of now."""
+    learned: tuple[Learned, ...]
+    """The limits that hold now because a response has named them."""
     waited: int
     """Calls that waited for a pause or a limit."""
     limited: int
@@ -100,25 +153,55 @@ class UpstreamHealth(NamedTuple):
     """Responses by which the fleet has less left than it had counted."""
 
 
-class _Known:
-    """What this process knows of the pause of one key, by the monotonic clock of the store."""
+class ClientCalls(NamedTuple):
+    """How the requests and responses of one client are used."""
 
-    __slots__ = ("ask_at", "said_until", "until")
+    limited: Callable[..., UpstreamLimited]
+    store_error: Callable[..., Exception]
+    read: Callable[[Any], tuple[int, Get]]
+    """`read(response)`: its status, and what gets its header fields."""
+    close: Callable[[Any], Any]
+    body: Callable[[Any], bytes | None]
+    """`body(request)`; None for one that is sent while it is made, and cannot be sent again."""
+    watch: Callable[[Any, Callable[[bytes], Any]], None]
+    """`watch(response, end)`: have `end(body)` called when the caller has read the response."""
+
+
+class _Known:
+    """What this process knows of one key, by the monotonic clock of the store."""
+
+    __slots__ = ("ask_at", "learned", "learned_until", "said_until", "until")
 
     def __init__(self) -> None:
-        self.until = self.said_until = self.ask_at = 0.0
+        self.until = self.said_until = self.ask_at = self.learned_until = 0.0
+        self.learned: tuple[Limit, ...] = ()
+
+
+class _Part(NamedTuple):
+    """What one call costs of one kind of what the upstream counts."""
+
+    counts: str
+    """`requests` or `tokens`."""
+    key: AnyKey
+    limits: tuple[Limit, ...]
+    cost: int
 
 
 class _Call:
     """One call of the upstream."""
 
-    __slots__ = ("decision", "id", "is_probe", "key", "limiter", "may_be_sent")
+    __slots__ = (
+        "admitted", "id", "is_probe", "key", "learns", "may_be_sent", "parts", "preset", "reserved",
+    )  # fmt: skip
 
-    def __init__(self, key: str, limiter: Any) -> None:
-        self.key, self.limiter = key, limiter
+    def __init__(
+        self, key: str, parts: tuple[_Part, ...], preset: APILimits | None, *, learns: bool
+    ) -> None:
+        self.key, self.parts, self.preset, self.learns = key, parts, preset, learns
         self.id = uuid.uuid4().hex
         self.is_probe = self.may_be_sent = False
-        self.decision: Decision | None = None
+        self.admitted: Decision | None = None
+        self.reserved: Any = None
 
 
 def check_is(upstream: T, kind: type) -> T:
@@ -131,26 +214,20 @@ def check_is(upstream: T, kind: type) -> T:
     return upstream
 
 
-def by_host(request: Any) -> str:
-    """Return the host that a request of any of the clients goes to: the default `key`."""
-    url = request.url
-    host = urlsplit(url).hostname if isinstance(url, str) else url.host
-    return str(host or "").lower()
-
-
-def by_header(name: str) -> Callable[[Any], str]:
-    """Return a key function: the host, and a digest of this header field, such as the account in
-    `Authorization`. A secret never becomes a key.
-    """
-
-    def key(request: Any) -> str:
-        value = request.headers.get(name)
-        if value is None:
-            return by_host(request)
-        raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
-        return f"{by_host(request)}:{hashlib.blake2b(raw, digest_size=8).hexdigest()}"
-
-    return key
+def _checked(limits: Any) -> tuple[Any, ...]:
+    """Return the limits of one host, parsed, or its presets; empty for None."""
+    if limits is None:
+        return ()
+    if isinstance(limits, APILimits):
+        return (limits,)
+    if isinstance(limits, (list, tuple)) and any(isinstance(one, APILimits) for one in limits):
+        if not all(isinstance(one, APILimits) for one in limits):
+            raise ConfigurationError(
+                "the limits of one host are either limits or what openai, anthropic and github "
+                "return, and here are both"
+            )
+        return tuple(limits)
+    return parse_limits(limits)
 
 
 class BaseUpstreamLimits:
@@ -166,6 +243,7 @@ class BaseUpstreamLimits:
         prefix: str = "distwindow",
         key: Callable[[Any], str] = by_host,
         cost: int | Callable[[Any], int] = 1,
+        cost_after: Callable[[Any, bytes], int | None] | None = None,
         max_wait: float = 30.0,
         learn: bool = True,
         cap: float = 600.0,
@@ -177,9 +255,13 @@ class BaseUpstreamLimits:
         name: str | None = None,
         time: Clock = SYSTEM,
     ) -> None:
-        for option, function in (("key", key), ("cost", cost)):
+        for option, function, count in (
+            ("key", key, 1), ("cost", cost, 1), ("cost_after", cost_after, 2),
+        ):  # fmt: skip
             if callable(function):
-                check_takes(f"UpstreamLimits: {option}", function, 1)
+                check_takes(option, function, count)
+            elif option == "key" or (option == "cost_after" and function is not None):
+                raise ConfigurationError(f"{option}={short_repr(function)} is no function")
         for option, seconds in (("max_wait", max_wait), ("cap", cap)):
             if not isinstance(seconds, (int, float)) or not 0 <= seconds < 10**9:
                 raise ConfigurationError(f"{option}={short_repr(seconds)} is no number of seconds")
@@ -190,20 +272,19 @@ class BaseUpstreamLimits:
             timeout=timeout, clock=clock, name=name, time=time,
         )  # fmt: skip
         check_options(self._options)
-        self._key, self._cost = key, cost
+        self._key, self._cost, self._cost_after = key, cost, cost_after
         self._max_wait, self._learns, self._cap_s = max_wait, learn, cap
         self.retries = retries
         by_pattern = limits if isinstance(limits, Mapping) else {"*": limits}
         self._limits = {
-            pattern.lower(): None if of_host is None else parse_limits(of_host)
-            for pattern, of_host in by_pattern.items()
+            pattern.lower(): _checked(of_host) for pattern, of_host in by_pattern.items()
         }
         self._pool = self._pool_type(store, self._options)
         self.store: Any = self._pool.store
         self._shown_name = store_name(store)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._listeners: list[Callable[[Pause], object]] = []
+        self._listeners: list[Callable[[Event], object]] = []
         self._waited = self._limited = self._refused = self._lowered = 0
 
     def health(self) -> UpstreamHealth:
@@ -216,34 +297,32 @@ class BaseUpstreamLimits:
             for key, each in known
             if each.until > now
         )
-        return UpstreamHealth(pauses, self._waited, self._limited, self._refused, self._lowered)
+        learned = tuple(
+            Learned(key, limit)
+            for key, each in known
+            if each.learned_until > now
+            for limit in each.learned
+        )
+        return UpstreamHealth(
+            pauses, learned, self._waited, self._limited, self._refused, self._lowered
+        )
 
-    def on_pause(self, listener: Callable[[Pause], object]) -> None:
-        """Call `listener(pause)` when this process learns of a pause: from a response, or from the
-        fleet. It is called in the thread or task of a call; what it raises is logged.
+    def on_event(self, listener: Callable[[Event], object]) -> None:
+        """Call `listener(event)` when this process learns of a `Pause`, from a response or from
+        the fleet; when a response has `Lowered` a window; when a limit was `Learned` from one; when
+        a call has `Waited`. It is called in the thread or task of a call, so it should be quick;
+        what it raises is logged.
         """
-        check_takes("on_pause", listener, 1)
+        check_takes("on_event", listener, 1)
         self._listeners.append(listener)
 
-    async def exchange(
-        self,
-        request: Any,
-        send: Callable[[], Any],
-        read: Callable[[Any], tuple[int, Get]],
-        close: Callable[[Any], Any],
-        *,
-        may_repeat: bool,
-        error_type: Callable[..., UpstreamLimited],
-        store_error_type: Callable[..., Exception],
-    ) -> Any:
-        """Return the response to `send()`, once the call may be sent. `read` returns the status of
-        a response and what gets its header fields; `close` closes one that is sent again.
-        """
-        repeats = self.retries if may_repeat else 0
+    async def exchange(self, request: Any, send: Callable[[], Any], client: ClientCalls) -> Any:
+        """Return the response to `send()`, once the call may be sent."""
+        repeats = self.retries
         while True:
-            call = _Call(self._key(request), self._limiter_of(by_host(request)))
+            call = self._call_of(request, client)
             try:
-                await self._begin(call, request)
+                await self._begin(call)
                 response = await result_of(send())
             except BaseException as exc:
                 if call.is_probe:
@@ -251,45 +330,113 @@ class BaseUpstreamLimits:
                 if not call.may_be_sent and isinstance(exc, RateLimitExceeded):
                     self._limited += 1
                     is_paused = isinstance(exc, UpstreamLimited)
-                    raise error_type(exc.decision, is_paused=is_paused) from None
+                    raise client.limited(exc.decision, is_paused=is_paused) from None
                 if not call.may_be_sent and isinstance(exc, StoreError):
-                    raise store_error_type(str(exc), charged=exc.charged) from exc
+                    raise client.store_error(str(exc), charged=exc.charged) from exc
                 raise
-            asked_to_wait = await self._end(call, *read(response))
-            if not asked_to_wait or not repeats:
+            asked_to_wait = await self._end(call, response, client)
+            if not asked_to_wait or not repeats or client.body(request) is None:
                 return response
             repeats -= 1
-            await result_of(close(response))
+            await result_of(client.close(response))
+
+    # -- whose call it is, and what it costs -------------------------------------------------------
+
+    def _call_of(self, request: Any, client: ClientCalls) -> _Call:
+        host = by_host(request)
+        limits = self._limits_of(host)
+        if limits and isinstance(limits[0], APILimits):
+            body = client.body(request)
+            if (chosen := choose(limits, request, body)) is not None:
+                preset, part = chosen
+                key, parts = preset.key(host, request, part), []
+                if preset.requests:
+                    parts.append(_Part("requests", key, preset.requests, 1))
+                if preset.tokens:
+                    of_tokens = Key("tokens", tag=key)  # of one slot of a cluster
+                    cost = preset.estimate(body or b"")
+                    parts.append(_Part("tokens", of_tokens, preset.tokens, cost))
+                return _Call(key, tuple(parts), preset, learns=False)
+            limits = ()
+        key = host if self._key is by_host else self._key(request)
+        learns = self._learns and not limits
+        if learns:
+            known = self._known_of(key)
+            if known.learned_until > self.store.clock.monotonic():
+                limits = known.learned
+        cost = self._cost(request) if callable(self._cost) else self._cost
+        parts = [_Part("requests", key, limits, cost)] if limits else []
+        return _Call(key, tuple(parts), None, learns=learns)
+
+    def _limits_of(self, host: str) -> tuple[Any, ...]:
+        """Return the limits for calls of `host`, or its presets; empty where it has none."""
+        limits = self._limits.get(host)
+        if limits is None:
+            found = (v for p, v in self._limits.items() if fnmatch.fnmatchcase(host, p))
+            limits = next(found, ())
+        return limits
+
+    def _limiter_of(self, part: _Part) -> Any:
+        return self._pool.get(part.limits, self._options.on_store_error)
 
     # -- before a call -----------------------------------------------------------------------------
 
-    async def _begin(self, call: _Call, request: Any) -> None:
+    async def _begin(self, call: _Call) -> None:
         """Wait until `call` may be sent. Raises `RateLimitExceeded` and `StoreError`."""
-        cost = self._cost(request) if callable(self._cost) else self._cost
         monotonic = self.store.clock.monotonic
         began_at = monotonic()
         ends_at = began_at + self._max_wait
+        known = self._known_of(call.key)
         while True:
-            known = self._known_of(call.key)
             if monotonic() < known.until or monotonic() >= known.ask_at:
                 await self._pass_pause(call, known, ends_at)
-            if call.limiter is not None:
-                decision = await self._admit(call, cost, max(0.0, ends_at - monotonic()))
-                if monotonic() < known.until:  # a pause has begun while it waited
-                    if decision.charged:
-                        await result_of(call.limiter.refund(decision))
-                    continue
-                call.decision = decision
-            if monotonic() - began_at > 0.001:
-                self._waited += 1
-            call.may_be_sent = True
-            return
+            if not call.parts:
+                break
+            await self._admit(call, ends_at)
+            if monotonic() >= known.until:
+                break
+            await self._give_back(call)  # a pause has begun while it waited
+        waited_s = monotonic() - began_at
+        if waited_s > 0.001:
+            self._waited += 1
+            self._tell(Waited(call.key, waited_s))
+        call.may_be_sent = True
 
-    async def _admit(self, call: _Call, cost: int, timeout: float) -> Decision:
-        decision: Decision = await result_of(call.limiter.try_acquire(call.key, cost))
-        if not decision.allowed:
-            decision = await result_of(call.limiter.acquire(call.key, cost, timeout))
-        return decision
+    async def _admit(self, call: _Call, ends_at: float) -> None:
+        """Wait until the limits of `call` admit it."""
+        first = call.parts[0]
+        limiter, monotonic = self._limiter_of(first), self.store.clock.monotonic
+        if not self._is_reserved(call):
+            decision = await result_of(limiter.try_acquire(call.key, first.cost))
+            if not decision.allowed:
+                wait_s = max(0.0, ends_at - monotonic())
+                decision = await result_of(limiter.acquire(call.key, first.cost, wait_s))
+            call.admitted = decision
+            return
+        items = [(part.key, part.limits, part.cost) for part in call.parts]
+        while True:
+            reserved = await result_of(limiter.reserve_all(items, clamp=True))
+            decision = reserved.decision
+            if decision.allowed:
+                call.admitted, call.reserved = decision, reserved
+                return
+            # Those who wait for the same room should not all ask for it at one moment.
+            wait_s = max(0.01, decision.retry_after) * (1 + random.random() * _JITTER / 1000)
+            if monotonic() + wait_s > ends_at:
+                raise RateLimitExceeded(decision)
+            await result_of(self._sleep(wait_s))
+
+    def _is_reserved(self, call: _Call) -> bool:
+        """True if what the call costs is known by its response only."""
+        if call.preset is None:
+            return self._cost_after is not None
+        return bool(call.preset.tokens)
+
+    async def _give_back(self, call: _Call) -> None:
+        if call.reserved is not None:
+            await result_of(call.reserved.release())
+        elif call.admitted is not None and call.admitted.charged:
+            await result_of(self._limiter_of(call.parts[0]).refund(call.admitted))
 
     async def _pass_pause(self, call: _Call, known: _Known, ends_at: float) -> None:
         """Wait until `call` may be sent by the pause of its key, if there is one."""
@@ -321,51 +468,112 @@ class BaseUpstreamLimits:
 
     # -- after a call ------------------------------------------------------------------------------
 
-    async def _end(self, call: _Call, status: int, get: Get) -> bool:
-        """Tell the fleet what a response says. Return whether it asks to wait. Raises nothing: the
-        caller has its response.
+    async def _end(self, call: _Call, response: Any, client: ClientCalls) -> bool:
+        """Tell the fleet what a response says. Return whether it asks to wait. Raises nothing of
+        the response: the caller has it.
         """
+        status, get = client.read(response)
+        if call.reserved is not None:
+            if 400 <= status < 500:  # the upstream has done nothing
+                await self._commit(call, 0)
+            else:
+                settle = partial(self._settle, call, response)
+                client.watch(response, lambda body: self.run(settle(body)))
         try:
             said = read_response(status, get, self.store.clock.now_ms() / 1000)
         except Exception:  # an upstream may send whatever it likes
             _LOG.exception("a response of %s could not be read", short_repr(call.key))
             return False
+        known = self._known_of(call.key)
         if said.pause_s is not None and self._learns:
             self._refused += 1
             given_ms = min(10**12, int(said.pause_s * 1000))
             reply = await self._ask(call, "tell", given_ms, int(self._cap_s * 1000))
-            known = self._known_of(call.key)
             if reply is not None:
                 self._note_pause(call.key, known, reply.wait_ms / 1000, reply.said_ms / 1000)
             else:  # the store is away: this process pauses
                 wait_s = min(said.pause_s or 1.0, self._cap_s)
                 self._note_pause(call.key, known, wait_s, max(wait_s, said.pause_s))
             return True
+        if call.learns:
+            self._learn(call, known, said.quotas)
         if call.is_probe:
-            await self._ask(call, "ok", 0, int(call.limiter is None))
-        if said.quotas and call.decision is not None and self._learns:
-            await self._lower(call, call.decision, said.quotas)
+            await self._ask(call, "ok", 0, int(not call.parts))
+        if self._learns:
+            for part in call.parts:
+                await self._lower(call, part, said.quotas)
         return False
 
-    async def _lower(self, call: _Call, decision: Decision, quotas: tuple[Quota, ...]) -> None:
+    def _learn(self, call: _Call, known: _Known, quotas: tuple[Quota, ...]) -> None:
+        """Have the limits hold that a response names for a key that has none of ours."""
+        limits = []
+        for quota in quotas:
+            window_s = quota.window_s
+            # Nobody may have the key wait for longer than a pause.
+            if quota.counts == "requests" and quota.limit and window_s and window_s <= self._cap_s:
+                amount = max(1, min(quota.limit - 1, int(quota.limit * _LEARNED_SHARE)))
+                with contextlib.suppress(ConfigurationError):  # of a window of part of a ms, say
+                    limits.append(Limit(amount, per=window_s))
+        if not limits:
+            return
+        if known.learned != (learned := tuple(limits)):
+            known.learned = learned
+            for limit in learned:
+                self._tell(Learned(call.key, limit))
+        holds_s = _LEARNED_WINDOWS * max(limit.interval_ms for limit in learned) / 1000
+        known.learned_until = self.store.clock.monotonic() + holds_s
+        if not call.parts:
+            call.parts = (_Part("requests", call.key, learned, 1),)
+
+    async def _lower(self, call: _Call, part: _Part, quotas: tuple[Quota, ...]) -> None:
         """Count what others have used, where the upstream has less left than our window."""
-        charges: list[Charge] = []
-        for charge in decision.charged or ():
+        decision = call.admitted
+        if decision is not None and not decision.charged:
+            return  # decided without the store
+        lowered: list[Charge] = []
+        left = min((q.remaining for q in quotas if q.counts == part.counts), default=None)
+        # `remaining` is that of the window with the fewest left, of several keys that of one.
+        if left is None or (decision and not call.reserved and left >= decision.remaining):
+            return
+        commands = self._limiter_of(part).decider.commands
+        for charge in commands.charges_of_items([(part.key, part.limits, 1)])[0]:
             limit = charge.limit
             for quota in quotas:
                 of_window = quota.window_s is None or quota.window_s * 1000 == limit.interval_ms
-                used = limit.amount - quota.remaining
-                if quota.counts != "requests" or not of_window or used <= 0:
+                # Of several windows, nobody knows of which one a response without one speaks.
+                if quota.counts != part.counts or not of_window:
                     continue
-                # Of several windows, nobody knows of which one a response without a window speaks.
-                if quota.window_s is None and len(decision.charged or ()) > 1:
+                if quota.window_s is None and len(part.limits) > 1:
                     continue
-                # `remaining` is that of the window with the fewest left.
-                if quota.remaining < decision.remaining:
-                    charges += with_cost([charge], used)
-        if charges:
+                if quota.remaining < limit.amount:
+                    lowered += with_cost([charge], limit.amount - quota.remaining)
+                    self._tell(Lowered(call.key, limit, quota.remaining))
+        if lowered:
             self._lowered += 1
-            await self._execute(Lower(tuple(charges), self._client_time()))
+            await self._execute(Lower(tuple(lowered), self._client_time()))
+
+    async def _settle(self, call: _Call, response: Any, body: bytes) -> None:
+        """Count what a call has used, now that its body was read."""
+        try:
+            if call.preset is not None:
+                used = call.preset.used(body)
+            else:
+                assert self._cost_after is not None
+                used = self._cost_after(response, body)
+        except RAISED_BY_CALLBACKS:
+            _LOG.exception("cost_after has failed, and the call keeps its estimate")
+            return
+        if used is not None:
+            await self._commit(call, used)
+
+    async def _commit(self, call: _Call, used: int) -> None:
+        """Count `used` for the last part of the call, whose cost was an estimate."""
+        known = [part.cost for part in call.parts[:-1]]
+        try:
+            await result_of(call.reserved.commit(*known, used))
+        except (DistwindowError, RuntimeError, TypeError, ValueError) as exc:
+            # It was closed, the body is read in a forked child, or it is no number.
+            _LOG.warning("what a call of %s has used is not counted: %s", call.key, exc)
 
     # -- the store ---------------------------------------------------------------------------------
 
@@ -394,16 +602,6 @@ class BaseUpstreamLimits:
         """For how long a call is the probe, if it does not end."""
         return max(1000, int(self._max_wait * 1000))
 
-    def _limiter_of(self, host: str) -> Any:
-        """Return the limiter for calls of `host`; None where it has no limits of ours."""
-        limits = self._limits.get(host)
-        if limits is None and host not in self._limits:
-            found = (v for p, v in self._limits.items() if fnmatch.fnmatchcase(host, p))
-            limits = next(found, None)
-        if limits is None:
-            return None
-        return self._pool.get(limits, self._options.on_store_error)
-
     def _known_of(self, key: str) -> _Known:
         known = self._known.get(key)
         if known is None:
@@ -421,11 +619,17 @@ class BaseUpstreamLimits:
         if not is_new:
             return
         _LOG.info("%s has asked to wait for %.1f s; nobody calls it until then", key, said_s)
+        self._tell(Pause(key, wait_s, said_s))
+
+    def _tell(self, event: Event) -> None:
         for listener in self._listeners:
             try:
-                listener(Pause(key, wait_s, said_s))
+                listener(event)
             except RAISED_BY_CALLBACKS:
-                _LOG.exception("a listener of on_pause has failed: %r", listener)
+                _LOG.exception("a listener of on_event has failed: %r", listener)
+
+    def run(self, steps: Coroutine[Any, Any, Any]) -> Any:
+        raise NotImplementedError  # what is one call here is a task's there
 
     def _sleep(self, seconds: float) -> Any:
         raise NotImplementedError  # threads and tasks sleep in their ways
@@ -470,7 +674,11 @@ class UpstreamLimits(BaseUpstreamLimits):
     `store` is what `Limiter` takes. `limits` are those of each host: one limit or several for all
     hosts, a mapping from hosts (`*` stands for any characters) to limits, or None: only what the
     upstream says. `key(request)` names whose calls count together, by default the host;
-    `by_header("authorization")` one account. `cost` is a number, or a function of the request.
+    `by_header("authorization")` one account. `cost` is a number, or a function of the request; with
+    `cost_after(response, body)` it is an estimate, and what that returns is counted once the caller
+    has read the body (None: the estimate stays; `body` is what was read, unpacked, without its
+    middle beyond 128 KiB). `openai`, `anthropic` and `github` return the limits of those APIs, by
+    account and model.
 
     A call waits for at most `max_wait` seconds, outside of the client's own timeouts; then it
     raises `UpstreamLimited`, and is not sent. With `learn`, a response 429, 503 or 529 that asks to

@@ -1,0 +1,83 @@
+"""The body of a response, as the client reads it: for what it reports at its beginning or end."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+_PART = 65_536
+"""Bytes that are kept of the beginning, and of the end."""
+
+
+class BodyWatch:
+    """Keeps the beginning and the end of a body, and calls `end(body)` once, when it was read or is
+    closed. `encoding` is that of the bytes it is fed: `gzip`, `deflate`, or none; of another it
+    keeps nothing.
+    """
+
+    def __init__(self, end: Callable[[bytes], Any], encoding: str = "") -> None:
+        self._end: Callable[[bytes], Any] | None = end
+        self._head, self._tail = bytearray(), bytearray()
+        self._is_known = encoding.lower() in ("", "identity", "gzip", "x-gzip", "deflate")
+        is_plain = encoding.lower() in ("", "identity")
+        self._unpack = None if is_plain else zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next part of the body, and return it."""
+        if self._is_known:
+            try:
+                self._keep(data if self._unpack is None else self._unpack.decompress(data))
+            except zlib.error:  # the client will say what is wrong with it
+                self._is_known = False
+        return data
+
+    def _keep(self, data: bytes) -> None:
+        room = _PART - len(self._head)
+        self._head += data[:room]
+        if rest := data[room:]:
+            self._tail += rest[-_PART:]
+            del self._tail[:-_PART]
+
+    def end(self) -> Any:
+        """Return what `end` has returned, which may have to be awaited; None the next time."""
+        end, self._end = self._end, None
+        return None if end is None else end(bytes(self._head + self._tail))
+
+
+class WatchedStream:
+    """The stream of a response of httpx or httpx2, for threads. Their modules add its class."""
+
+    def __init__(self, stream: Any, watch: BodyWatch) -> None:
+        self._stream, self._watch = stream, watch
+
+    def __iter__(self) -> Iterator[bytes]:
+        for data in self._stream:
+            yield self._watch.feed(data)
+
+    def close(self) -> None:
+        """Close the stream, and say what was read."""
+        try:
+            self._stream.close()
+        finally:
+            self._watch.end()
+
+
+class AsyncWatchedStream:
+    """`WatchedStream` for tasks."""
+
+    def __init__(self, stream: Any, watch: BodyWatch) -> None:
+        self._stream, self._watch = stream, watch
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for data in self._stream:
+            yield self._watch.feed(data)
+
+    async def aclose(self) -> None:
+        """Close the stream, and say what was read."""
+        try:
+            await self._stream.aclose()
+        finally:
+            ended = self._watch.end()
+            if ended is not None:
+                await ended

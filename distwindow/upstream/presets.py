@@ -1,0 +1,165 @@
+"""What is known of the limits of some APIs: whose calls count together, and what a call uses.
+
+                key                                          tokens of a call are
+    openai      host, account (digest), model of the body    those of its `usage`
+    anthropic   host, account (digest), model of the body    input and output, without cache reads
+    github      host, account (digest), `core`, `search`,    -
+                `code_search` or `graphql` by the path
+
+Tokens are reserved by an estimate, and what the response reports is what is counted then.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigurationError, short_repr
+from ..ring.limit import Limit, LimitSpec, parse_limits
+from ..support.callables import check_takes
+from .keys import path_of, with_digest
+
+_MAX_NAME = 100
+"""Characters of the name of a model in a key. A request may have any text there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class APILimits:
+    """Limits of those calls of an API whose `part` matches `pattern`. Made by `openai`,
+    `anthropic` and `github`.
+    """
+
+    pattern: str
+    requests: tuple[Limit, ...]
+    tokens: tuple[Limit, ...]
+    account: tuple[str, ...]
+    """Names of header fields of which the first that is there tells accounts apart."""
+    part: Callable[[Any, dict[str, Any]], str]
+    """`part(request, body)`: what of the API is called, such as the model."""
+    estimate: Callable[[bytes], int]
+    """The tokens that are reserved for a call with this body."""
+    used: Callable[[bytes], int | None]
+    """The tokens that a response reports, by its body; None where it does not."""
+
+    def key(self, host: str, request: Any, part: str) -> str:
+        """Return the key of a call."""
+        return f"{with_digest(host, request, self.account)}:{part}"
+
+
+def openai(
+    model: str = "*",
+    *,
+    requests: LimitSpec | None = None,
+    tokens: LimitSpec | None = None,
+    estimate: Callable[[bytes], int] | None = None,
+) -> APILimits:
+    """Return the limits of calls of models that match `model` (`*`: any characters), for APIs in
+    the manner of OpenAI's: of each account and model. `estimate(body)` are the tokens that a call
+    reserves; by default a quarter of the bytes of its body, and its largest answer.
+    """
+    return _of_models(
+        model, requests, tokens, estimate, ("Authorization", "api-key"), _openai_tokens
+    )
+
+
+def anthropic(
+    model: str = "*",
+    *,
+    requests: LimitSpec | None = None,
+    tokens: LimitSpec | None = None,
+    estimate: Callable[[bytes], int] | None = None,
+) -> APILimits:
+    """`openai` for Anthropic's API."""
+    return _of_models(
+        model, requests, tokens, estimate, ("x-api-key", "Authorization"), _anthropic_tokens
+    )
+
+
+def github(requests: LimitSpec | None = None, *, resource: str = "*") -> APILimits:
+    """Return the limits of each account for one resource of GitHub's API: `core`, `search`,
+    `code_search` or `graphql`, which the path tells.
+    """
+    return APILimits(
+        pattern=resource, requests=_parsed(requests), tokens=(), account=("Authorization",),
+        part=_github_resource, estimate=estimate_tokens, used=lambda body: None,
+    )  # fmt: skip
+
+
+def choose(
+    known: Sequence[APILimits], request: Any, body: bytes | None
+) -> tuple[APILimits, str] | None:
+    """Return the first of these limits that holds for a call, and the part that it calls."""
+    try:
+        fields = json.loads(body or b"{}")
+    except ValueError:
+        fields = {}
+    for each in known:
+        part = each.part(request, fields if isinstance(fields, dict) else {})
+        if fnmatch.fnmatchcase(part, each.pattern):
+            return each, part
+    return None
+
+
+def estimate_tokens(body: bytes) -> int:
+    """Return a quarter of the bytes of a request, and the most tokens that it lets the model
+    answer.
+    """
+    answer = re.search(rb'"max_(?:completion_|output_)?tokens"\s*:\s*(\d{1,12})', body)
+    return max(1, len(body) // 4 + (int(answer[1]) if answer else 0))
+
+
+def _of_models(
+    model: str,
+    requests: LimitSpec | None,
+    tokens: LimitSpec | None,
+    estimate: Callable[[bytes], int] | None,
+    account: tuple[str, ...],
+    used: Callable[[bytes], int | None],
+) -> APILimits:
+    if not isinstance(model, str):
+        raise ConfigurationError(f"model={short_repr(model)} is no name of models, as 'gpt-*' is")
+    if estimate is not None:
+        check_takes("estimate", estimate, 1)
+    return APILimits(
+        pattern=model, requests=_parsed(requests), tokens=_parsed(tokens), account=account,
+        part=_model, estimate=estimate or estimate_tokens, used=used,
+    )  # fmt: skip
+
+
+def _parsed(limits: LimitSpec | None) -> tuple[Limit, ...]:
+    return () if limits is None else parse_limits(limits)
+
+
+def _model(request: Any, fields: dict[str, Any]) -> str:
+    return str(fields.get("model", ""))[:_MAX_NAME]
+
+
+def _github_resource(request: Any, fields: dict[str, Any]) -> str:
+    path = path_of(request)
+    if path.startswith("/search/code"):
+        return "code_search"
+    first = path.split("/", 2)[1] if "/" in path else ""
+    return first if first in ("search", "graphql") else "core"
+
+
+def _openai_tokens(body: bytes) -> int | None:
+    return _last(b"total_tokens", body)
+
+
+def _anthropic_tokens(body: bytes) -> int | None:
+    # What is read from the cache counts for none of the limits of current models.
+    names = (b"input_tokens", b"cache_creation_input_tokens", b"output_tokens")
+    found = [_last(name, body) for name in names]
+    return None if found[2] is None else sum(each or 0 for each in found)
+
+
+def _last(name: bytes, body: bytes) -> int | None:
+    """Return the last number of this name in a body of JSON, or of events of JSON. It may have lost
+    its middle (`BodyWatch`), so it is not parsed; in a text, a quote would have a backslash.
+    """
+    found = re.findall(rb'"%s"\s*:\s*(\d{1,12})' % name, body)
+    return int(found[-1]) if found else None
