@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from .. import AsyncLimiter, Limit, Limiter
-from ..lifecycle.connect import open_async_store, open_store, share_store, store_name
+from ..lifecycle.connect import is_opened, open_async_store, open_store, share_store, store_name
 from ..runtime.options import Options
 from ..support.fork import register_after_fork
 
@@ -30,7 +30,7 @@ class _Pool(Generic[L]):
 
     def __init__(self, store: Any, options: Options) -> None:
         self.store = self._open_store(store, options)
-        self._owns_store = self.store is not store
+        self._owns_store = is_opened(self.store, store)
         self._shared_store = share_store(self.store, store_name(store), owned=self._owns_store)
         self._options = options
         self._recent: OrderedDict[Any, L] = OrderedDict()

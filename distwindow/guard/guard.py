@@ -14,6 +14,7 @@ from ..concurrency.concurrency import AsyncConcurrency, Concurrency
 from ..errors import Blocked, ConfigurationError, closed_failure, short_repr
 from ..lifecycle.connect import (
     check_url,
+    is_opened,
     open_async_store,
     open_store,
     share_store,
@@ -120,7 +121,7 @@ class BaseGuard:
         """Samples the machine for the `SystemRule`; None if that needs no samples."""
         self._is_closed = False
         self._store = self._open_store(store, options)
-        self._owns_store = self._store is not store
+        self._owns_store = is_opened(self._store, store)
         self._make_chains()
 
     @classmethod

@@ -123,6 +123,13 @@ def open_async_store(store: Any, options: Options) -> AsyncStore:
     raise ConfigurationError(_not_a_store_message(store, "redis.asyncio"))
 
 
+def is_opened(store: Any, given: Any) -> bool:
+    """True if `open_store` or `open_async_store` has opened `store`, and it is not what the caller
+    has `given` and goes on to use: a store object, or one of memory that a task's is made of.
+    """
+    return store is not given and not isinstance(given, MemoryStore)
+
+
 class SharedStore:
     """The store of several limiters, as each of them sees it: a `Store` or an `AsyncStore`, which
     `close` leaves open.

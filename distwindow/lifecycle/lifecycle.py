@@ -36,10 +36,9 @@ from ..runtime.flush_job import FlushJob
 from ..runtime.options import Options
 from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
 from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
-from ..stores.memory import MemoryStore
 from ..support.async_use import only_async_with, running_loop
 from ..support.locks import run_to_completion
-from .connect import SharedStore, open_async_store, open_store
+from .connect import SharedStore, is_opened, open_async_store, open_store
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -171,7 +170,7 @@ class BlockingLifecycle(BlockingClosable, Flushed):
     def _open_store(self, store: Any, options: Options) -> None:
         """Open `store`, which is what the caller has given; nothing is connected to."""
         self._store = open_store(store, options)
-        self._owns_store = self._store is not store or isinstance(store, SharedStore)
+        self._owns_store = is_opened(self._store, store) or isinstance(store, SharedStore)
 
     def flush(self) -> None:
         """Send now what was counted in this process, and renew or free slots that are due, instead
@@ -264,8 +263,7 @@ class AsyncLifecycle(AsyncClosable, Flushed):
     def _open_store(self, store: Any, options: Options) -> None:
         """Open `store`, which is what the caller has given; nothing is connected to."""
         self._store = open_async_store(store, options)
-        is_new = self._store is not store and not isinstance(store, MemoryStore)
-        self._owns_store = is_new or isinstance(store, SharedStore)
+        self._owns_store = is_opened(self._store, store) or isinstance(store, SharedStore)
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from distwindow import (
+    AdaptiveBreaker,
+    AsyncAdaptiveBreaker,
     AsyncCircuitBreaker,
     AsyncConcurrency,
     AsyncGuard,
@@ -21,14 +23,19 @@ from distwindow import (
     Guard,
     Limiter,
 )
+from distwindow.contrib.http.rate_limits import AsyncRateLimits, BlockingRateLimits
+from distwindow.contrib.limiter_pool import AsyncLimiterPool, LimiterPool
+from distwindow.contrib.upstream import AsyncUpstreamLimits, UpstreamLimits
 from distwindow.lifecycle.lifecycle import BlockingLifecycle
 from distwindow.ring.clock import SYSTEM
 from distwindow.ring.command import Command
 from distwindow.ring.decision import Source
 from distwindow.runtime.flush_job import FlushJob
+from distwindow.runtime.options import Options
 from distwindow.runtime.worker import TASK_WORKER
 from distwindow.sentinel.rules import FlowRule
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
+from distwindow.testing.pytest_plugin import classes_with_a_store
 from tests.interruptions import interrupt_at
 from tests.servers import until
 
@@ -194,6 +201,36 @@ def test_a_closed_one_answers_no_call_on_a_store_that_stays_open() -> None:
         with pytest.raises(ConfigurationError, match="is closed; make a new one"):
             call()
     assert Limiter(store, "5/minute").try_acquire("k")
+
+
+ARGUMENTS: dict[tuple[type, ...], tuple[Any, ...]] = {
+    (Limiter, AsyncLimiter): ("5/minute",),
+    (Concurrency, AsyncConcurrency): (1,),
+    (CircuitBreaker, AsyncCircuitBreaker): (ErrorCount(3),),
+    (AdaptiveBreaker, AsyncAdaptiveBreaker): (),
+    (Guard, AsyncGuard): ([FlowRule("r", 1)],),
+    (UpstreamLimits, AsyncUpstreamLimits): (),
+    (LimiterPool, AsyncLimiterPool): (Options(),),
+}
+OPEN_A_STORE = {cls: arguments for classes, arguments in ARGUMENTS.items() for cls in classes}
+
+
+@pytest.mark.parametrize("cls", OPEN_A_STORE)
+def test_a_store_object_of_the_caller_stays_open(cls: type) -> None:
+    async def closed(made: Any) -> None:
+        await made.aclose()
+
+    store = MemoryStore()
+    made = cls(store, *OPEN_A_STORE[cls])
+    if hasattr(made, "aclose"):
+        asyncio.run(closed(made))
+    else:
+        made.close()
+    assert Limiter(store, "5/minute").try_acquire("k")
+
+
+def test_each_class_that_opens_a_store_is_in_the_test_above() -> None:
+    assert not {*classes_with_a_store()} - {*OPEN_A_STORE, AsyncRateLimits, BlockingRateLimits}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,281 @@
+"""What a call has used is what its response reports, however the caller reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import aiohttp
+import httpx
+import httpx2
+import pytest
+import requests
+
+import distwindow.contrib.aiohttp as of_aiohttp
+import distwindow.contrib.httpx as of_httpx
+import distwindow.contrib.httpx2 as of_httpx2
+import distwindow.contrib.requests as of_requests
+from distwindow import Key, Limiter
+from distwindow.contrib.upstream import (
+    AsyncUpstreamLimits,
+    UpstreamLimits,
+    anthropic,
+    github,
+    openai,
+)
+from distwindow.stores.memory import MemoryStore
+from distwindow.upstream.presets import choose
+
+pytestmark = pytest.mark.event_loops
+LONG = "x" * 200_000
+"""Longer than what is kept of a body."""
+
+
+def events(*payloads: Any) -> bytes:
+    return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in payloads)
+
+
+class Sample(NamedTuple):
+    """A response, and the tokens that it reports."""
+
+    preset: Callable[..., Any]
+    body: bytes
+    used: int
+
+
+SAMPLES = {
+    "openai": Sample(
+        openai,
+        json.dumps(
+            {
+                "choices": [{"message": {"content": 'so "total_tokens": 7 is no usage'}}],
+                "usage": {"prompt_tokens": 9, "completion_tokens": 12, "total_tokens": 21},
+            }
+        ).encode(),
+        21,
+    ),
+    "openai, long": Sample(
+        openai, json.dumps({"choices": [LONG], "usage": {"total_tokens": 900}}).encode(), 900
+    ),
+    "openai, streamed": Sample(
+        openai,
+        events({"choices": [LONG]}, {"choices": [], "usage": {"total_tokens": 30}})
+        + b"data: [DONE]\n\n",
+        30,
+    ),
+    "anthropic": Sample(
+        anthropic,
+        json.dumps(
+            {"content": [], "usage": {"input_tokens": 10, "output_tokens": 5,
+                                      "cache_creation_input_tokens": 2,
+                                      "cache_read_input_tokens": 4000}}
+        ).encode(),
+        17,
+    ),
+    "anthropic, streamed": Sample(
+        anthropic,
+        events(
+            {"type": "message_start", "message": {"usage": {"input_tokens": 25,
+                                                            "output_tokens": 1}}},
+            {"type": "content_block_delta", "delta": {"text": LONG}},
+            {"type": "message_delta", "usage": {"output_tokens": 15}},
+        ),
+        40,
+    ),
+}  # fmt: skip
+
+
+@contextmanager
+def answering(status: int, body: bytes, encoding: str = "") -> Iterator[str]:
+    """Serve this to each POST, and yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            if encoding:
+                self.send_header("Content-Encoding", encoding)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1/chat"
+        server.shutdown()
+
+
+def by_httpx(module: Any, integration: Any) -> Callable[..., None]:
+    def call(limits: Any, url: str, body: bytes, way: str) -> None:
+        with (
+            UpstreamLimits(**limits) as upstream,
+            module.Client(transport=integration.RateLimitTransport(upstream)) as client,
+        ):
+            if way == "whole":
+                client.post(url, content=body)
+                return
+            with client.stream("POST", url, content=body) as response:
+                for _ in response.iter_lines() if way == "lines" else response.iter_bytes():
+                    pass
+
+    return call
+
+
+def by_async_httpx(module: Any, integration: Any) -> Callable[..., None]:
+    async def call(limits: Any, url: str, body: bytes, way: str) -> None:
+        async with AsyncUpstreamLimits(**limits) as upstream:
+            transport = integration.AsyncRateLimitTransport(upstream)
+            async with module.AsyncClient(transport=transport) as client:
+                if way == "whole":
+                    await client.post(url, content=body)
+                    return
+                async with client.stream("POST", url, content=body) as response:
+                    parts = response.aiter_lines() if way == "lines" else response.aiter_bytes()
+                    async for _ in parts:
+                        pass
+
+    return lambda *arguments: asyncio.run(call(*arguments))
+
+
+def by_requests(limits: Any, url: str, body: bytes, way: str) -> None:
+    with UpstreamLimits(**limits) as upstream, requests.Session() as session:
+        session.mount("http://", of_requests.RateLimitAdapter(upstream))
+        response = session.post(url, data=body, stream=way != "whole")
+        for _ in response.iter_lines() if way == "lines" else response.iter_content(1000):
+            pass
+
+
+def by_aiohttp(limits: Any, url: str, body: bytes, way: str) -> None:
+    async def call() -> None:
+        async with AsyncUpstreamLimits(**limits) as upstream:
+            middleware = of_aiohttp.rate_limit_middleware(upstream)
+            async with (
+                aiohttp.ClientSession(middlewares=[middleware], read_bufsize=2**20) as session,
+                session.post(url, data=body) as response,
+            ):
+                if way == "whole":
+                    await response.read()
+                parts = response.content if way == "lines" else response.content.iter_any()
+                async for _ in parts:
+                    pass
+
+    asyncio.run(call())
+
+
+CLIENTS: dict[str, Callable[..., None]] = {
+    "httpx2": by_httpx(httpx2, of_httpx2),
+    "httpx2, async": by_async_httpx(httpx2, of_httpx2),
+    "httpx": by_httpx(httpx, of_httpx),
+    "httpx, async": by_async_httpx(httpx, of_httpx),
+    "requests": by_requests,
+    "aiohttp": by_aiohttp,
+}
+
+
+def passed(store: MemoryStore, key: Any) -> int:
+    with Limiter(store, "1000000/hour") as limiter:
+        return limiter.stats(key).passed
+
+
+WAYS = ("whole", "lines", "parts")
+
+
+@pytest.mark.parametrize(
+    ("sample", "way", "encoding"),
+    [
+        (sample, way, ("", "gzip")[(n + m) % 2])
+        for n, sample in enumerate(SAMPLES)
+        for m, way in enumerate(WAYS)
+    ],
+)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_reported_tokens_are_what_is_counted(
+    client: str, sample: str, way: str, encoding: str
+) -> None:
+    preset, body, used = SAMPLES[sample]
+    store = MemoryStore()
+    limits = {"127.0.0.1": [preset("gpt-*", requests="9/hour", tokens="1000000/hour")]}
+    sent = gzip.compress(body) if encoding else body
+    with answering(200, sent, encoding) as url:
+        request = json.dumps({"model": "gpt-5", "max_tokens": 5000}).encode()
+        CLIENTS[client]({"store": store, "limits": limits}, url, request, way)
+    key = "127.0.0.1:gpt-5"
+    assert (passed(store, key), passed(store, Key("tokens", tag=key))) == (1, used)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("status", "body", "counted"),
+    [(400, b"{}", 0), (429, b"{}", 0), (500, b"{}", 5009), (200, b"no usage", 5009)],
+)
+def test_what_reports_no_tokens_counts_its_estimate_unless_it_was_refused(
+    client: str, status: int, body: bytes, counted: int
+) -> None:
+    store = MemoryStore()
+    limits = {"*": openai(requests="9/hour", tokens="1000000/hour")}
+    with answering(status, body) as url:
+        request = json.dumps({"model": "gpt-5", "max_tokens": 5000}).encode()
+        assert len(request) // 4 == 9
+        CLIENTS[client]({"store": store, "limits": limits}, url, request, "whole")
+    key = "127.0.0.1:gpt-5"
+    assert (passed(store, key), passed(store, Key("tokens", tag=key))) == (1, counted)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_cost_after_is_counted_for_an_estimate(client: str) -> None:
+    store = MemoryStore()
+    options = {
+        "store": store, "limits": "1000/hour", "cost": 20,
+        "cost_after": lambda response, body: json.loads(body)["cost"],
+    }  # fmt: skip
+    with answering(200, b'{"cost": 7}') as url:
+        CLIENTS[client](options, url, b"", "parts")
+    assert passed(store, "127.0.0.1") == 7
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("returned", [None, -1, "x", 1 / 3, ValueError("mine")])
+def test_a_cost_after_that_is_none_leaves_the_estimate(client: str, returned: Any) -> None:
+    def cost_after(response: Any, body: bytes) -> Any:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    store = MemoryStore()
+    options = {"store": store, "limits": "1000/hour", "cost": 20, "cost_after": cost_after}
+    with answering(200, b"{}") as url:
+        CLIENTS[client](options, url, b"", "whole")
+    assert passed(store, "127.0.0.1") == 20
+
+
+class Request(NamedTuple):
+    url: str
+    headers: dict[str, str]
+
+
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        ("/repos/o/r", "core"), ("/search/code?q=x", "code_search"), ("/search/issues", "search"),
+        ("/graphql", "graphql"), ("", "core"),
+    ],
+)  # fmt: skip
+def test_the_path_tells_the_resource_of_github(path: str, resource: str) -> None:
+    request = Request(f"https://api.github.com{path}", {"Authorization": "token s3cret"})
+    one = github("5000/hour")
+    found = choose([github("9/minute", resource="none"), one], request, None)
+    assert found == (one, resource)
+    key = one.key("api.github.com", request, resource)
+    assert key.endswith(f":{resource}")
+    assert "s3cret" not in key
