@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import re
 import sys
 import threading
@@ -25,7 +26,8 @@ from distwindow.lifecycle.lifecycle import AsyncClosable, BlockingClosable
 
 from .pages import PAGES, Block, blocks, name, preset
 
-DOCUMENTED_API, API_HOST = "https://api.example.com", '"api.example.com"'
+DOCUMENTED_API = "https://api.example.com"
+API_HOST = re.compile(r'"api\.(example|openai|anthropic)\.com"')
 DOCUMENTED_URL = "redis://localhost:6379/0"
 PRINTED = re.compile(r"^print\(.*?\)  # ([^\n]+)$", re.MULTILINE | re.DOTALL)
 
@@ -35,13 +37,31 @@ def runnable(page: Path) -> list[Block]:
 
 
 class _Api(BaseHTTPRequestHandler):
-    """An API that serves each call."""
+    """An API that serves each call, also those of OpenAI's and Anthropic's SDKs."""
 
     def do_GET(self) -> None:
+        self._answer({})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("/chat/completions"):
+            message = {"role": "assistant", "content": "Hi"}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 9, "completion_tokens": 12, "total_tokens": 21}
+            self._answer({"id": "1", "object": "chat.completion", "created": 1, "model": "gpt-5",
+                          "choices": [choice], "usage": usage})  # fmt: skip
+        else:
+            self._answer({"id": "1", "type": "message", "role": "assistant", "content": [],
+                          "model": "claude-opus-5", "stop_reason": "end_turn",
+                          "usage": {"input_tokens": 9, "output_tokens": 5}})  # fmt: skip
+
+    def _answer(self, fields: Any) -> None:
+        body = json.dumps(fields).encode()
         self.send_response(200)
-        self.send_header("Content-Length", "2")
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -67,6 +87,9 @@ def test_every_block_of_python_runs(
 ) -> None:
     preset(monkeypatch, prefix=prefix)
     monkeypatch.chdir(tmp_path)
+    for name_, value in (("OPENAI", f"{api_url}/v1"), ("ANTHROPIC", api_url)):
+        monkeypatch.setenv(f"{name_}_BASE_URL", value)
+        monkeypatch.setenv(f"{name_}_API_KEY", "none")
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look their module up
     with contextlib.closing(asyncio.new_event_loop()) as loop:
@@ -74,7 +97,7 @@ def test_every_block_of_python_runs(
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
                 text = block.text.replace(DOCUMENTED_URL, redis_url)
-                text = text.replace(DOCUMENTED_API, api_url).replace(API_HOST, '"127.0.0.1"')
+                text = API_HOST.sub('"127.0.0.1"', text.replace(DOCUMENTED_API, api_url))
                 _run(block, text, module.__dict__)
             expected = PRINTED.findall(block.text)
             if expected:
