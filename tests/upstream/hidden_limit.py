@@ -1,56 +1,90 @@
-"""An API that admits ten calls in each second of its clock, and processes that call it.
+"""Upstreams that limit their callers, as servers, and processes that call them.
 
-    python -m tests.upstream.hidden_limit REDIS_URL
+    python -m tests.upstream.hidden_limit REDIS_URL [--client httpx2|httpx|requests|aiohttp]
 
-prints how many calls each kind of process had refused. The server is one thread and counts exactly.
+calls one that admits ten calls in each second of its clock, and prints how many calls each kind of
+process had refused; then of how many of these the second had no more than ten calls by the time
+when they were sent: so many were refused because calls arrived later than they were sent.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import multiprocessing
-import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from importlib import import_module
+from multiprocessing.context import SpawnProcess
+from typing import Any, NamedTuple
 
+CLIENTS = ("httpx2", "httpx", "requests", "aiohttp")
 PER_SECOND = 10
 PROCESSES = 8
 CALLS = 20
 """Of each process."""
+_SENT_AT = "X-Sent-At"
 
 
-class HiddenLimit(ThreadingHTTPServer):
-    """Answers 200, or 429 with `Retry-After: 1` where a second has had its calls."""
+# -- servers ---------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """What an upstream answers."""
+
+    status: int
+    headers: Mapping[str, str] = {}
+    after: threading.Event | None = None
+    """When it is sent; None: at once."""
+
+
+class Arrival(NamedTuple):
+    """A call, as the server has seen it. Times are seconds since the epoch."""
+
+    caller: str
+    sent_at: float
+    arrived_at: float
+    status: int
+
+
+class Upstream(ThreadingHTTPServer):
+    """Answers the call with this number, from 0 on, with `answer(number)`."""
 
     daemon_threads = True
+    request_queue_size = 128
 
-    def __init__(self, *, says_what_is_left: bool = False) -> None:
+    def __init__(self, answer: Callable[[int], Answer]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.lock = threading.Lock()
-        self.statuses: Counter[int] = Counter()
-        self.second, self.used = 0, 0
-        self.says_what_is_left = says_what_is_left
+        self.arrivals: list[Arrival] = []
+        self._answer, self._lock = answer, threading.Lock()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
-    def decide(self) -> tuple[int, int]:
-        """Return the status of a call, and how many more this second has."""
-        with self.lock:
-            second = int(time.time())
-            if second != self.second:
-                self.second, self.used = second, 0
-            self.used += 1
-            status = 200 if self.used <= PER_SECOND else 429
-            self.statuses[status] += 1
-            return status, max(0, PER_SECOND - self.used)
+    def answer(self, caller: str, sent_at: float) -> Answer:
+        with self._lock:
+            arrived_at = time.time()
+            answer = self._answer(len(self.arrivals))
+            self.arrivals.append(Arrival(caller, sent_at, arrived_at, answer.status))
+        if answer.after is not None:
+            answer.after.wait()
+        return answer
 
-    def __enter__(self) -> HiddenLimit:
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing of connections that clients have reset, as those do that are killed."""
+
+    def count(self, status: int) -> int:
+        return sum(arrival.status == status for arrival in self.arrivals)
+
+    def __enter__(self) -> Upstream:
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,70 +94,164 @@ class HiddenLimit(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: HiddenLimit
+    disable_nagle_algorithm = True
+    server: Upstream
 
     def do_GET(self) -> None:
-        status, left = self.server.decide()
-        self.send_response(status)
-        if status == 429:
-            self.send_header("Retry-After", "1")
-        if self.server.says_what_is_left:
-            self.send_header("RateLimit", f'"second";r={left};t=1')
-        self.send_header("Content-Length", "2")
+        answer = self.server.answer(self.path.strip("/"), float(self.headers[_SENT_AT]))
+        headers = {"Date": self.date_time_string(), "Content-Length": "2", **answer.headers}
+        self.send_response_only(answer.status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(b"ok")
 
     def log_message(self, *_: Any) -> None: ...
 
 
+def hidden_limit() -> Upstream:
+    """Return an upstream that admits `PER_SECOND` calls in each second of its clock."""
+    seconds: Counter[int] = Counter()
+
+    def answer(number: int) -> Answer:
+        second = int(time.time())
+        seconds[second] += 1
+        if seconds[second] > PER_SECOND:
+            return Answer(429, {"Retry-After": "1"})
+        return Answer(200)
+
+    return Upstream(answer)
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
 def call_until_served(
-    redis_url: str, url: str, prefix: str, limits: str | None, shared: bool
+    client: str, store: str, url: str, *, limits: str | None, calls: int = CALLS, **options: Any
 ) -> None:
-    """Call `url` until `CALLS` calls were served, as a process of the fleet does."""
-    import requests
+    """Call `url` until `calls` calls were served, as a process of the fleet does."""
+    asynchronous = client == "aiohttp"
+    name = "AsyncUpstreamLimits" if asynchronous else "UpstreamLimits"
+    integration = import_module(f"distwindow.contrib.{client}")
+    upstream = getattr(integration, name)(store, limits, **options)
+    if asynchronous:
+        asyncio.run(_call_by_aiohttp(integration, upstream, url, calls))
+        return
+    with upstream, _opened(client, integration, upstream) as get:
+        served = 0
+        while served < calls:
+            served += get(url) == 200
 
-    from distwindow.contrib.requests import RateLimitAdapter, UpstreamLimits
 
-    store = redis_url if shared else "memory://"
-    with UpstreamLimits(store, limits, prefix=prefix, max_wait=60) as upstream:
-        with requests.Session() as session:
-            session.mount("http://", RateLimitAdapter(upstream))
-            served = 0
-            while served < CALLS:
-                served += session.get(url).status_code == 200
+@contextmanager
+def _opened(client: str, integration: Any, upstream: Any) -> Iterator[Callable[[str], int]]:
+    """Yield what calls a URL and returns the status, and says when the call was sent."""
+    library: Any = import_module(client)
+    if client == "requests":
+
+        class Adapter(integration.RateLimitMixin, _stamping(library.adapters.HTTPAdapter, "send")):  # type: ignore[misc]
+            pass
+
+        with library.Session() as session:
+            session.mount("http://", Adapter(upstream))
+            yield lambda url: session.get(url).status_code
+        return
+    transport = _stamping(library.HTTPTransport, "handle_request")()
+    limited = integration.RateLimitTransport(upstream, transport)
+    with library.Client(transport=limited, timeout=60) as session:
+        yield lambda url: session.get(url).status_code
 
 
-def refused(redis_url: str, prefix: str, limits: str | None, *, shared: bool) -> tuple[int, float]:
-    """Return how many calls of the fleet were refused, and its seconds."""
+def _stamping(kind: Any, method: str) -> Any:
+    """Return a subclass that adds to each request when it was sent."""
+
+    def send(self: Any, request: Any, *arguments: Any, **options: Any) -> Any:
+        request.headers[_SENT_AT] = repr(time.time())
+        return getattr(kind, method)(self, request, *arguments, **options)
+
+    return type(kind.__name__, (kind,), {method: send})
+
+
+async def _call_by_aiohttp(integration: Any, upstream: Any, url: str, calls: int) -> None:
+    import aiohttp
+
+    async def stamping(request: Any, handler: Any) -> Any:
+        request.headers[_SENT_AT] = repr(time.time())
+        return await handler(request)
+
+    middlewares = (integration.rate_limit_middleware(upstream), stamping)
+    async with upstream, aiohttp.ClientSession(middlewares=middlewares) as session:
+        served = 0
+        while served < calls:
+            async with session.get(url) as response:
+                served += response.status == 200
+
+
+def started(client: str, store: str, upstream: Upstream, name: str, **options: Any) -> SpawnProcess:
+    """Return a process that calls an upstream, which knows it by `name`."""
     context = multiprocessing.get_context("spawn")
-    with HiddenLimit() as server:
+    arguments = client, store, upstream.url + name
+    # It ends with who has started it, whatever that ends by.
+    process = context.Process(target=call_until_served, args=arguments, kwargs=options, daemon=True)
+    process.start()
+    return process
+
+
+def joined(processes: Sequence[SpawnProcess]) -> None:
+    """Wait until all have had their calls served."""
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * len(processes)
+
+
+class Refused(NamedTuple):
+    """What the hidden limit has refused."""
+
+    refused: int
+    late: int
+    """Of these, how many because of calls that arrived in a later second than they were sent in."""
+    seconds: float
+
+
+def refused(
+    client: str, redis_url: str, prefix: str, limits: str | None, *, shared: bool
+) -> Refused:
+    """Have `PROCESSES` call the hidden limit until all are served."""
+    with hidden_limit() as upstream:
         began = time.monotonic()
-        arguments = redis_url, server.url, prefix, limits, shared
-        processes = [
-            context.Process(target=call_until_served, args=arguments) for _ in range(PROCESSES)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        assert all(process.exitcode == 0 for process in processes)
-        assert server.statuses[200] == PROCESSES * CALLS
-        return server.statuses[429], time.monotonic() - began
+        start = partial(
+            started, client, redis_url if shared else "memory://", upstream,
+            limits=limits, prefix=prefix, max_wait=60,
+        )  # fmt: skip
+        joined([start(str(number)) for number in range(PROCESSES)])
+        assert upstream.count(200) == PROCESSES * CALLS
+        seconds = time.monotonic() - began
+    arrived = Counter(int(arrival.arrived_at) for arrival in upstream.arrivals)
+    sent = Counter(int(arrival.sent_at) for arrival in upstream.arrivals)
+    unexplained = sum(
+        min(calls, sent[second]) - PER_SECOND
+        for second, calls in arrived.items()
+        if min(calls, sent[second]) > PER_SECOND
+    )
+    return Refused(upstream.count(429), upstream.count(429) - unexplained, seconds)
 
 
 def main() -> None:
-    (redis_url,) = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="python -m tests.upstream.hidden_limit")
+    parser.add_argument("redis_url")
+    parser.add_argument("--client", action="append", choices=CLIENTS)
+    options = parser.parse_args()
     prefix = f"hidden-{time.time_ns()}"
-    for title, limits, shared in (
-        ("each process by itself, 10/second", "10/second", False),
-        ("the fleet, 10/second", "10/second", True),
-        ("the fleet, 10/second strict", "10/second strict", True),
-        ("the fleet, no limit of its own", None, True),
-    ):
-        count, seconds = refused(
-            redis_url, f"{prefix}-{shared:d}-{len(limits or '')}", limits, shared=shared
-        )
-        print(json.dumps({"what": title, "refused": count, "seconds": round(seconds, 1)}))
+    for client in options.client or CLIENTS:
+        for title, limits, shared in (
+            ("each process by itself, 10/second", "10/second", False),
+            ("the fleet, 10/second", "10/second", True),
+            ("the fleet, 10/second strict", "10/second strict", True),
+            ("the fleet, no limit of its own", None, True),
+        ):
+            name = f"{prefix}-{client}-{shared:d}-{len(limits or '')}"
+            found = refused(client, options.redis_url, name, limits, shared=shared)
+            print(json.dumps({"client": client, "what": title, **found._asdict()}), flush=True)
 
 
 if __name__ == "__main__":
