@@ -41,6 +41,7 @@ class Client:
     """One client. `call` returns the status, and raises what the client raises."""
 
     is_async = False
+    body_argument = "content"
     limited: type[UpstreamLimited]
     store_error: type[Exception]
     library_error: type[Exception]
@@ -50,7 +51,10 @@ class Client:
         self.limits = limits
 
     def call(self, url: str = URL, **options: Any) -> int:
-        raise NotImplementedError
+        return asyncio.run(self.calling(url, **options))
+
+    async def calling(self, url: str = URL, **options: Any) -> int:
+        raise NotImplementedError  # `call` of those that block
 
 
 class _OfHTTPX(Client):
@@ -80,12 +84,12 @@ class _OfAsyncHTTPX(_OfHTTPX):
     is_async = True
 
     def call(self, url: str = URL, method: str = "GET", **options: Any) -> int:
-        async def called() -> int:
-            transport = self.integration.AsyncRateLimitTransport(self.limits, self._transport())
-            async with self.module.AsyncClient(transport=transport) as client:
-                return int((await client.request(method, url, **options)).status_code)
+        return asyncio.run(self.calling(url, method, **options))
 
-        return asyncio.run(called())
+    async def calling(self, url: str = URL, method: str = "GET", **options: Any) -> int:
+        transport = self.integration.AsyncRateLimitTransport(self.limits, self._transport())
+        async with self.module.AsyncClient(transport=transport) as client:
+            return int((await client.request(method, url, **options)).status_code)
 
 
 class HTTPX2(_OfHTTPX):
@@ -105,6 +109,7 @@ class AsyncHTTPX(_OfAsyncHTTPX):
 
 
 class Requests(Client):
+    body_argument = "data"
     limited, store_error = of_requests.UpstreamLimited, of_requests.UpstreamStoreError
     library_error = requests.RequestException
 
@@ -130,30 +135,28 @@ class Requests(Client):
 
 
 class AIOHTTP(Client):
+    body_argument = "data"
     is_async = True
     limited, store_error = of_aiohttp.UpstreamLimited, of_aiohttp.UpstreamStoreError
     library_error = aiohttp.ClientError
 
-    def call(self, url: str = URL, method: str = "GET", **options: Any) -> int:
+    async def calling(self, url: str = URL, method: str = "GET", **options: Any) -> int:
         async def answer(request: Any, handler: Any) -> Any:
             found = self.upstream(str(request.url))
 
             class Response:
+                content = None
                 status, headers = found.status, CIMultiDict(found.headers)
 
                 def release(self) -> None: ...
 
             return Response()
 
-        async def called() -> int:
-            middleware = of_aiohttp.rate_limit_middleware(self.limits)
-            request = aiohttp.ClientRequest(
-                method, URL_(url), loop=asyncio.get_running_loop(), **options
-            )
-            response = await middleware(request, lambda request: answer(request, None))
-            return int(response.status)
-
-        return asyncio.run(called())
+        middleware = of_aiohttp.rate_limit_middleware(self.limits)
+        loop = asyncio.get_running_loop()
+        request = aiohttp.ClientRequest(method, URL_(url), loop=loop, **options)
+        response = await middleware(request, lambda request: answer(request, None))
+        return int(response.status)
 
 
 CLIENTS: Iterable[type[Client]] = (HTTPX2, AsyncHTTPX2, HTTPX, AsyncHTTPX, Requests, AIOHTTP)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from distwindow import ConfigurationError, RateLimitExceeded
-from distwindow.contrib.upstream import by_header
+from distwindow.contrib.upstream import by_header, openai
+from distwindow.ring.limit import Limit, parse_limits
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
 
@@ -25,6 +28,10 @@ class Fleet:
         self.clock = ManualClock(auto_advance=True)
         self._store = MemoryStore(self.clock)
         self._kind, self._upstream, self._options = kind, upstream, options
+
+    @staticmethod
+    def parsed(text: str) -> Limit:
+        return parse_limits(text)[0]
 
     def process(self, **options: Any) -> Client:
         options = {"time": self.clock, **self._options, **options}
@@ -191,3 +198,126 @@ def test_the_wrong_kind_of_limits_is_named(kind: type[Client]) -> None:
     wrong = kind(lambda url: Answer(), limits_of(other, "memory://"))
     with pytest.raises(ConfigurationError, match="UpstreamLimits"):
         wrong.call(URL)
+
+
+@every_client
+def test_a_limit_that_responses_name_holds_where_there_is_none(kind: type[Client]) -> None:
+    """95 % of it, for ten windows after the last response that has named it."""
+    called: list[str] = []
+
+    def upstream(url: str) -> Answer:
+        called.append(url)
+        left = 40 - len(called)
+        named = {"RateLimit": f'"x";r={max(0, left)};t=60', "RateLimit-Policy": '"x";q=40;w=60'}
+        return Answer(200, named if len(called) < 60 else {})
+
+    fleet = Fleet(kind, upstream, max_wait=0)
+    one, other = fleet.process(), fleet.process()
+    assert [one.call(), other.call()] == [200, 200]  # each learns it by its own response
+    for _ in range(38):
+        assert other.call() == 200
+    with pytest.raises(other.limited, match="38/minute exceeded"):
+        one.call()
+    ((key, limit),) = one.limits.health().learned
+    assert (key, limit.amount, limit.interval_ms) == ("api.example", 38, 60_000)
+    fleet.clock.advance(601)
+    assert one.limits.health().learned == ()
+    assert one.call() == 200
+
+
+@every_client
+@pytest.mark.parametrize(
+    "policy",
+    ['"x";q=0;w=60', '"x";q=40;w=601', '"x";q=40;w=0', '"x";q=40', '"x";q=999999999999999;w=1',
+     '"x";q=40;w=60;qu="tokens"', '"x";q=40;w=0.0001'],
+)  # fmt: skip
+def test_a_limit_that_is_none_is_not_learned(kind: type[Client], policy: str) -> None:
+    """Of a window longer than `cap`, too: nobody may have a key wait for longer."""
+    named = {"RateLimit": '"x";r=0;t=1', "RateLimit-Policy": policy}
+    process = Fleet(kind, lambda url: Answer(200, named), max_wait=0, cap=600).process()
+    assert [process.call() for _ in range(50)] == [200] * 50
+    assert process.limits.health().learned == ()
+
+
+@every_client
+def test_events_and_health_tell_what_was_learned_and_who_waited(kind: type[Client]) -> None:
+    answers = [
+        Answer(429, {"Retry-After": "2"}),
+        Answer(200, {"RateLimit": '"x";r=3;t=20'}),
+        *[Answer()] * 9,
+    ]
+    fleet = Fleet(kind, lambda url: answers.pop(0), limits="50/minute", max_wait=10)
+    process = fleet.process()
+    events: list[Any] = []
+    process.limits.on_event(events.append)
+    process.limits.on_event(lambda event: 1 / 0)  # is logged
+    assert process.call() == 429
+    (pause,) = process.limits.health().pauses
+    assert pause.key == "api.example"
+    assert 2 <= pause.said <= 2.2
+    assert process.call() == 200
+    assert [type(event).__name__ for event in events] == ["Pause", "Waited", "Lowered"]
+    assert events[-1][1:] == (fleet.parsed("50/minute"), 3)
+    health = process.limits.health()
+    assert (health.pauses, health.waited, health.refused, health.lowered) == ((), 1, 1, 1)
+    for _ in range(3):
+        process.call()
+    hurried = fleet.process(max_wait=0)
+    with pytest.raises(hurried.limited):
+        hurried.call()
+    assert hurried.limits.health().limited == 1
+
+
+@every_client
+def test_a_pause_of_one_model_is_none_of_another(kind: type[Client]) -> None:
+    called, upstream = refuses_once(Answer(429, {"Retry-After": "100"}))
+    fleet = Fleet(kind, upstream, limits={"*": openai("gpt-*", tokens="9000/hour")}, max_wait=0)
+    one, other = fleet.process(), fleet.process()
+
+    def call(process: Client, model: str, account: str = "a") -> int:
+        body = json.dumps({"model": model}).encode()
+        headers = {"Authorization": account}
+        request: dict[str, Any] = {"headers": headers, kind.body_argument: body}
+        return process.call(method="POST", **request)
+
+    assert call(one, "gpt-5") == 429
+    with pytest.raises(other.limited):
+        call(other, "gpt-5")
+    for model, account in (("gpt-5-mini", "a"), ("gpt-5", "b"), ("o9", "a"), ("", "a")):
+        assert call(other, model, account) == 200
+    assert len(called) == 5
+
+
+@every_client
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"limits": "5 per banana"}, "banana"), ({"key": 5}, "key=5"), ({"cap": -1}, "cap=-1"),
+        ({"key": lambda: ""}, "key="), ({"cost": lambda: 1}, "cost="),
+        ({"max_wait": "x"}, "max_wait="),
+        ({"cost_after": lambda response: 1}, "cost_after="), ({"retries": 1.5}, "retries=1.5"),
+        ({"limits": {"a": [openai(), "5/minute"]}}, "both"), ({"on_store_error": "alow"}, "alow"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_named(kind: type[Client], options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        limits_of(kind, "memory://", **options)
+
+
+@pytest.mark.parametrize("kind", [each for each in CLIENTS if each.is_async])
+def test_a_cancelled_call_gives_its_turn_back(kind: type[Client]) -> None:
+    """`asyncio.timeout` around a call ends its wait, and the next call is not later for it."""
+    called, upstream = refuses_once(Answer())
+    limits = limits_of(kind, "memory://", limits="1 per 2 seconds", max_wait=30)
+    process = kind(upstream, limits)
+    assert process.call() == 200
+
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(process.calling(), 0.05)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(process.calling(), 0.05)
+        assert await process.calling() == 200
+
+    asyncio.run(main())
+    assert len(called) == 2
