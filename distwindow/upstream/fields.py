@@ -202,7 +202,9 @@ def _separate(fields: _Fields, names: _Names) -> Quota | None:
 def _of_draft(fields: _Fields, value: str) -> Iterator[Quota]:
     """Return the quotas of the field `RateLimit`."""
     items, policies = _items(value), _items(fields.get("ratelimit-policy") or "")
-    pairs = {name.strip(): text for name, _, text in (name.partition("=") for name, _ in items)}
+    pairs = {
+        name.strip(): v for name, is_pair, v in (n.partition("=") for n, _ in items) if is_pair
+    }
     if "remaining" in pairs:  # draft 07
         amount = _count(pairs.get("limit", ""))
         reset_s = fields.seconds_until(pairs.get("reset"))

@@ -390,6 +390,13 @@ RECORDED = [
         [requests(50, 100, 30.0, 60.0)],
     ),
     Row(
+        "the same, a policy with the name of a word of draft 07",
+        200,
+        "RateLimit: remaining;a=50;w=30",
+        None,
+        [requests(50, None, 30.0)],
+    ),
+    Row(
         "both the old and the new form: a proxy of GitHub on Cloudflare Workers",
         200,
         """RateLimit-Limit: 10
