@@ -1,4 +1,6 @@
-"""What is learned from the header fields that APIs send: recorded ones, and hostile ones."""
+"""What is learned from the header fields that APIs send, by recordings and by their documentation,
+and from hostile ones.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ NOW_S = 1_795_867_200.0
 
 
 class Row(NamedTuple):
+    """A response. Where its source has a placeholder for a moment, that is one near `NOW_S`."""
+
     source: str
     status: int
     fields: str
@@ -44,7 +48,7 @@ def tokens(
     return Quota(counts, remaining, limit, window_s, reset_s)
 
 
-RECORDED = [
+RESPONSES = [
     Row(
         "OpenAI: open-webui/open-webui#3743",
         200,
@@ -671,12 +675,12 @@ def read(status: int, fields: dict[str, str], now_s: float = NOW_S) -> Said:
     return read_response(status, {name.lower(): v for name, v in fields.items()}.get, now_s)
 
 
-def test_the_table_has_forty_recorded_responses() -> None:
-    assert len(RECORDED) >= 40
+def test_the_table_has_forty_responses() -> None:
+    assert len(RESPONSES) >= 40
 
 
-@pytest.mark.parametrize("row", RECORDED, ids=lambda row: row.source)
-def test_what_is_learned_from_a_recorded_response(row: Row) -> None:
+@pytest.mark.parametrize("row", RESPONSES, ids=lambda row: row.source)
+def test_what_is_learned_from_a_response(row: Row) -> None:
     lines = (line.strip().partition(": ") for line in row.fields.splitlines())
     said = read(row.status, {name: value for name, _, value in lines})
     assert said.pause_s == pytest.approx(row.pause_s)
