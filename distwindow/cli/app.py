@@ -18,8 +18,8 @@ from .stats import stats
 from .try_command import try_command
 
 _HELP = (
-    "Inspect, try and reset what a fleet shares through Redis: rate limits, concurrency limits and "
-    "circuit breakers."
+    "Inspect, try and reset what a fleet shares through Redis: rate limits, concurrency limits, "
+    "pauses of upstreams and circuit breakers."
 )
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""`distwindow reset`: delete the windows, slots and circuit breakers of keys."""
+"""`distwindow reset`: delete the windows, slots, pauses and circuit breakers of keys."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def reset(
     url: UrlOption = DEFAULT_URL,
     prefix: PrefixOption = DEFAULT_PREFIX,
 ) -> None:
-    """Delete the windows, slots and circuit breakers of keys: everything is free again, under all
-    limits, and breakers are closed.
+    """Delete the windows, slots, pauses and circuit breakers of keys: everything is free again,
+    under all limits, upstreams are called, and breakers are closed.
 
     An unknown key is not an error, because all its permits are free already.
     """
@@ -135,6 +135,8 @@ def _names(keys: Iterable[_FoundKey]) -> str:
     parts = [counted(counts["window"], "window")] if counts["window"] else []
     if counts["slots"]:
         parts.append(counted(counts["slots"], "set") + " of slots")
+    if counts["pause"]:
+        parts.append(counted(counts["pause"], "pause"))
     if counts["breaker"]:
         parts.append(counted(counts["breaker"], "circuit breaker"))
     return " and ".join(parts)

@@ -63,13 +63,15 @@ def slots_object(slots: SlotUsage) -> dict[str, Any]:
 
 
 def pause_object(pause: FoundPause) -> dict[str, Any]:
-    """Return the pause of a key; times in seconds."""
+    """Return the pause of a key; durations in seconds."""
     return {
         "key": json_text(pause.key),
         "state": pause.state,
         "paused_for": pause.left_s,
         "said": pause.said_s,
         "in_a_row": pause.in_a_row,
+        "until_ms": pause.until_ms,
+        "now_ms": pause.now_ms,
     }
 
 

@@ -20,6 +20,10 @@ class FoundPause(NamedTuple):
     """For how long the upstream has asked to wait, from now on, in seconds."""
     in_a_row: int
     """Refusals of which each was the answer to the first call after a pause."""
+    until_ms: int
+    """The end of the pause, also where that has passed: ms since the epoch."""
+    now_ms: int
+    """The server's time when it was read: ms since the epoch."""
 
     @property
     def rank(self) -> tuple[float, str]:
@@ -43,8 +47,9 @@ def read_pauses(server: Server, names: Mapping[bytes, str]) -> list[FoundPause]:
             continue  # of another program, or deleted meanwhile
         if now_ms >= numbers[b"expires_at"]:
             continue
-        left_ms = max(0, numbers[b"until"] - now_ms)
+        until_ms = numbers[b"until"]
+        left_ms = max(0, until_ms - now_ms)
         state = "paused" if left_ms else "returning" if numbers[b"returns_at"] else "over"
-        said_s = max(0, numbers[b"said"] - now_ms) / 1000
-        found.append(FoundPause(key, state, left_ms / 1000, said_s, numbers[b"in_a_row"]))
+        said_s, in_a_row = max(0, numbers[b"said"] - now_ms) / 1000, numbers[b"in_a_row"]
+        found.append(FoundPause(key, state, left_ms / 1000, said_s, in_a_row, until_ms, now_ms))
     return found

@@ -1,5 +1,5 @@
-"""The deletion of all that is stored of the selected keys: windows, slots, pauses and circuit
-breakers.
+"""The deletion of all that is stored of the selected keys: windows, slots, pauses of upstreams and
+circuit breakers.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ _PARTS_BEHIND_KEY: dict[NameKind, int] = {"slots": 1, "pause": 1, "window": 2, "
 
 
 def kind_of(name: bytes) -> NameKind:
-    """Return what `name` is the name of, if it is that of a window, of slots, of a
-    pause or of a breaker.
+    """Return what `name` is the name of, if it is that of a window, of slots, of a pause or of a
+    breaker.
     """
     if name.endswith(b":slots"):
         return "slots"

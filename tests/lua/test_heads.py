@@ -22,6 +22,7 @@ from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.replies import PAST_DEADLINE, FleetCounts
 from distwindow.ring.stats import Bucket
 from distwindow.shaping.commands import AcquireShaped, PeekShaped, ReadShaped
+from distwindow.upstream.commands import UPSTREAM_COMMANDS
 from distwindow.waiting.commands import AcquireTurn
 from tests.lua.target import COMMANDS
 
@@ -87,6 +88,7 @@ def shown(word: Any) -> str:
 
 def test_there_is_a_script_for_each_command_and_no_other() -> None:
     commands = [*COMMANDS, *BREAKER_COMMANDS, AdaptiveFlush.script, *SLOT_COMMANDS, *VIEW_COMMANDS]
+    commands += [command.script for command in UPSTREAM_COMMANDS]
     assert script.script_names() == sorted(commands)
 
 

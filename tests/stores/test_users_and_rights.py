@@ -10,8 +10,21 @@ from typing import Any
 
 import pytest
 
-from distwindow import Concurrency, ConfigurationError, Limiter, RateLimitExceeded
+from distwindow import Concurrency, ConfigurationError, Limit, Limiter, RateLimitExceeded
+from distwindow.ring.commands import charges_of
+from distwindow.ring.key import ring_name_prefix
 from distwindow.stores.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS
+from distwindow.upstream.commands import (
+    ASK_AGAIN,
+    PAUSED,
+    PROBE,
+    SEND,
+    Lower,
+    PauseCommand,
+    What,
+    pause_name,
+)
+from tests.clock_and_stores import T0, blocking
 from tests.harness import Harness
 from tests.servers import Cluster, Standalone
 from tests.stores.store_check import THREE, works
@@ -251,3 +264,24 @@ def test_the_least_rights_are_enough_for_limits_that_are_paced_and_warm_up(
     assert limiter.peek("k").wait > 1
     limiter.reset("k")
     assert limiter.try_acquire("k").wait == 0.0
+
+
+# -- what upstreams say ---------------------------------------------------------------------------
+
+
+def test_the_least_rights_are_enough_for_what_upstreams_say(guarded: Standalone) -> None:
+    key = uuid.uuid4().hex
+    charges = charges_of(key, ring_name_prefix("distwindow", key), [Limit("5/minute")], 3)
+    # Each branch of the script: a pause, its probe, an answer, the return, and the end.
+    steps: list[tuple[What, int, int, int]] = [
+        ("tell", 0, 60_000, PAUSED), ("ask", 0, 0, PAUSED), ("ask", 1000, 0, PROBE),
+        ("free", 1000, 0, SEND), ("ask", 1000, 0, PROBE), ("ok", 1000, 1, SEND),
+        ("ask", 1000, 0, SEND), ("ask", 1000, 0, ASK_AGAIN), ("tell", 1000, 60_000, PAUSED),
+        ("ask", 3000, 0, PROBE), ("ok", 3000, 0, SEND), ("ask", 3000, 0, SEND),
+    ]  # fmt: skip
+    with blocking(at(guarded, "limiter:least")) as execute:
+        assert execute(Lower(charges, T0)).added == (3,)
+        for what, after_ms, second_ms, state in steps:
+            command = PauseCommand((), T0 + after_ms, name=pause_name("distwindow", key), what=what)
+            command.call, command.second_ms = "a1", second_ms
+            assert execute(command).state == state, (what, after_ms)

@@ -172,6 +172,8 @@ FAULTS: dict[str, Callable[[Any], Any]] = {
     "breaker_adaptive": lambda command: replace(command, force_ms=0),
     "view_flush": lambda command: replace(command, max_origins=1000),
     "view_read": _later,
+    "upstream_pause": lambda command: replace(command, jitter=0),
+    "upstream_lower": _of_cost_1,
 }
 """By script: the command that a store executes in place of the one that it was given."""
 
