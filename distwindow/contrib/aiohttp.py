@@ -87,8 +87,10 @@ class _Content:
             yield found
 
 
-def _read(response: ClientResponse) -> tuple[int, Callable[[str], str | None]]:
-    return response.status, lambda name: ", ".join(response.headers.getall(name, [])) or None
+def _read(response: ClientResponse) -> tuple[int, str, Callable[[str], str | None]]:
+    headers = response.headers
+    names = " ".join(headers)
+    return response.status, names, lambda name: ", ".join(headers.getall(name, [])) or None
 
 
 def _body(request: ClientRequest) -> bytes | None:

@@ -54,8 +54,10 @@ class _AsyncStream(AsyncWatchedStream, httpx.AsyncByteStream):
     pass
 
 
-def _read(response: httpx.Response) -> tuple[int, Any]:
-    return response.status_code, response.headers.get
+def _read(response: httpx.Response) -> tuple[int, str, Any]:
+    headers = response.headers
+    names = b" ".join([name for name, _ in headers.raw]).decode("latin-1")
+    return response.status_code, names, headers.get
 
 
 def _body(request: httpx.Request) -> bytes | None:

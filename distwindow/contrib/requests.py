@@ -52,24 +52,24 @@ class _Raw:
     """The body of a response, as `iter_content` reads it: unpacked."""
 
     def __init__(self, raw: Any, watch: BodyWatch) -> None:
-        self._raw, self._watch = raw, watch
+        self._body, self._watch = raw, watch
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._raw, name)
+        return getattr(self._body, name)
 
     def __iter__(self) -> Iterator[bytes]:
         return self.stream()
 
     def stream(self, *arguments: Any, **options: Any) -> Iterator[bytes]:
         try:
-            for data in self._raw.stream(*arguments, **options):
+            for data in self._body.stream(*arguments, **options):
                 yield self._watch.feed(data)
         finally:
             self._watch.end()
 
     def close(self) -> None:
         try:
-            self._raw.close()
+            self._body.close()
         finally:
             self._watch.end()
 
@@ -87,7 +87,9 @@ def _body(request: requests.PreparedRequest) -> bytes | None:
 
 _CALLS = _upstream.ClientCalls(
     limited=UpstreamLimited, store_error=UpstreamStoreError,
-    read=lambda response: (response.status_code, response.headers.get),
+    read=lambda response: (
+        response.status_code, " ".join(response.headers), response.headers.get
+    ),
     close=lambda response: response.close(), body=_body, watch=_watch,
 )  # fmt: skip
 

@@ -38,7 +38,7 @@ from ..runtime.options import ClockChoice, Consistency, Options
 from ..support.async_use import only_async_with, result_of
 from ..support.callables import RAISED_BY_CALLBACKS, check_takes
 from ..upstream.commands import ASK_AGAIN, PAUSED, PROBE, Lower, PauseCommand, pause_name
-from ..upstream.fields import Get, Quota, read_response
+from ..upstream.fields import NOTHING, Get, Quota, may_speak_of_limits, read_response
 from ..upstream.keys import by_header, by_host
 from ..upstream.presets import APILimits, anthropic, choose, github, openai
 from .limiter_pool import AsyncLimiterPool, LimiterPool
@@ -72,6 +72,9 @@ _MAX_KEYS = 10_000
 """Of how many keys a process knows whether they are paused."""
 _JITTER = 100
 """A pause is up to so many thousandths longer, as others have been told to come back then, too."""
+_PROBE_MS = 10_000
+"""A process that is killed while it probes leaves the place to another after that. A probe that
+takes longer may not be the only one."""
 _LEARNED_WINDOWS = 10
 """For how many of its windows a limit holds that a response has named."""
 _LEARNED_SHARE = 0.95
@@ -158,8 +161,9 @@ class ClientCalls(NamedTuple):
 
     limited: Callable[..., UpstreamLimited]
     store_error: Callable[..., Exception]
-    read: Callable[[Any], tuple[int, Get]]
-    """`read(response)`: its status, and what gets its header fields."""
+    read: Callable[[Any], tuple[int, str, Get]]
+    """`read(response)`: its status, the names of its header fields in one text, and what gets their
+    values by their names in lower case."""
     close: Callable[[Any], Any]
     body: Callable[[Any], bytes | None]
     """`body(request)`; None for one that is sent while it is made, and cannot be sent again."""
@@ -170,11 +174,14 @@ class ClientCalls(NamedTuple):
 class _Known:
     """What this process knows of one key, by the monotonic clock of the store."""
 
-    __slots__ = ("ask_at", "learned", "learned_until", "said_until", "until")
+    __slots__ = (
+        "ask_at", "learned", "learned_limiter", "learned_until", "said_until", "until",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.until = self.said_until = self.ask_at = self.learned_until = 0.0
         self.learned: tuple[Limit, ...] = ()
+        self.learned_limiter: Any = None
 
 
 class _Part(NamedTuple):
@@ -184,6 +191,7 @@ class _Part(NamedTuple):
     """`requests` or `tokens`."""
     key: AnyKey
     limits: tuple[Limit, ...]
+    limiter: Any
     cost: int
 
 
@@ -198,7 +206,7 @@ class _Call:
         self, key: str, parts: tuple[_Part, ...], preset: APILimits | None, *, learns: bool
     ) -> None:
         self.key, self.parts, self.preset, self.learns = key, parts, preset, learns
-        self.id = uuid.uuid4().hex
+        self.id = ""  # made when the fleet is asked, which most calls do not
         self.is_probe = self.may_be_sent = False
         self.admitted: Decision | None = None
         self.reserved: Any = None
@@ -279,6 +287,7 @@ class BaseUpstreamLimits:
         self._limits = {
             pattern.lower(): _checked(of_host) for pattern, of_host in by_pattern.items()
         }
+        self._by_host: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._pool = self._pool_type(store, self._options)
         self.store: Any = self._pool.store
         self._shown_name = store_name(store)
@@ -344,18 +353,19 @@ class BaseUpstreamLimits:
 
     def _call_of(self, request: Any, client: ClientCalls) -> _Call:
         host = by_host(request)
-        limits = self._limits_of(host)
-        if limits and isinstance(limits[0], APILimits):
+        limits, limiter = self._of_host(host)
+        if limits and limiter is None:
             body = client.body(request)
             if (chosen := choose(limits, request, body)) is not None:
                 preset, part = chosen
-                key, parts = preset.key(host, request, part), []
+                key = preset.key(host, request, part)
+                of_tokens = Key("tokens", tag=key)  # in the same slot of a cluster
+                parts = []
                 if preset.requests:
-                    parts.append(_Part("requests", key, preset.requests, 1))
+                    parts.append(self._part("requests", key, preset.requests, 1))
                 if preset.tokens:
-                    of_tokens = Key("tokens", tag=key)  # of one slot of a cluster
-                    cost = preset.estimate(body or b"")
-                    parts.append(_Part("tokens", of_tokens, preset.tokens, cost))
+                    estimate = preset.estimate(body or b"")
+                    parts.append(self._part("tokens", of_tokens, preset.tokens, estimate))
                 return _Call(key, tuple(parts), preset, learns=False)
             limits = ()
         key = host if self._key is by_host else self._key(request)
@@ -363,21 +373,33 @@ class BaseUpstreamLimits:
         if learns:
             known = self._known_of(key)
             if known.learned_until > self.store.clock.monotonic():
-                limits = known.learned
+                limits, limiter = known.learned, known.learned_limiter
+        if not limits:
+            return _Call(key, (), None, learns=learns)
         cost = self._cost(request) if callable(self._cost) else self._cost
-        parts = [_Part("requests", key, limits, cost)] if limits else []
-        return _Call(key, tuple(parts), None, learns=learns)
+        return _Call(key, (_Part("requests", key, limits, limiter, cost),), None, learns=learns)
 
-    def _limits_of(self, host: str) -> tuple[Any, ...]:
-        """Return the limits for calls of `host`, or its presets; empty where it has none."""
-        limits = self._limits.get(host)
-        if limits is None:
-            found = (v for p, v in self._limits.items() if fnmatch.fnmatchcase(host, p))
-            limits = next(found, ())
-        return limits
+    def _of_host(self, host: str) -> tuple[tuple[Any, ...], Any]:
+        """Return the limits for calls of `host` and their limiter; or its presets and None; or
+        nothing, and None.
+        """
+        found = self._by_host.get(host)
+        if found is None:
+            patterns = [host, *(p for p in self._limits if fnmatch.fnmatchcase(host, p))]
+            limits = next((self._limits[p] for p in patterns if p in self._limits), ())
+            limiter = None
+            if limits and not isinstance(limits[0], APILimits):
+                limiter = self._limiter(limits)
+            found = limits, limiter
+            if len(self._by_host) < _MAX_KEYS:
+                self._by_host[host] = found
+        return found
 
-    def _limiter_of(self, part: _Part) -> Any:
-        return self._pool.get(part.limits, self._options.on_store_error)
+    def _part(self, counts: str, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> _Part:
+        return _Part(counts, key, limits, self._limiter(limits), cost)
+
+    def _limiter(self, limits: tuple[Limit, ...]) -> Any:
+        return self._pool.get(limits, self._options.on_store_error)
 
     # -- before a call -----------------------------------------------------------------------------
 
@@ -404,8 +426,8 @@ class BaseUpstreamLimits:
 
     async def _admit(self, call: _Call, ends_at: float) -> None:
         """Wait until the limits of `call` admit it."""
-        first = call.parts[0]
-        limiter, monotonic = self._limiter_of(first), self.store.clock.monotonic
+        first, monotonic = call.parts[0], self.store.clock.monotonic
+        limiter = first.limiter
         if not self._is_reserved(call):
             decision = await result_of(limiter.try_acquire(call.key, first.cost))
             if not decision.allowed:
@@ -436,7 +458,7 @@ class BaseUpstreamLimits:
         if call.reserved is not None:
             await result_of(call.reserved.release())
         elif call.admitted is not None and call.admitted.charged:
-            await result_of(self._limiter_of(call.parts[0]).refund(call.admitted))
+            await result_of(call.parts[0].limiter.refund(call.admitted))
 
     async def _pass_pause(self, call: _Call, known: _Known, ends_at: float) -> None:
         """Wait until `call` may be sent by the pause of its key, if there is one."""
@@ -445,7 +467,7 @@ class BaseUpstreamLimits:
             now = monotonic()
             wait_s, said_s = known.until - now, known.said_until - now
             if wait_s <= 0:
-                reply = await self._ask(call, "ask", self._max_call_ms())
+                reply = await self._ask(call, "ask", _PROBE_MS)
                 if reply is None or reply.state not in (PAUSED, ASK_AGAIN):
                     call.is_probe = reply is not None and reply.state == PROBE
                     if not call.is_probe:  # others go on asking until it has its answer
@@ -472,7 +494,7 @@ class BaseUpstreamLimits:
         """Tell the fleet what a response says. Return whether it asks to wait. Raises nothing of
         the response: the caller has it.
         """
-        status, get = client.read(response)
+        status, names, get = client.read(response)
         if call.reserved is not None:
             if 400 <= status < 500:  # the upstream has done nothing
                 await self._commit(call, 0)
@@ -480,7 +502,9 @@ class BaseUpstreamLimits:
                 settle = partial(self._settle, call, response)
                 client.watch(response, lambda body: self.run(settle(body)))
         try:
-            said = read_response(status, get, self.store.clock.now_ms() / 1000)
+            said = NOTHING
+            if may_speak_of_limits(status, names):
+                said = read_response(status, get, self.store.clock.now_ms() / 1000)
         except Exception:  # an upstream may send whatever it likes
             _LOG.exception("a response of %s could not be read", short_repr(call.key))
             return False
@@ -517,13 +541,13 @@ class BaseUpstreamLimits:
         if not limits:
             return
         if known.learned != (learned := tuple(limits)):
-            known.learned = learned
+            known.learned, known.learned_limiter = learned, self._limiter(learned)
             for limit in learned:
                 self._tell(Learned(call.key, limit))
         holds_s = _LEARNED_WINDOWS * max(limit.interval_ms for limit in learned) / 1000
         known.learned_until = self.store.clock.monotonic() + holds_s
         if not call.parts:
-            call.parts = (_Part("requests", call.key, learned, 1),)
+            call.parts = (_Part("requests", call.key, learned, known.learned_limiter, 1),)
 
     async def _lower(self, call: _Call, part: _Part, quotas: tuple[Quota, ...]) -> None:
         """Count what others have used, where the upstream has less left than our window."""
@@ -535,15 +559,17 @@ class BaseUpstreamLimits:
         # `remaining` is that of the window with the fewest left, of several keys that of one.
         if left is None or (decision and not call.reserved and left >= decision.remaining):
             return
-        commands = self._limiter_of(part).decider.commands
+        commands = part.limiter.decider.commands
         for charge in commands.charges_of_items([(part.key, part.limits, 1)])[0]:
             limit = charge.limit
             for quota in quotas:
                 of_window = quota.window_s is None or quota.window_s * 1000 == limit.interval_ms
-                # Of several windows, nobody knows of which one a response without one speaks.
                 if quota.counts != part.counts or not of_window:
                     continue
-                if quota.window_s is None and len(part.limits) > 1:
+                # Without a window, nobody knows of which of several limits a response speaks, and
+                # one that names a smaller limit than this may be about other calls.
+                is_smaller = quota.limit is not None and quota.limit < limit.amount
+                if quota.window_s is None and (len(part.limits) > 1 or is_smaller):
                     continue
                 if quota.remaining < limit.amount:
                     lowered += with_cost([charge], limit.amount - quota.remaining)
@@ -580,6 +606,7 @@ class BaseUpstreamLimits:
     async def _ask(self, call: _Call, what: Any, first: int = 0, second: int = 0) -> Any:
         """Ask or tell the pause of the key of a call; None where the store gives no answer."""
         name = pause_name(self._options.prefix, call.key)
+        call.id = call.id or uuid.uuid4().hex
         jitter = random.randint(0, _JITTER) if what == "tell" else 0
         command = PauseCommand(
             (), self._client_time(), name=name, what=what, call=call.id, first_ms=first,
@@ -597,10 +624,6 @@ class BaseUpstreamLimits:
 
     def _client_time(self) -> int | None:
         return self.store.clock.now_ms() if self._options.clock == "client" else None
-
-    def _max_call_ms(self) -> int:
-        """For how long a call is the probe, if it does not end."""
-        return max(1000, int(self._max_wait * 1000))
 
     def _known_of(self, key: str) -> _Known:
         known = self._known.get(key)

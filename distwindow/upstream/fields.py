@@ -62,6 +62,17 @@ class Said(NamedTuple):
     quotas: tuple[Quota, ...]
 
 
+NOTHING = Said(None, ())
+
+
+def may_speak_of_limits(status: int, names: str) -> bool:
+    """False where `read_response` has nothing to read, by the names of the fields, in one text: all
+    that are about limits have "limit" in theirs. Most responses have none, and to ask for each of
+    them costs more than all the rest of a call.
+    """
+    return status == 403 or status in PAUSES or "limit" in names.lower()
+
+
 def read_response(status: int, get: Get, now_s: float) -> Said:
     """Return what a response says. `now_s` is the time here, seconds since the epoch; a date is
     taken relative to the `Date` of the response, so that a clock that is wrong there does not
