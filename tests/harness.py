@@ -123,7 +123,8 @@ def in_time(calls: Iterable[Call], timeout: float) -> None:
     """Check that every call ended by its deadline."""
     for call in calls:
         late = call.seconds - timeout
-        assert late <= ALLOWANCE + STALLS.during(call), f"{call} of {timeout} s"
+        if late > ALLOWANCE:  # there may be thousands of calls, and of stalls
+            assert late <= ALLOWANCE + STALLS.during(call), f"{call} of {timeout} s"
 
 
 class LimiterAdapter(Protocol):

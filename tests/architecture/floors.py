@@ -79,7 +79,12 @@ class Import:
 def violations(package: Path) -> list[str]:
     """Return every violation of the rule in the package at `package`, one line each."""
     modules = _modules(package)
-    imports = [found for name, path in modules.items() for found in _imports(name, path, modules)]
+    # Each module is parsed and walked once: there are three hundred thousand nodes.
+    nodes = {
+        name: list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+        for name, path in modules.items()
+    }
+    imports = [found for name in modules for found in _imports(name, nodes[name], modules)]
     forbidden = [
         f"{item.source}:{item.line} imports {item.target}: {why}"
         for item in imports
@@ -89,7 +94,7 @@ def violations(package: Path) -> list[str]:
         *_without_floor(package.name, modules),
         *forbidden,
         *_cycles(imports, modules),
-        *_private_uses(package.name, modules),
+        *_private_uses(package.name, nodes),
     ]
 
 
@@ -104,17 +109,17 @@ def _modules(package: Path) -> dict[str, Path]:
 # -- reading ----------------------------------------------------------------------------------
 
 
-def _imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[Import]:
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+def _imports(name: str, nodes: list[ast.AST], modules: dict[str, Path]) -> Iterator[Import]:
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
         for statement in node.body
         for inner in ast.walk(statement)
     }
-    for node in ast.walk(tree):
-        for target in _targets(node, name, path.name == "__init__.py", modules):
+    is_package = modules[name].name == "__init__.py"
+    for node in nodes:
+        for target in _targets(node, name, is_package, modules):
             yield Import(name, target, getattr(node, "lineno", 0), id(node) not in typing_only)
 
 
@@ -216,18 +221,17 @@ def _cycles(imports: list[Import], modules: dict[str, Path]) -> list[str]:
 # -- private names ----------------------------------------------------------------------------
 
 
-def _private_uses(package: str, modules: dict[str, Path]) -> Iterator[str]:
+def _private_uses(package: str, nodes: dict[str, list[ast.AST]]) -> Iterator[str]:
     """List what uses a private name that only other rooms define: an attribute of another object,
     or an import. A subclass uses those of its base class by `self`.
     """
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules.items()}
     defined: dict[str, set[str]] = {}
-    for name, tree in trees.items():
-        defined.setdefault(_own_room(package, name), set()).update(_defined(tree))
-    for name, tree in trees.items():
+    for name, found in nodes.items():
+        defined.setdefault(_own_room(package, name), set()).update(_defined(found))
+    for name, found in nodes.items():
         room = _own_room(package, name)
         elsewhere = set().union(*(names for other, names in defined.items() if other != room))
-        for line, used in _private_names(tree):
+        for line, used in _private_names(found):
             if used in elsewhere - defined[room]:
                 yield f"{name}:{line} uses {used}, which is private to another room"
 
@@ -238,8 +242,8 @@ def _own_room(package: str, module: str) -> str:
     return ".".join(parts[: 2 if parts[0] == "contrib" else 1])
 
 
-def _defined(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _defined(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -248,8 +252,8 @@ def _defined(tree: ast.Module) -> Iterator[str]:
             yield node.attr
 
 
-def _private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def _private_names(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         used = []
         if isinstance(node, ast.Attribute) and not _is_own(node):
             used = [node.attr]

@@ -143,19 +143,19 @@ def http_date(after_s: float) -> str:
     return format_datetime(datetime.now(timezone.utc) + timedelta(seconds=after_s), usegmt=True)
 
 
-@pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize(
-    ("retry_after", "least_s"),
-    [(lambda: "1", 1.0), (lambda: http_date(2.0), 1.0), (lambda: "soon", 1.0), (None, 1.0)],
+    ("status", "retry_after"),
+    [(429, lambda: "1"), (503, lambda: http_date(2.0)), (429, lambda: "soon"), (503, None)],
 )
 def test_a_refusal_is_retried_after_its_retry_after(
-    page: Any, status: int, retry_after: Callable[[], str] | None, least_s: float
+    page: Any, status: int, retry_after: Callable[[], str] | None
 ) -> None:
-    fields = {} if retry_after is None else {"Retry-After": retry_after()}
-    with service([(status, fields)]) as (url, asked), worker(page):
-        assert page.fetch.delay(url).get(timeout=30) == "fetched"
+    with worker(page):  # a date would pass while it starts
+        fields = {} if retry_after is None else {"Retry-After": retry_after()}
+        with service([(status, fields)]) as (url, asked):
+            assert page.fetch.delay(url).get(timeout=30) == "fetched"
     assert len(asked) == 2
-    assert asked[1] - asked[0] >= least_s - 0.1
+    assert asked[1] - asked[0] >= 1.0 - 0.1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from distwindow import Limiter
+from distwindow.away import local_share
 from distwindow.contrib.http import LimitedRequest
 from distwindow.contrib.limiter_pool import AsyncLimiterPool, LimiterPool
 from distwindow.contrib.tasks import AsyncTaskGate, TaskGate, TaskLimits
@@ -101,8 +102,15 @@ def test_all_have_one_store_and_one_worker(user: User, proxy: Proxy, prefix: str
 @pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
 @pytest.mark.parametrize("policy", ["raise", "local"])
 def test_one_that_has_gone_has_sent_its_counts(
-    user: User, consistency: str, policy: str, redis_url: str, prefix: str
+    user: User,
+    consistency: str,
+    policy: str,
+    redis_url: str,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One that has a local share goes after it has told the store that this process is there."""
+    monkeypatch.setattr(local_share, "_RENEW_EVERY_S", 0.1)
     user.open(redis_url, prefix=prefix, consistency=consistency, on_store_error=policy)
     user.ask("aaaaaBCD")
     until(lambda: user.there == set("BCD"))

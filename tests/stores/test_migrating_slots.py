@@ -5,6 +5,7 @@ neither.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,8 @@ from tests.clock_and_stores import Execute, awaiting, blocking
 from tests.lua.target import COMMANDS, LIMIT, NOW, OTHER, STATES, Target
 from tests.servers import Cluster, Migration, RedisProcess
 
-HISTORIES, LENGTH = 3, 20
+HISTORIES, LENGTH = 2, 20
+LIMITS = [(LIMIT,), (LIMIT, OTHER)]
 
 
 class MigratingSlots:
@@ -87,9 +89,15 @@ def slots(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Migratin
         migrating.end()
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("limits", [(LIMIT,), (LIMIT, OTHER)], ids=["one limit", "two limits"])
+# One and two limits take turns, so that each script, and each state, has both.
+ANY_RING = [
+    pytest.param(name, state, limits, id=f"{name}-{state}-{len(limits)}")
+    for turn, name in enumerate(COMMANDS)
+    for state, limits in zip(STATES, itertools.cycle(LIMITS[:: (-1) ** turn]), strict=False)
+]
+
+
+@pytest.mark.parametrize(("name", "state", "limits"), ANY_RING)
 def test_a_call_of_any_ring_is_answered_and_counted_once(
     slots: MigratingSlots, name: str, state: str, limits: tuple[Limit, ...]
 ) -> None:

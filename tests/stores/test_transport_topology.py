@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -88,11 +88,17 @@ def test_a_window_that_ends_while_its_slot_migrates_begins_anew(
             cluster.url, "100/second", prefix=PREFIX, timeout=3, consistency=consistency
         )
         source, target, _ = cluster.nodes
-        for key in cluster.keys_by_port()[source.port][:3]:
-            only_admissions(limiter.burst([key] * 4))
-            with cluster.migration(Cluster.slot_of(key), source, target) as migration:
+        keys = cluster.keys_by_port()[source.port][:3]
+        with ExitStack() as stack:
+            migrations = [
+                stack.enter_context(cluster.migration(Cluster.slot_of(key), source, target))
+                for key in keys
+            ]
+            for key, migration in zip(keys, migrations, strict=True):
+                only_admissions(limiter.burst([key] * 4))
                 migration.begin()
-                time.sleep(1.05)
+            time.sleep(1.05)
+            for key, migration in zip(keys, migrations, strict=True):
                 only_admissions(limiter.burst([key] * 4))
                 migration.end()
                 only_admissions(limiter.burst([key] * 4))

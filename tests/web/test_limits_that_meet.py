@@ -311,14 +311,7 @@ MEETINGS = list(meetings())
 URLS = {"Redis": "redis_url", "cluster": "cluster_url"}
 """The fixture of each store's URL. On a cluster limits lie on several slots, and are asked in turn.
 """
-ON_SERVERS = [
-    pytest.param((store, consistency), marks=pytest.mark.slow if store == "cluster" else ())
-    for store in URLS
-    for consistency in get_args(Consistency)
-]
 STORES = ["memory", "Redis", pytest.param("cluster", marks=pytest.mark.slow)]
-EACH = [("memory", "direct"), *ON_SERVERS]
-"""Stores and consistencies: in a process all of these are the same."""
 
 
 def options_of_store(request: pytest.FixtureRequest, store: str, prefix: str) -> dict[str, Any]:
@@ -331,10 +324,25 @@ def options(request: pytest.FixtureRequest, prefix: str) -> dict[str, Any]:
     return options_of_store(request, request.param, prefix)
 
 
-@pytest.fixture(params=EACH, ids=", ".join)
+@pytest.fixture
 def each_options(request: pytest.FixtureRequest, prefix: str) -> dict[str, Any]:
     store, consistency = request.param
     return {**options_of_store(request, store, prefix), "consistency": consistency}
+
+
+def with_each_options(meetings: Sequence[Meeting]) -> pytest.MarkDecorator:
+    """Run a test for each meeting in memory, where all consistencies are the same, and on each
+    server. There a meeting has one consistency, the next one another: those of an integration ask
+    its limits by the same code.
+    """
+    consistencies = get_args(Consistency)
+    cases = []
+    for number, meeting in enumerate(meetings):
+        servers = [(store, consistencies[(number + nth) % 3]) for nth, store in enumerate(URLS)]
+        for where in [("memory", "direct"), *servers]:
+            marks = [pytest.mark.slow] if "cluster" in where else []
+            cases.append(pytest.param(meeting, where, marks=marks, id=", ".join(meeting + where)))
+    return pytest.mark.parametrize(("meeting", "each_options"), cases, indirect=["each_options"])
 
 
 class Site:
@@ -366,7 +374,7 @@ class Site:
         return self._ask()[0]
 
 
-@pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
+@with_each_options(MEETINGS)
 def test_each_limit_holds_by_itself(meeting: Meeting, each_options: Any) -> None:
     """They have no names, one interval, and one key."""
     for number, (outer, inner) in enumerate([("8/hour", "3/hour"), ("3/hour", "8/hour")]):
@@ -377,7 +385,7 @@ def test_each_limit_holds_by_itself(meeting: Meeting, each_options: Any) -> None
             assert site.admits(7) == 2
 
 
-@pytest.mark.parametrize("meeting", MEETINGS, ids=", ".join)
+@with_each_options(MEETINGS)
 def test_what_one_refuses_costs_nothing_by_the_other(meeting: Meeting, each_options: Any) -> None:
     with Site(meeting, ("8/hour",), ("3/hour", True), each_options) as site:
         assert [site.admits(5, client) for client in "abcd"] == [3, 3, 2, 0]
@@ -418,7 +426,7 @@ CAN_SERVE = [
 
 
 @pytest.mark.parametrize("served", [200, 401])
-@pytest.mark.parametrize("meeting", CAN_SERVE, ids=", ".join)
+@with_each_options(CAN_SERVE)
 def test_what_is_served_after_a_refusal_counts(
     meeting: Meeting, each_options: Any, served: int
 ) -> None:
@@ -438,7 +446,7 @@ CAN_COUNT = [
 """Those whose outer limit may have `count_when`."""
 
 
-@pytest.mark.parametrize("meeting", CAN_COUNT, ids=", ".join)
+@with_each_options(CAN_COUNT)
 def test_what_is_not_counted_is_back_for_the_next_request(
     meeting: Meeting, each_options: Any
 ) -> None:
