@@ -321,3 +321,28 @@ def test_a_cancelled_call_gives_its_turn_back(kind: type[Client]) -> None:
 
     asyncio.run(main())
     assert len(called) == 2
+
+
+@every_client
+@pytest.mark.parametrize(
+    ("headers", "served"),
+    [
+        ({"X-RateLimit-Limit": "50", "X-RateLimit-Remaining": "3"}, 4),
+        ({"X-RateLimit-Limit": "90", "X-RateLimit-Remaining": "3"}, 4),
+        ({"X-RateLimit-Limit": "30", "X-RateLimit-Remaining": "3"}, 50),
+        ({"RateLimit-Policy": '"x";q=30;w=60', "RateLimit": '"x";r=3;t=9'}, 4),
+        ({"RateLimit-Policy": '"x";q=30;w=1', "RateLimit": '"x";r=3;t=1'}, 50),
+        ({"X-RateLimit-Remaining": "3", "Age": "5"}, 50),
+        ({"X-RateLimit-Remaining-Tokens": "3"}, 50),
+    ],
+)
+def test_a_window_is_lowered_only_by_what_speaks_of_it(
+    kind: type[Client], headers: dict[str, str], served: int
+) -> None:
+    """A smaller limit without a window may be about other calls, as GitHub's of its search are."""
+    answers = [Answer(200, headers), *[Answer()] * 60]
+    process = Fleet(kind, lambda url: answers.pop(0), limits="50/minute", max_wait=0).process()
+    for _ in range(served):
+        assert process.call() == 200
+    with pytest.raises(process.limited):
+        process.call()
