@@ -293,7 +293,7 @@ class BaseUpstreamLimits:
         self._shown_name = store_name(store)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._listeners: list[Callable[[Event], object]] = []
+        self.listeners: list[Callable[[Event], object]] = []
         self._waited = self._limited = self._refused = self._lowered = 0
 
     def health(self) -> UpstreamHealth:
@@ -323,7 +323,7 @@ class BaseUpstreamLimits:
         what it raises is logged.
         """
         check_takes("on_event", listener, 1)
-        self._listeners.append(listener)
+        self.listeners.append(listener)
 
     async def exchange(self, request: Any, send: Callable[[], Any], client: ClientCalls) -> Any:
         """Return the response to `send()`, once the call may be sent."""
@@ -645,7 +645,7 @@ class BaseUpstreamLimits:
         self._tell(Pause(key, wait_s, said_s))
 
     def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
+        for listener in self.listeners:
             try:
                 listener(event)
             except RAISED_BY_CALLBACKS:

@@ -33,6 +33,7 @@ import distwindow
 from ..borrow.commands import Borrow, borrow_decision
 from ..breaker import AsyncCircuitBreaker, CircuitBreaker
 from ..contrib.http.rate_limits import AsyncRateLimits, BlockingRateLimits
+from ..contrib.upstream import AsyncUpstreamLimits, UpstreamLimits
 from ..lifecycle.connect import store_name
 from ..ring.command import Command
 from ..ring.commands import Acquire
@@ -106,9 +107,15 @@ class _Made:
         other = object.__new__(type(made))
         clock = self._options.get("time", switch.clock)
         store = switch.store_for(self._store, clock)
-        self._init(other, store, *self._arguments, **{**self._options, "time": clock})
+        options = {**self._options, "time": clock}
+        is_upstream = isinstance(made, (AsyncUpstreamLimits, UpstreamLimits))
+        if is_upstream and switch.mode == "off":
+            options["learn"] = False  # what asks to wait is not the store
+        self._init(other, store, *self._arguments, **options)
         if isinstance(made, (CircuitBreaker, AsyncCircuitBreaker)):  # added since it was made
             other.listeners.added = made.listeners.added
+        elif is_upstream:
+            other.listeners = made.listeners
         _set_state(made, _state_of(other))
 
 
@@ -192,7 +199,9 @@ def classes_with_a_store() -> list[type]:
     public = [getattr(distwindow, name) for name in distwindow.__all__]
     classes = [each for each in public if inspect.isclass(each)]
     of_store = [cls for cls in classes if next(iter(_parameters(cls)), "") == "store"]
-    return [*of_store, AsyncRateLimits, BlockingRateLimits]
+    return [
+        *of_store, AsyncRateLimits, BlockingRateLimits, AsyncUpstreamLimits, UpstreamLimits,
+    ]  # fmt: skip
 
 
 def _parameters(cls: type) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import celery
+import httpx2
 import pytest
 
 import distwindow
@@ -32,6 +34,13 @@ from distwindow import (
     RateLimitExceeded,
     StoreError,
     guarded,
+)
+from distwindow.contrib.httpx2 import (
+    AsyncRateLimitTransport,
+    AsyncUpstreamLimits,
+    RateLimitTransport,
+    UpstreamLimited,
+    UpstreamLimits,
 )
 from distwindow.testing import ManualClock
 from distwindow.testing.pytest_plugin import classes_with_a_store
@@ -145,6 +154,13 @@ def decorated() -> None: ...
 def guarded_function() -> None: ...
 
 
+statuses = itertools.cycle([200, 429, 200])
+answers = httpx2.MockTransport(lambda request: httpx2.Response(next(statuses)))
+upstream = UpstreamLimits(URL, "5/minute", max_wait=0)
+async_upstream = AsyncUpstreamLimits(URL, "5/minute", max_wait=0)
+outgoing = httpx2.Client(transport=RateLimitTransport(upstream, answers))
+
+
 app = celery.Celery("eager", broker="memory://", set_as_current=False)
 app.conf.task_always_eager = True
 
@@ -187,6 +203,36 @@ def test_calls_that_wait_or_borrow_are_listed(distwindow_calls: list[Decision]) 
     assert [call.allowed for call in distwindow_calls] == [True, True, False, True]
     limiter.try_acquire("b", priority=True)
     assert distwindow_calls[-1].key == "b"
+
+
+def call_out() -> int:
+    return int(outgoing.get("https://api.example/").status_code)
+
+
+async def call_out_awaited() -> int:
+    transport = AsyncRateLimitTransport(async_upstream, answers)
+    async with httpx2.AsyncClient(transport=transport) as client:
+        return int((await client.get("https://api.example/")).status_code)
+
+
+@pytest.mark.parametrize("call", [call_out, lambda: asyncio.run(call_out_awaited())])
+def test_calls_that_go_out_are_limited(
+    distwindow_clock: ManualClock, call: Callable[[], int]
+) -> None:
+    events: list[Any] = []
+    for limits in (upstream, async_upstream):
+        limits.on_event(events.append)
+    assert [call(), call()] == [200, 429]
+    with pytest.raises(UpstreamLimited, match="has asked to wait"):
+        call()
+    assert [type(event).__name__ for event in events] == ["Pause"]
+    distwindow_clock.advance(600)
+    assert call() == 200
+
+
+@pytest.mark.distwindow_off
+def test_calls_that_go_out_are_sent_when_limits_are_off() -> None:
+    assert len([call_out() for _ in range(TRIES)]) == TRIES
 
 
 def test_what_entries_have_not_sent_is_reset_too(distwindow_reset: Callable[[], None]) -> None:
