@@ -37,7 +37,7 @@ from ..ring.limit import LimitSpec, parse_limits
 from ..runtime.options import ClockChoice, Consistency, Options
 from ..support.async_use import only_async_with, result_of
 from ..support.callables import RAISED_BY_CALLBACKS, check_takes
-from ..upstream.commands import ASK_AGAIN, PAUSED, PROBE, Lower, PauseCommand, pause_name
+from ..upstream.commands import PAUSED, PROBE, SEND, Lower, PauseCommand, pause_name
 from ..upstream.fields import NOTHING, Get, Quota, may_speak_of_limits, read_response
 from ..upstream.keys import by_header, by_host
 from ..upstream.presets import APILimits, anthropic, choose, github, openai
@@ -199,7 +199,8 @@ class _Call:
     """One call of the upstream."""
 
     __slots__ = (
-        "admitted", "id", "is_probe", "key", "learns", "may_be_sent", "parts", "preset", "reserved",
+        "admitted", "has_waited", "id", "is_probe", "key", "learns", "may_be_sent", "parts",
+        "preset", "reserved",
     )  # fmt: skip
 
     def __init__(
@@ -207,7 +208,7 @@ class _Call:
     ) -> None:
         self.key, self.parts, self.preset, self.learns = key, parts, preset, learns
         self.id = ""  # made when the fleet is asked, which most calls do not
-        self.is_probe = self.may_be_sent = False
+        self.is_probe = self.may_be_sent = self.has_waited = False
         self.admitted: Decision | None = None
         self.reserved: Any = None
 
@@ -418,11 +419,10 @@ class BaseUpstreamLimits:
             if monotonic() >= known.until:
                 break
             await self._give_back(call)  # a pause has begun while it waited
-        waited_s = monotonic() - began_at
-        if waited_s > 0.001:
-            self._waited += 1
-            self._tell(Waited(call.key, waited_s))
         call.may_be_sent = True
+        if call.has_waited:
+            self._waited += 1
+            self._tell(Waited(call.key, monotonic() - began_at))
 
     async def _admit(self, call: _Call, ends_at: float) -> None:
         """Wait until the limits of `call` admit it."""
@@ -431,7 +431,7 @@ class BaseUpstreamLimits:
         if not self._is_reserved(call):
             decision = await result_of(limiter.try_acquire(call.key, first.cost))
             if not decision.allowed:
-                wait_s = max(0.0, ends_at - monotonic())
+                wait_s, call.has_waited = max(0.0, ends_at - monotonic()), True
                 decision = await result_of(limiter.acquire(call.key, first.cost, wait_s))
             call.admitted = decision
             return
@@ -446,6 +446,7 @@ class BaseUpstreamLimits:
             wait_s = max(0.01, decision.retry_after) * (1 + random.random() * _JITTER / 1000)
             if monotonic() + wait_s > ends_at:
                 raise RateLimitExceeded(decision)
+            call.has_waited = True
             await result_of(self._sleep(wait_s))
 
     def _is_reserved(self, call: _Call) -> bool:
@@ -468,10 +469,13 @@ class BaseUpstreamLimits:
             wait_s, said_s = known.until - now, known.said_until - now
             if wait_s <= 0:
                 reply = await self._ask(call, "ask", _PROBE_MS)
-                if reply is None or reply.state not in (PAUSED, ASK_AGAIN):
-                    call.is_probe = reply is not None and reply.state == PROBE
-                    if not call.is_probe:  # others go on asking until it has its answer
-                        known.ask_at = now + _ASK_EVERY_S
+                if isinstance(reply, StoreError):
+                    self._answer_without_the_store(call, reply)
+                elif reply.state == PROBE:  # others go on asking until it has its answer
+                    call.is_probe = True
+                    return
+                if isinstance(reply, StoreError) or reply.state == SEND:
+                    known.ask_at = monotonic() + _ASK_EVERY_S
                     return
                 wait_s = said_s = reply.wait_ms / 1000
                 if reply.state == PAUSED:
@@ -479,7 +483,17 @@ class BaseUpstreamLimits:
                     self._note_pause(call.key, known, wait_s, said_s)
             if said_s > self._cap_s * (1 + _JITTER / 1000) or now + wait_s > ends_at:
                 raise UpstreamLimited(self._refusal(call.key, max(wait_s, said_s)), is_paused=True)
+            call.has_waited = True
             await result_of(self._sleep(wait_s))
+
+    def _answer_without_the_store(self, call: _Call, failure: StoreError) -> None:
+        """Answer by `on_store_error` what the pause was asked for. To ask the store for the limits,
+        too, would have the call wait for it twice.
+        """
+        if self._options.on_store_error == "raise":
+            raise failure
+        if self._options.on_store_error == "allow":
+            call.parts = ()
 
     def _refusal(self, key: str, retry_after: float) -> Decision:
         now_ms = self.store.clock.now_ms()
@@ -513,7 +527,7 @@ class BaseUpstreamLimits:
             self._refused += 1
             given_ms = min(10**12, int(said.pause_s * 1000))
             reply = await self._ask(call, "tell", given_ms, int(self._cap_s * 1000))
-            if reply is not None:
+            if not isinstance(reply, StoreError):
                 self._note_pause(call.key, known, reply.wait_ms / 1000, reply.said_ms / 1000)
             else:  # the store is away: this process pauses
                 wait_s = min(said.pause_s or 1.0, self._cap_s)
@@ -604,7 +618,9 @@ class BaseUpstreamLimits:
     # -- the store ---------------------------------------------------------------------------------
 
     async def _ask(self, call: _Call, what: Any, first: int = 0, second: int = 0) -> Any:
-        """Ask or tell the pause of the key of a call; None where the store gives no answer."""
+        """Ask or tell the pause of the key of a call. Return a `PauseReply`, or the `StoreError`
+        because of which there is none.
+        """
         name = pause_name(self._options.prefix, call.key)
         call.id = call.id or uuid.uuid4().hex
         jitter = random.randint(0, _JITTER) if what == "tell" else 0
@@ -620,7 +636,7 @@ class BaseUpstreamLimits:
             return await result_of(self.store.execute(command, deadline))
         except StoreError as exc:
             _LOG.debug("the fleet cannot be asked of an upstream: %s", exc)
-            return None
+            return exc
 
     def _client_time(self) -> int | None:
         return self.store.clock.now_ms() if self._options.clock == "client" else None
