@@ -15,7 +15,8 @@ from readme_renderer import markdown
 
 from tests.docs.package import broken, long_description
 
-MAX_BYTES = 700_000
+MAX_BYTES = 750_000
+# It had 681 kB before calls that go out, and 722 kB with them.
 
 (wheel,) = Path(sys.argv[1]).glob("*.whl")
 with zipfile.ZipFile(wheel) as archive:
