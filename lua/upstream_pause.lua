@@ -5,10 +5,11 @@
 --- RETURN stamp 1 now_ms                                     send, as the only one of the fleet: the probe
 --- RETURN stamp 2 now_ms wait_ms said_ms                     nobody sends for wait_ms; the upstream said said_ms
 --- RETURN stamp 3 now_ms wait_ms                             ask again after wait_ms
+--- RETURN stamp 4 now_ms                                     send this call; ask for the next one, too
 --- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- `ask`: first_ms is for how long this call is the probe. `tell`: it was refused; for first_ms (0: not said),
---- at most second_ms, and `jitter` thousandths longer. `ok`: it was not refused; second_ms is 1 where no
---- limit paces those who return. `free`: it has had no answer.
+--- at most second_ms, and `jitter` thousandths longer. `ok`: it was not refused. `free`: it has
+--- had no answer.
 local stamp, client_now = ARGV[1], ARGV[2]
 --@include shared/clock.lua
 --@include shared/deadline.lua
@@ -59,11 +60,9 @@ if what ~= 'ask' then
   if probe == id then
     if what == 'free' then
       call('HSET', key, 'probe', '')
-    elseif second > 0 then
+    else
       call('HSET', key, 'probe', '', 'returns_at', string.format('%.0f', now), 'returned', '0')
       keep(now + STEP_MS * MAX_STEPS)
-    else
-      call('DEL', key)
     end
   end
   return {stamp, 0, now}
@@ -73,7 +72,7 @@ if returns_at > 0 then
   local steps = math.max(0, math.floor((now - returns_at) / STEP_MS)) + 1
   if returned >= 2 ^ steps - 1 then return {stamp, 3, now, returns_at + steps * STEP_MS - now} end
   call('HINCRBY', key, 'returned', 1)
-  return {stamp, 0, now}
+  return {stamp, 4, now}
 end
 if probe ~= '' and probe ~= id and now < probe_until then
   return {stamp, 3, now, math.min(STEP_MS, probe_until - now)}

@@ -47,8 +47,10 @@ class _Content:
 
     async def _fed(self, data: bytes) -> bytes:
         self._watch.feed(data)
-        if self._content.at_eof() and (ended := self._watch.end()) is not None:
-            await ended
+        if self._content.at_eof():
+            self._watch.is_whole = True
+            if (ended := self._watch.end()) is not None:
+                await ended
         return data
 
     async def read(self, n: int = -1) -> bytes:

@@ -61,7 +61,8 @@ def _read(response: httpx2.Response) -> tuple[int, str, Any]:
 
 
 def _body(request: httpx2.Request) -> bytes | None:
-    return request.content if isinstance(request.stream, httpx2.ByteStream) else None
+    # Not `content`, which a redirected request does not have.
+    return b"".join(request.stream) if isinstance(request.stream, httpx2.ByteStream) else None
 
 
 def _watch(stream: Any, response: httpx2.Response, end: Callable[[bytes], Any]) -> None:

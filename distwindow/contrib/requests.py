@@ -64,6 +64,7 @@ class _Raw:
         try:
             for data in self._body.stream(*arguments, **options):
                 yield self._watch.feed(data)
+            self._watch.is_whole = True
         finally:
             self._watch.end()
 

@@ -15,10 +15,12 @@ client. What one call does is a coroutine, which in threads awaits nothing (`run
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fnmatch
 import logging
 import random
+import re
 import threading
 import uuid
 from collections import OrderedDict
@@ -37,7 +39,8 @@ from ..ring.limit import LimitSpec, parse_limits
 from ..runtime.options import ClockChoice, Consistency, Options
 from ..support.async_use import only_async_with, result_of
 from ..support.callables import RAISED_BY_CALLBACKS, check_takes
-from ..upstream.commands import PAUSED, PROBE, SEND, Lower, PauseCommand, pause_name
+from ..support.fork import register_after_fork
+from ..upstream.commands import PAUSED, PROBE, SEND, SEND_ONE, Lower, PauseCommand, pause_name
 from ..upstream.fields import NOTHING, Get, Quota, may_speak_of_limits, read_response
 from ..upstream.keys import by_header, by_host
 from ..upstream.presets import APILimits, anthropic, choose, github, openai
@@ -94,6 +97,9 @@ class UpstreamLimited(RateLimitExceeded):
         super().__init__(decision)
         self.key = decision.key  # of tokens, a Key with the tag of that of the requests
         self.is_paused = is_paused
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), is_paused=self.is_paused), (self.decision,)
 
     def __str__(self) -> str:
         if self.is_paused:
@@ -223,6 +229,18 @@ def check_is(upstream: T, kind: type) -> T:
     return upstream
 
 
+def _checked_host(pattern: Any) -> str:
+    is_ipv6 = isinstance(pattern, str) and pattern.count(":") > 1
+    if not isinstance(pattern, str) or not re.fullmatch(
+        r"[^\s/:@]*[^\s/:@.]" if not is_ipv6 else r"[0-9a-fA-F:.*?]+", pattern
+    ):
+        raise ConfigurationError(
+            f"limits are of {short_repr(pattern)}, and have to be of a host, such as "
+            "'api.example.com' or '*.example.com', without a scheme, a port and a path"
+        )
+    return pattern.lower()
+
+
 def _checked(limits: Any) -> tuple[Any, ...]:
     """Return the limits of one host, parsed, or its presets; empty for None."""
     if limits is None:
@@ -271,6 +289,10 @@ class BaseUpstreamLimits:
                 check_takes(option, function, count)
             elif option == "key" or (option == "cost_after" and function is not None):
                 raise ConfigurationError(f"{option}={short_repr(function)} is no function")
+            elif option == "cost" and (type(function) is not int or function < 1):
+                raise ConfigurationError(
+                    f"cost={short_repr(function)} is no whole number from 1 on, and no function"
+                )
         for option, seconds in (("max_wait", max_wait), ("cap", cap)):
             if not isinstance(seconds, (int, float)) or not 0 <= seconds < 10**9:
                 raise ConfigurationError(f"{option}={short_repr(seconds)} is no number of seconds")
@@ -286,15 +308,17 @@ class BaseUpstreamLimits:
         self.retries = retries
         by_pattern = limits if isinstance(limits, Mapping) else {"*": limits}
         self._limits = {
-            pattern.lower(): _checked(of_host) for pattern, of_host in by_pattern.items()
+            _checked_host(pattern): _checked(of_host) for pattern, of_host in by_pattern.items()
         }
         self._by_host: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._pool = self._pool_type(store, self._options)
         self.store: Any = self._pool.store
         self._shown_name = store_name(store)
-        self._lock = threading.Lock()
+        register_after_fork(self)
+        self.after_fork()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self.listeners: list[Callable[[Event], object]] = []
+        self._tasks: set[Any] = set()  # or nobody would hold them
         self._waited = self._limited = self._refused = self._lowered = 0
 
     def health(self) -> UpstreamHealth:
@@ -336,7 +360,7 @@ class BaseUpstreamLimits:
                 response = await result_of(send())
             except BaseException as exc:
                 if call.is_probe:
-                    await self._ask(call, "free")
+                    await self._uncancelled(self._ask(call, "free"))
                 if not call.may_be_sent and isinstance(exc, RateLimitExceeded):
                     self._limited += 1
                     is_paused = isinstance(exc, UpstreamLimited)
@@ -344,11 +368,20 @@ class BaseUpstreamLimits:
                 if not call.may_be_sent and isinstance(exc, StoreError):
                     raise client.store_error(str(exc), charged=exc.charged) from exc
                 raise
-            asked_to_wait = await self._end(call, response, client)
-            if not asked_to_wait or not repeats or client.body(request) is None:
-                return response
+            try:
+                asked_to_wait = await self._end(call, response, client)
+                if not asked_to_wait or not repeats or client.body(request) is None:
+                    return response
+            except BaseException:  # cancelled, say; nobody else has the response
+                await self._uncancelled(self._drop(call, response, client))
+                raise
             repeats -= 1
             await result_of(client.close(response))
+
+    async def _drop(self, call: _Call, response: Any, client: ClientCalls) -> None:
+        await result_of(client.close(response))
+        if call.is_probe:
+            await self._ask(call, "free")
 
     # -- whose call it is, and what it costs -------------------------------------------------------
 
@@ -378,6 +411,8 @@ class BaseUpstreamLimits:
         if not limits:
             return _Call(key, (), None, learns=learns)
         cost = self._cost(request) if callable(self._cost) else self._cost
+        if learns:  # nobody has compared the cost with a limit that was not known
+            cost = min(cost, *(limit.amount for limit in limits))
         return _Call(key, (_Part("requests", key, limits, limiter, cost),), None, learns=learns)
 
     def _of_host(self, host: str) -> tuple[tuple[Any, ...], Any]:
@@ -468,11 +503,13 @@ class BaseUpstreamLimits:
             now = monotonic()
             wait_s, said_s = known.until - now, known.said_until - now
             if wait_s <= 0:
+                call.is_probe = True  # it may be, until its reply is here
                 reply = await self._ask(call, "ask", _PROBE_MS)
+                if not isinstance(reply, StoreError):
+                    call.is_probe = reply.state == PROBE
                 if isinstance(reply, StoreError):
                     self._answer_without_the_store(call, reply)
-                elif reply.state == PROBE:  # others go on asking until it has its answer
-                    call.is_probe = True
+                elif reply.state in (PROBE, SEND_ONE):  # the next call asks, too
                     return
                 if isinstance(reply, StoreError) or reply.state == SEND:
                     known.ask_at = monotonic() + _ASK_EVERY_S
@@ -510,7 +547,7 @@ class BaseUpstreamLimits:
         """
         status, names, get = client.read(response)
         if call.reserved is not None:
-            if 400 <= status < 500:  # the upstream has done nothing
+            if call.preset is not None and 400 <= status < 500:  # it has used no tokens
                 await self._commit(call, 0)
             else:
                 settle = partial(self._settle, call, response)
@@ -523,7 +560,11 @@ class BaseUpstreamLimits:
             _LOG.exception("a response of %s could not be read", short_repr(call.key))
             return False
         known = self._known_of(call.key)
-        if said.pause_s is not None and self._learns:
+        if said.pause_s is not None and not self._learns:
+            if call.is_probe:
+                await self._ask(call, "free")
+            return True
+        if said.pause_s is not None:
             self._refused += 1
             given_ms = min(10**12, int(said.pause_s * 1000))
             reply = await self._ask(call, "tell", given_ms, int(self._cap_s * 1000))
@@ -536,7 +577,7 @@ class BaseUpstreamLimits:
         if call.learns:
             self._learn(call, known, said.quotas)
         if call.is_probe:
-            await self._ask(call, "ok", 0, int(not call.parts))
+            await self._ask(call, "ok")
         if self._learns:
             for part in call.parts:
                 await self._lower(call, part, said.quotas)
@@ -667,8 +708,15 @@ class BaseUpstreamLimits:
             except RAISED_BY_CALLBACKS:
                 _LOG.exception("a listener of on_event has failed: %r", listener)
 
+    def after_fork(self) -> None:
+        """Have a lock that no thread of the parent holds."""
+        self._lock = threading.Lock()
+
     def run(self, steps: Coroutine[Any, Any, Any]) -> Any:
         raise NotImplementedError  # what is one call here is a task's there
+
+    def _uncancelled(self, steps: Coroutine[Any, Any, T]) -> Any:
+        return steps  # a thread is not cancelled
 
     def _sleep(self, seconds: float) -> Any:
         raise NotImplementedError  # threads and tasks sleep in their ways
@@ -686,6 +734,13 @@ class AsyncUpstreamLimits(BaseUpstreamLimits):
     def run(self, steps: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Return what one call does, to be awaited."""
         return steps
+
+    def _uncancelled(self, steps: Coroutine[Any, Any, T]) -> Any:
+        """Have `steps` run to their end, also if the scope that awaits them is cancelled."""
+        task = asyncio.ensure_future(steps)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return asyncio.shield(task)
 
     def _sleep(self, seconds: float) -> Any:
         return self.store.sleep(seconds)

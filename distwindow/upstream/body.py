@@ -11,15 +11,16 @@ _PART = 65_536
 
 
 class BodyWatch:
-    """Keeps the beginning and the end of a body, and calls `end(body)` once, when it was read or is
-    closed. `encoding` is that of the bytes it is fed: `gzip`, `deflate`, or none; of another it
-    keeps nothing.
+    """Keeps the beginning and the end of a body, and calls `end(body)` once, when it was read
+    whole: what a part of it reports may be less than was used. `encoding` is that of the bytes it
+    is fed: `gzip`, `deflate`, or none; of another it keeps nothing.
     """
 
     def __init__(self, end: Callable[[bytes], Any], encoding: str = "") -> None:
         self._end: Callable[[bytes], Any] | None = end
         self._head, self._tail = bytearray(), bytearray()
         self._is_known = encoding.lower() in ("", "identity", "gzip", "x-gzip", "deflate")
+        self.is_whole = False
         is_plain = encoding.lower() in ("", "identity")
         self._unpack = None if is_plain else zlib.decompressobj(zlib.MAX_WBITS | 32)
 
@@ -42,7 +43,7 @@ class BodyWatch:
     def end(self) -> Any:
         """Return what `end` has returned, which may have to be awaited; None the next time."""
         end, self._end = self._end, None
-        return None if end is None else end(bytes(self._head + self._tail))
+        return end(bytes(self._head + self._tail)) if end is not None and self.is_whole else None
 
 
 class WatchedStream:
@@ -54,6 +55,7 @@ class WatchedStream:
     def __iter__(self) -> Iterator[bytes]:
         for data in self._stream:
             yield self._watch.feed(data)
+        self._watch.is_whole = True
 
     def close(self) -> None:
         """Close the stream, and say what was read."""
@@ -72,6 +74,7 @@ class AsyncWatchedStream:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for data in self._stream:
             yield self._watch.feed(data)
+        self._watch.is_whole = True
 
     async def aclose(self) -> None:
         """Close the stream, and say what was read."""

@@ -28,9 +28,10 @@ def parse_pause_name(prefix: str, name: bytes) -> str | None:
     return parse_name(prefix, name, _NAME)
 
 
-SEND, PROBE, PAUSED, ASK_AGAIN = 0, 1, 2, 3
+SEND, PROBE, PAUSED, ASK_AGAIN, SEND_ONE = 0, 1, 2, 3, 4
 """What `upstream_pause` answers: send; send, as the only one of the fleet; nobody sends for
-`wait_ms`; ask again after `wait_ms`, because another process probes, or the fleet comes back."""
+`wait_ms`; ask again after `wait_ms`, because another process probes, or the fleet comes back; send
+this call, and ask for the next one, because the fleet comes back."""
 
 
 What = Literal["ask", "tell", "ok", "free"]
@@ -63,7 +64,7 @@ class PauseCommand(Command[PauseReply]):
     """Of `ask`: for how long the call is the probe, if it is. Of `tell`: for how long the upstream
     has asked to wait; 0: it has not said."""
     second_ms: int = 0
-    """Of `tell`: the longest pause. Of `ok`: 1 where no limit paces those who come back."""
+    """Of `tell`: the longest pause."""
     jitter: int = 0
     """Of `tell`: by how many thousandths the pause is longer than said."""
 

@@ -7,8 +7,7 @@ paused      its time ends                                    over
 over        the first who asks                               over, and this one is the probe
 over        the probe is refused                             paused, twice as long if not told
 over        the probe has no answer, or its time ends        over, the next who asks is the probe
-over        the probe is not refused; a limit paces          -
-over        the probe is not refused; no limit               returning: 1, 3, 7, ... in all, from
+over        the probe is not refused                         returning: 1, 3, 7, ... in all, from
                                                              one tenth of a second to the next
 returning   1,023 were sent, or a second passed              -
 over        nobody asked for a minute                        -
@@ -19,7 +18,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues
-from .commands import ASK_AGAIN, PAUSED, PROBE, SEND, Lower, LowerReply, PauseCommand, PauseReply
+from .commands import (
+    ASK_AGAIN,
+    PAUSED,
+    PROBE,
+    SEND,
+    SEND_ONE,
+    Lower,
+    LowerReply,
+    PauseCommand,
+    PauseReply,
+)
 
 FIRST_PAUSE_MS = 1000
 """The pause after a refusal that does not say how long; each further one in a row doubles it."""
@@ -68,11 +77,8 @@ class MemoryPauses:
         if pause.probe == command.call:
             pause.probe = ""
             if command.what == "ok":
-                if command.second_ms:
-                    pause.returns_at_ms, pause.returned = now, 0
-                    pause.expires_at_ms = now + STEP_MS * MAX_STEPS
-                else:
-                    self._values.remove(command.name)
+                pause.returns_at_ms, pause.returned = now, 0
+                pause.expires_at_ms = now + STEP_MS * MAX_STEPS
         return PauseReply(SEND, now)
 
     def _ask(self, command: PauseCommand, pause: Pause, now: int) -> PauseReply:
@@ -84,7 +90,7 @@ class MemoryPauses:
             if pause.returned >= 2**steps - 1:
                 return PauseReply(ASK_AGAIN, now, pause.returns_at_ms + steps * STEP_MS - now)
             pause.returned += 1
-            return PauseReply(SEND, now)
+            return PauseReply(SEND_ONE, now)
         if pause.probe and pause.probe != command.call and now < pause.probe_until_ms:
             return PauseReply(ASK_AGAIN, now, min(STEP_MS, pause.probe_until_ms - now))
         pause.probe, pause.probe_until_ms = command.call, now + command.first_ms

@@ -95,7 +95,7 @@ def choose(
     """Return the first of these limits that holds for a call, and the part that it calls."""
     try:
         fields = json.loads(body or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # the API will say what is wrong with it
         fields = {}
     for each in known:
         part = each.part(request, fields if isinstance(fields, dict) else {})
@@ -122,6 +122,8 @@ def _of_models(
 ) -> APILimits:
     if not isinstance(model, str):
         raise ConfigurationError(f"model={short_repr(model)} is no name of models, as 'gpt-*' is")
+    if estimate is not None and not callable(estimate):
+        raise ConfigurationError(f"estimate={short_repr(estimate)} is no function of a body")
     if estimate is not None:
         check_takes("estimate", estimate, 1)
     return APILimits(

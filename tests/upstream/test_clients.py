@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
+import httpx
+import httpx2
 import pytest
 
+import distwindow.contrib.httpx as of_httpx
+import distwindow.contrib.httpx2 as of_httpx2
 from distwindow import ConfigurationError, RateLimitExceeded
-from distwindow.contrib.upstream import by_header, openai
+from distwindow.contrib.upstream import by_header, github, openai
 from distwindow.ring.limit import Limit, parse_limits
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
 
-from .clients import CLIENTS, URL, Answer, Client, Upstream, limits_of
+from .clients import CLIENTS, HTTPX, URL, Answer, Client, Upstream, limits_of
 
 pytestmark = pytest.mark.event_loops
 every_client = pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: kind.__name__)
@@ -296,6 +301,7 @@ def test_a_pause_of_one_model_is_none_of_another(kind: type[Client]) -> None:
         ({"key": lambda: ""}, "key="), ({"cost": lambda: 1}, "cost="),
         ({"max_wait": "x"}, "max_wait="),
         ({"cost_after": lambda response: 1}, "cost_after="), ({"retries": 1.5}, "retries=1.5"),
+        ({"cost": 0}, "cost=0"), ({"cost": "5"}, "cost="),
         ({"limits": {"a": [openai(), "5/minute"]}}, "both"), ({"on_store_error": "alow"}, "alow"),
     ],
 )  # fmt: skip
@@ -346,3 +352,74 @@ def test_a_window_is_lowered_only_by_what_speaks_of_it(
         assert process.call() == 200
     with pytest.raises(process.limited):
         process.call()
+
+
+@every_client
+def test_a_process_that_learns_nothing_ends_no_pause(kind: type[Client]) -> None:
+    answers = [Answer(429, {"Retry-After": "5"})] * 2 + [Answer()] * 9
+    fleet = Fleet(kind, lambda url: answers.pop(0), max_wait=0)
+    assert fleet.process().call() == 429
+    fleet.clock.advance(6)
+    assert fleet.process(learn=False).call() == 429  # as the probe
+    other = fleet.process()
+    assert other.call() == 200  # which is the next probe, and not one of those who return
+    hurried = [fleet.process() for _ in range(3)]
+    assert hurried[0].call() == 200
+    with pytest.raises(hurried[1].limited):
+        hurried[1].call()
+
+
+@every_client
+def test_a_cost_above_a_learned_limit_is_that_limit(kind: type[Client]) -> None:
+    named = {"RateLimit": '"x";r=3;t=1', "RateLimit-Policy": '"x";q=3;w=1'}
+    fleet = Fleet(kind, lambda url: Answer(200, named), cost=lambda request: 5, max_wait=0)
+    process = fleet.process()
+    assert process.call() == 200
+    assert process.call() == 200
+    with pytest.raises(process.limited):
+        process.call()
+
+
+@every_client
+@pytest.mark.parametrize(
+    "host", ["http://a.example", "a.example:80", "a.example ", "", "a.example/", "a.example.", None]
+)
+def test_what_is_no_host_is_refused(kind: type[Client], host: Any) -> None:
+    with pytest.raises(ConfigurationError, match="have to be of a host"):
+        limits_of(kind, "memory://", {host: "1/minute"})
+    limits_of(kind, "memory://", {"localhost": "1/minute", "::1": "1/minute", "*.A.example": None})
+
+
+@every_client
+def test_errors_can_be_pickled(kind: type[Client]) -> None:
+    _, upstream = refuses_once(Answer(429, {"Retry-After": "5"}))
+    process = Fleet(kind, upstream, max_wait=0).process()
+    assert process.call() == 429
+    with pytest.raises(process.limited) as caught:
+        process.call()
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copy), str(copy)) == (process.limited, str(caught.value))
+    assert copy.is_paused
+
+
+@pytest.mark.parametrize("module", [httpx, httpx2])
+@pytest.mark.parametrize("options", [{"limits": {"*": github("9/minute")}}, {"retries": 1}])
+def test_redirects_are_calls_of_their_own(module: Any, options: dict[str, Any]) -> None:
+    """Their requests have a stream only."""
+    integration = {httpx: of_httpx, httpx2: of_httpx2}[module]
+    answers = [(302, {"Location": "/new"}), (429, {"Retry-After": "0.01"}), (200, {}), (200, {})]
+    called: list[str] = []
+
+    def handle(request: Any) -> Any:
+        called.append(request.url.path)
+        status, headers = answers.pop(0)
+        return module.Response(status, headers=headers)
+
+    upstream = limits_of(HTTPX, "memory://", **options)
+    transport = integration.RateLimitTransport(upstream, module.MockTransport(handle))
+    with module.Client(transport=transport, follow_redirects=True) as client:
+        found = client.get("https://api.example/old")
+    if "retries" in options:
+        assert (found.status_code, called) == (200, ["/old", "/new", "/new"])
+    else:
+        assert (found.status_code, called) == (429, ["/old", "/new"])

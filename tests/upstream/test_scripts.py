@@ -87,7 +87,7 @@ def test_each_reply_is_parsed_as_the_head_says() -> None:
     pause, lower = PauseCommand(()), Lower(())
     assert lines("upstream_pause", "RETURN") == [
         "stamp 0 now_ms", "stamp 1 now_ms", "stamp 2 now_ms wait_ms said_ms",
-        "stamp 3 now_ms wait_ms", "stamp -2 now_ms",
+        "stamp 3 now_ms wait_ms", "stamp 4 now_ms", "stamp -2 now_ms",
     ]  # fmt: skip
     assert pause.reply([stamp, 0, now]) == PauseReply(0, now)
     assert pause.reply([stamp, 2, now, 5, 9]) == PauseReply(2, now, wait_ms=5, said_ms=9)

@@ -21,6 +21,7 @@ from distwindow.upstream.commands import (
     PAUSED,
     PROBE,
     SEND,
+    SEND_ONE,
     Lower,
     PauseCommand,
     PauseReply,
@@ -242,27 +243,17 @@ def test_pauses_whose_length_is_not_said_double_up_to_the_cap(upstream: Upstream
     assert upstream.tell(0).wait_ms == FIRST_PAUSE_MS
 
 
-def test_a_limit_paces_those_who_return(upstream: Upstream, at_once: AtOnce) -> None:
+def test_twice_as_many_return_in_each_step(upstream: Upstream, at_once: AtOnce) -> None:
     upstream.tell(1000)
     upstream.now_ms += 1000
     upstream.ask("probe")
     upstream.execute(upstream.command("ok"))  # of a call that was sent before the pause
     assert upstream.ask().state == ASK_AGAIN
     upstream.execute(upstream.command("ok", "probe"))
-    assert states(at_once(upstream.execute, upstream.asks())) == [SEND] * CALLERS
-
-
-def test_without_a_limit_twice_as_many_return_in_each_step(
-    upstream: Upstream, at_once: AtOnce
-) -> None:
-    upstream.tell(1000)
-    upstream.now_ms += 1000
-    upstream.ask("probe")
-    upstream.execute(upstream.command("ok", "probe", second_ms=1))
     for step in range(6):
         asks = [each for _ in range(10) for each in upstream.asks()]
         replies = at_once(upstream.execute, asks)
-        assert states(replies).count(SEND) == 2**step
+        assert states(replies).count(SEND_ONE) == 2**step
         assert {reply.wait_ms for reply in replies if reply.state == ASK_AGAIN} == {STEP_MS}
         upstream.now_ms += STEP_MS
     upstream.now_ms += STEP_MS * MAX_STEPS

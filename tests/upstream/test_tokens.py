@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 import aiohttp
+import anyio
 import httpx
 import httpx2
 import pytest
@@ -29,8 +30,9 @@ from distwindow.contrib.upstream import (
     github,
     openai,
 )
-from distwindow.stores.memory import MemoryStore
+from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.upstream.presets import choose
+from tests.clock_and_stores import ManualClock
 
 pytestmark = pytest.mark.event_loops
 LONG = "x" * 200_000
@@ -257,6 +259,104 @@ def test_a_cost_after_that_is_none_leaves_the_estimate(client: str, returned: An
     with answering(200, b"{}") as url:
         CLIENTS[client](options, url, b"", "whole")
     assert passed(store, "127.0.0.1") == 20
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_cost_after_says_what_an_error_costs(client: str) -> None:
+    store = MemoryStore()
+    options = {
+        "store": store, "limits": "1000/hour", "cost": 20, "cost_after": lambda response, body: 3,
+    }  # fmt: skip
+    with answering(404, b"{}") as url:
+        CLIENTS[client](options, url, b"", "whole")
+    assert passed(store, "127.0.0.1") == 3
+
+
+@pytest.mark.parametrize("module", [httpx, httpx2])
+def test_a_response_that_is_not_read_to_its_end_keeps_its_estimate(module: Any) -> None:
+    """Its beginning may report a part of what was used, as that of a stream of Anthropic does."""
+    integration = {httpx: of_httpx, httpx2: of_httpx2}[module]
+    store = MemoryStore()
+    body = SAMPLES["anthropic, streamed"].body
+    with answering(200, body) as url:
+        upstream = UpstreamLimits(store, {"*": anthropic(tokens="1000000/hour")})
+        transport = integration.RateLimitTransport(upstream)
+        with upstream, module.Client(transport=transport) as client:
+            with client.stream("POST", url, content=b'{"max_tokens": 1000}') as response:
+                next(response.iter_bytes(10))
+    assert passed(store, Key("tokens", tag="127.0.0.1:")) == 1005
+
+
+@pytest.mark.parametrize("module", [httpx, httpx2])
+def test_who_is_cancelled_after_the_response_has_it_closed(module: Any) -> None:
+    """The client has not got it, so nobody else would give its connection back."""
+    integration = {httpx: of_httpx, httpx2: of_httpx2}[module]
+    closed: list[bool] = []
+
+    class Stream(module.AsyncByteStream):  # type: ignore[misc]
+        async def __aiter__(self) -> Any:
+            yield b""
+
+        async def aclose(self) -> None:
+            closed.append(True)
+
+    class Slow(AsyncMemoryStore):
+        async def execute(self, command: Any, *arguments: Any, **options: Any) -> Any:
+            if getattr(command, "what", "") == "tell":
+                await asyncio.sleep(60)
+            return await super().execute(command, *arguments, **options)
+
+    async def main() -> None:
+        upstream = AsyncUpstreamLimits(Slow(MemoryStore()))
+        answer = module.Response(429, headers={"Retry-After": "1"}, stream=Stream())
+        mock = module.MockTransport(lambda request: answer)
+        transport = integration.AsyncRateLimitTransport(upstream, mock)
+        async with module.AsyncClient(transport=transport) as client:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(client.get("https://api.example/"), 0.1)
+            assert closed == [True]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("module", [httpx, httpx2])
+@pytest.mark.parametrize("when", ["asks", "sends"])
+def test_a_cancelled_probe_leaves_its_place(module: Any, when: str) -> None:
+    """Also where each further wait of the task is cancelled, as in scopes of anyio, and where the
+    store has made it the probe, and the reply is not here yet.
+    """
+    integration = {httpx: of_httpx, httpx2: of_httpx2}[module]
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    answers = [429, 200]
+    slow: list[bool] = []
+
+    class Slow(AsyncMemoryStore):
+        async def execute(self, command: Any, *arguments: Any, **options: Any) -> Any:
+            reply = await super().execute(command, *arguments, **options)
+            if slow and when == "asks" and getattr(command, "what", "") == "ask":
+                await asyncio.sleep(60)
+            return reply
+
+    async def handle(request: Any) -> Any:
+        if slow and when == "sends":
+            await asyncio.sleep(60)
+        return module.Response(answers.pop(0), headers={"Retry-After": "1"})
+
+    async def main() -> None:
+        upstream = AsyncUpstreamLimits(Slow(store), max_wait=0, time=clock)
+        transport = integration.AsyncRateLimitTransport(upstream, module.MockTransport(handle))
+        async with module.AsyncClient(transport=transport) as client:
+            assert (await client.get("https://api.example/")).status_code == 429
+            clock.advance(2)
+            slow.append(True)
+            with anyio.move_on_after(0.1):
+                await client.get("https://api.example/")
+            slow.clear()
+            await asyncio.sleep(0)
+            assert (await client.get("https://api.example/")).status_code == 200
+
+    asyncio.run(main())
 
 
 class Request(NamedTuple):
