@@ -19,6 +19,7 @@ from distwindow.upstream.commands import (
     PAUSED,
     PROBE,
     SEND,
+    SEND_ONE,
     Lower,
     PauseCommand,
     What,
@@ -273,15 +274,14 @@ def test_the_least_rights_are_enough_for_what_upstreams_say(guarded: Standalone)
     key = uuid.uuid4().hex
     charges = charges_of(key, ring_name_prefix("distwindow", key), [Limit("5/minute")], 3)
     # Each branch of the script: a pause, its probe, an answer, the return, and the end.
-    steps: list[tuple[What, int, int, int]] = [
-        ("tell", 0, 60_000, PAUSED), ("ask", 0, 0, PAUSED), ("ask", 1000, 0, PROBE),
-        ("free", 1000, 0, SEND), ("ask", 1000, 0, PROBE), ("ok", 1000, 1, SEND),
-        ("ask", 1000, 0, SEND), ("ask", 1000, 0, ASK_AGAIN), ("tell", 1000, 60_000, PAUSED),
-        ("ask", 3000, 0, PROBE), ("ok", 3000, 0, SEND), ("ask", 3000, 0, SEND),
+    steps: list[tuple[What, int, int]] = [
+        ("tell", 0, PAUSED), ("ask", 0, PAUSED), ("ask", 1000, PROBE), ("free", 1000, SEND),
+        ("ask", 1000, PROBE), ("ok", 1000, SEND), ("ask", 1000, SEND_ONE), ("ask", 1000, ASK_AGAIN),
+        ("tell", 1000, PAUSED), ("ask", 3000, PROBE), ("ok", 3000, SEND), ("ask", 5000, SEND),
     ]  # fmt: skip
     with blocking(at(guarded, "limiter:least")) as execute:
         assert execute(Lower(charges, T0)).added == (3,)
-        for what, after_ms, second_ms, state in steps:
+        for what, after_ms, state in steps:
             command = PauseCommand((), T0 + after_ms, name=pause_name("distwindow", key), what=what)
-            command.call, command.second_ms = "a1", second_ms
+            command.call, command.second_ms = "a1", 60_000
             assert execute(command).state == state, (what, after_ms)
