@@ -10,8 +10,7 @@ from aiohttp import ClientRequest, ClientResponse, StreamReader
 
 from ..errors import StoreUnavailable
 from ..upstream.body import BodyWatch
-from ..upstream.keys import by_header, by_host
-from ..upstream.presets import anthropic, github, openai
+from ..upstream.presets import anthropic, by_header, by_host, github, openai
 from . import upstream as _upstream
 from .upstream import AsyncUpstreamLimits
 
@@ -36,7 +35,7 @@ class UpstreamStoreError(StoreUnavailable, aiohttp.ClientError):
     """The store gave no answer, and `on_store_error` is "raise"; also an `aiohttp.ClientError`."""
 
 
-class _Content:
+class _WatchedContent:
     """The body of a response, as its caller reads it: unpacked."""
 
     def __init__(self, content: StreamReader, watch: BodyWatch) -> None:
@@ -103,7 +102,7 @@ def _body(request: ClientRequest) -> bytes | None:
 
 
 def _watch(response: ClientResponse, end: Callable[[bytes], Any]) -> None:
-    response.content = cast("StreamReader", _Content(response.content, BodyWatch(end)))
+    response.content = cast("StreamReader", _WatchedContent(response.content, BodyWatch(end)))
 
 
 _CALLS = _upstream.ClientCalls(

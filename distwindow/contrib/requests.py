@@ -11,8 +11,7 @@ from requests.adapters import HTTPAdapter
 
 from ..errors import StoreUnavailable
 from ..upstream.body import BodyWatch
-from ..upstream.keys import by_header, by_host
-from ..upstream.presets import anthropic, github, openai
+from ..upstream.presets import anthropic, by_header, by_host, github, openai
 from . import upstream as _upstream
 from .upstream import UpstreamLimits
 
@@ -33,22 +32,14 @@ __all__ = [
 class UpstreamLimited(_upstream.UpstreamLimited, requests.RequestException):
     """A call was not sent; also a `requests.RequestException`."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        _upstream.UpstreamLimited.__init__(self, *arguments, **options)
-        self.request = self.response = None
-
 
 class UpstreamStoreError(StoreUnavailable, requests.RequestException):
     """The store gave no answer, and `on_store_error` is "raise"; also a
     `requests.RequestException`.
     """
 
-    def __init__(self, message: str, *, charged: bool | None = False) -> None:
-        StoreUnavailable.__init__(self, message, charged=charged)
-        self.request = self.response = None
 
-
-class _Raw:
+class _WatchedBody:
     """The body of a response, as `iter_content` reads it: unpacked."""
 
     def __init__(self, raw: Any, watch: BodyWatch) -> None:
@@ -76,7 +67,7 @@ class _Raw:
 
 
 def _watch(response: requests.Response, end: Callable[[bytes], Any]) -> None:
-    response.raw = _Raw(response.raw, BodyWatch(end))
+    response.raw = _WatchedBody(response.raw, BodyWatch(end))
 
 
 def _body(request: requests.PreparedRequest) -> bytes | None:

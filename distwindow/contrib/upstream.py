@@ -29,6 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from .. import ConfigurationError, Decision, Limit, StoreError
+from ..away.outages import RETRY_AFTER_S
 from ..away.policy import OnStoreError, check_options
 from ..errors import DistwindowError, RateLimitExceeded, short_repr
 from ..lifecycle.connect import store_name
@@ -37,13 +38,20 @@ from ..ring.decision import Charge, with_cost
 from ..ring.key import AnyKey, Key
 from ..ring.limit import LimitSpec, parse_limits
 from ..runtime.options import ClockChoice, Consistency, Options
-from ..support.async_use import only_async_with, result_of
+from ..support.async_use import only_async_with, result_of, run_at_once
 from ..support.callables import RAISED_BY_CALLBACKS, check_takes
 from ..support.fork import register_after_fork
 from ..upstream.commands import PAUSED, PROBE, SEND, SEND_ONE, Lower, PauseCommand, pause_name
-from ..upstream.fields import NOTHING, Get, Quota, may_speak_of_limits, read_response
-from ..upstream.keys import by_header, by_host
-from ..upstream.presets import APILimits, anthropic, choose, github, openai
+from ..upstream.fields import NO_INFO, Get, Quota, may_speak_of_limits, read_response
+from ..upstream.presets import (
+    APILimits,
+    anthropic,
+    by_header,
+    by_host,
+    choose,
+    github,
+    openai,
+)
 from .limiter_pool import AsyncLimiterPool, LimiterPool
 
 if TYPE_CHECKING:
@@ -106,6 +114,10 @@ class UpstreamLimited(RateLimitExceeded):
             return (
                 f"the call was not sent: {short_repr(self.key)} has asked to wait, for "
                 f"{self.retry_after:.3f} s more"
+            )
+        if self.decision.reason == "store_down":
+            return (
+                f"the call was not sent: the store of the limits of {short_repr(self.key)} is away"
             )
         return f"the call was not sent: {super().__str__()}"
 
@@ -505,14 +517,15 @@ class BaseUpstreamLimits:
             if wait_s <= 0:
                 call.is_probe = True  # it may be, until its reply is here
                 reply = await self._ask(call, "ask", _PROBE_MS)
-                if not isinstance(reply, StoreError):
-                    call.is_probe = reply.state == PROBE
                 if isinstance(reply, StoreError):
-                    self._answer_without_the_store(call, reply)
-                elif reply.state in (PROBE, SEND_ONE):  # the next call asks, too
-                    return
-                if isinstance(reply, StoreError) or reply.state == SEND:
+                    call.is_probe = False
                     known.ask_at = monotonic() + _ASK_EVERY_S
+                    self._answer_without_the_store(call, reply)
+                    return
+                call.is_probe = reply.state == PROBE
+                if reply.state == SEND:  # others go on asking while one probes, or some return
+                    known.ask_at = monotonic() + _ASK_EVERY_S
+                if reply.state in (SEND, PROBE, SEND_ONE):
                     return
                 wait_s = said_s = reply.wait_ms / 1000
                 if reply.state == PAUSED:
@@ -529,6 +542,9 @@ class BaseUpstreamLimits:
         """
         if self._options.on_store_error == "raise":
             raise failure
+        if self._options.on_store_error == "deny":
+            refusal = self._refusal(call.key, RETRY_AFTER_S)
+            raise RateLimitExceeded(refusal._replace(reason="store_down", source="policy"))
         if self._options.on_store_error == "allow":
             call.parts = ()
 
@@ -553,7 +569,7 @@ class BaseUpstreamLimits:
                 settle = partial(self._settle, call, response)
                 client.watch(response, lambda body: self.run(settle(body)))
         try:
-            said = NOTHING
+            said = NO_INFO
             if may_speak_of_limits(status, names):
                 said = read_response(status, get, self.store.clock.now_ms() / 1000)
         except Exception:  # an upstream may send whatever it likes
@@ -790,16 +806,7 @@ class UpstreamLimits(BaseUpstreamLimits):
 
     def run(self, steps: Coroutine[Any, Any, T]) -> T:
         """Run what one call does. It awaits nothing, as all that it asks has answered already."""
-        try:
-            steps.send(None)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        steps.close()
-        raise ConfigurationError(
-            "a function of UpstreamLimits has returned what waits for an event loop, and there is "
-            "none here; use AsyncUpstreamLimits, or return the answer"
-        )
+        return run_at_once(steps)
 
     def _sleep(self, seconds: float) -> Any:
         self.store.clock.sleep(seconds)

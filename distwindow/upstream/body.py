@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 _PART = 65_536
@@ -44,43 +44,3 @@ class BodyWatch:
         """Return what `end` has returned, which may have to be awaited; None the next time."""
         end, self._end = self._end, None
         return end(bytes(self._head + self._tail)) if end is not None and self.is_whole else None
-
-
-class WatchedStream:
-    """The stream of a response of httpx or httpx2, for threads. Their modules add its class."""
-
-    def __init__(self, stream: Any, watch: BodyWatch) -> None:
-        self._stream, self._watch = stream, watch
-
-    def __iter__(self) -> Iterator[bytes]:
-        for data in self._stream:
-            yield self._watch.feed(data)
-        self._watch.is_whole = True
-
-    def close(self) -> None:
-        """Close the stream, and say what was read."""
-        try:
-            self._stream.close()
-        finally:
-            self._watch.end()
-
-
-class AsyncWatchedStream:
-    """`WatchedStream` for tasks."""
-
-    def __init__(self, stream: Any, watch: BodyWatch) -> None:
-        self._stream, self._watch = stream, watch
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for data in self._stream:
-            yield self._watch.feed(data)
-        self._watch.is_whole = True
-
-    async def aclose(self) -> None:
-        """Close the stream, and say what was read."""
-        try:
-            await self._stream.aclose()
-        finally:
-            ended = self._watch.end()
-            if ended is not None:
-                await ended

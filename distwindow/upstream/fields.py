@@ -53,8 +53,8 @@ class Quota(NamedTuple):
     """Seconds until it is full again, or until some of it is free, as the upstream means it."""
 
 
-class Said(NamedTuple):
-    """What one response says."""
+class RateLimitInfo(NamedTuple):
+    """What one response says of the limits of its upstream."""
 
     pause_s: float | None
     """Seconds for which nobody should send; 0 where it asks to wait and does not say how long; None
@@ -62,7 +62,7 @@ class Said(NamedTuple):
     quotas: tuple[Quota, ...]
 
 
-NOTHING = Said(None, ())
+NO_INFO = RateLimitInfo(None, ())
 
 
 def may_speak_of_limits(status: int, names: str) -> bool:
@@ -73,14 +73,14 @@ def may_speak_of_limits(status: int, names: str) -> bool:
     return status == 403 or status in PAUSES or "limit" in names.lower()
 
 
-def read_response(status: int, get: Get, now_s: float) -> Said:
+def read_response(status: int, get: Get, now_s: float) -> RateLimitInfo:
     """Return what a response says. `now_s` is the time here, seconds since the epoch; a date is
     taken relative to the `Date` of the response, so that a clock that is wrong there does not
     matter.
     """
     fields = _Fields(get, now_s)
     quotas = () if _number(fields.get("age") or "") else tuple(_quotas(fields))
-    return Said(_pause(status, fields, quotas), quotas)
+    return RateLimitInfo(_pause(status, fields, quotas), quotas)
 
 
 class _Fields:

@@ -41,8 +41,8 @@ _MAX_DOUBLINGS = 30
 
 
 @dataclass(slots=True)
-class Pause:
-    """The pause of one key. Times are ms since the epoch."""
+class StoredPause:
+    """The pause of one key, as the store has it. Times are ms since the epoch."""
 
     until_ms: int = 0
     said_ms: int = 0
@@ -65,11 +65,11 @@ class MemoryPauses:
         self.handlers: Handlers = {"upstream_pause": self._pause, "upstream_lower": self._lower}
 
     def _pause(self, command: PauseCommand, now: int) -> PauseReply:
-        pause: Pause | None = self._values.get(command.name)
+        pause: StoredPause | None = self._values.get(command.name)
         if pause is not None and now >= pause.expires_at_ms:
             pause = None
         if command.what == "tell":
-            return self._tell(command, pause or Pause(), now)
+            return self._tell(command, pause or StoredPause(), now)
         if pause is None:
             return PauseReply(SEND, now)
         if command.what == "ask":
@@ -81,7 +81,7 @@ class MemoryPauses:
                 pause.expires_at_ms = now + STEP_MS * MAX_STEPS
         return PauseReply(SEND, now)
 
-    def _ask(self, command: PauseCommand, pause: Pause, now: int) -> PauseReply:
+    def _ask(self, command: PauseCommand, pause: StoredPause, now: int) -> PauseReply:
         if now < pause.until_ms:
             wait_ms = pause.until_ms - now
             return PauseReply(PAUSED, now, wait_ms, max(wait_ms, pause.said_ms - now))
@@ -97,7 +97,7 @@ class MemoryPauses:
         pause.expires_at_ms = max(pause.expires_at_ms, pause.probe_until_ms)
         return PauseReply(PROBE, now)
 
-    def _tell(self, command: PauseCommand, pause: Pause, now: int) -> PauseReply:
+    def _tell(self, command: PauseCommand, pause: StoredPause, now: int) -> PauseReply:
         is_paused = now < pause.until_ms
         given_ms, cap_ms = command.first_ms, command.second_ms
         if not is_paused:

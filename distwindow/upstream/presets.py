@@ -1,4 +1,4 @@
-"""What is known of the limits of some APIs: whose calls count together, and what a call uses.
+"""Whose calls of an API count together, and what is known of the limits of some APIs.
 
                 key                                          tokens of a call are
     openai      host, account (digest), model of the body    those of its `usage`
@@ -12,19 +12,34 @@ Tokens are reserved by an estimate, and what the response reports is what is cou
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError, short_repr
 from ..ring.limit import Limit, LimitSpec, parse_limits
 from ..support.callables import check_takes
-from .keys import path_of, with_digest
 
 _MAX_NAME = 100
 """Characters of the name of a model in a key. A request may have any text there."""
+
+
+def by_host(request: Any) -> str:
+    """Return the host that a request goes to: the default `key`."""
+    url = request.url
+    host = urlsplit(url).hostname if isinstance(url, str) else url.host
+    return str(host or "").lower()
+
+
+def by_header(name: str) -> Callable[[Any], str]:
+    """Return a key function: the host, and a digest of this header field, such as the account in
+    `Authorization`. A secret never becomes a key.
+    """
+    return lambda request: _with_digest(by_host(request), request, (name,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +62,7 @@ class APILimits:
 
     def key(self, host: str, request: Any, part: str) -> str:
         """Return the key of a call."""
-        return f"{with_digest(host, request, self.account)}:{part}"
+        return f"{_with_digest(host, request, self.account)}:{part}"
 
 
 def openai(
@@ -112,6 +127,22 @@ def estimate_tokens(body: bytes) -> int:
     return max(1, len(body) // 4 + (int(answer[1]) if answer else 0))
 
 
+def _with_digest(key: str, request: Any, names: tuple[str, ...]) -> str:
+    """Return `key` with a digest of the first of these header fields that the request has."""
+    for name in names:
+        value = request.headers.get(name)
+        if value is not None:
+            raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
+            return f"{key}:{hashlib.blake2b(raw, digest_size=8).hexdigest()}"
+    return key
+
+
+def _path_of(request: Any) -> str:
+    """Return the path of the URL of a request, without its query."""
+    url = request.url
+    return urlsplit(url).path if isinstance(url, str) else str(url.path)
+
+
 def _of_models(
     model: str,
     requests: LimitSpec | None,
@@ -141,7 +172,7 @@ def _model(request: Any, fields: dict[str, Any]) -> str:
 
 
 def _github_resource(request: Any, fields: dict[str, Any]) -> str:
-    path = path_of(request)
+    path = _path_of(request)
     if path.startswith("/search/code"):
         return "code_search"
     first = path.split("/", 2)[1] if "/" in path else ""

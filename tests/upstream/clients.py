@@ -56,6 +56,12 @@ class Client:
     async def calling(self, url: str = URL, **options: Any) -> int:
         raise NotImplementedError  # `call` of those that block
 
+    def close(self) -> None:
+        if self.is_async:
+            asyncio.run(self.limits.aclose())
+        else:
+            self.limits.close()
+
 
 class _OfHTTPX(Client):
     module: Any

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from distwindow.upstream.fields import Quota, Said, read_response
+from distwindow.upstream.fields import Quota, RateLimitInfo, read_response
 
 NOW_S = 1_795_867_200.0
 """2026-11-28 12:00:00 UTC: the time of what has no `Date` of its own."""
@@ -671,7 +671,7 @@ RESPONSES = [
 ]
 
 
-def read(status: int, fields: dict[str, str], now_s: float = NOW_S) -> Said:
+def read(status: int, fields: dict[str, str], now_s: float = NOW_S) -> RateLimitInfo:
     return read_response(status, {name.lower(): v for name, v in fields.items()}.get, now_s)
 
 
@@ -738,7 +738,7 @@ def hostile(random: Random) -> dict[str, str]:
     return {name: value() for name in random.sample(NAMES, random.randint(1, 12))}
 
 
-def assert_is_usable(said: Said, of: object) -> None:
+def assert_is_usable(said: RateLimitInfo, of: object) -> None:
     """No number is negative, infinite, or none, and no more is left than the limit."""
     numbers = [said.pause_s or 0.0]
     for quota in said.quotas:

@@ -1,0 +1,113 @@
+"""What limits of the calls of httpx and of httpx2 have in common. Imports neither."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar
+
+from ..upstream.body import BodyWatch
+from .upstream import AsyncUpstreamLimits, ClientCalls, UpstreamLimits, check_is
+
+
+class WatchedStream:
+    """The stream of a response, for threads. The class of the client's streams comes after it."""
+
+    def __init__(self, stream: Any, watch: BodyWatch) -> None:
+        self._stream, self._watch = stream, watch
+
+    def __iter__(self) -> Iterator[bytes]:
+        for data in self._stream:
+            yield self._watch.feed(data)
+        self._watch.is_whole = True
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        finally:
+            self._watch.end()
+
+
+class AsyncWatchedStream:
+    """`WatchedStream` for tasks."""
+
+    def __init__(self, stream: Any, watch: BodyWatch) -> None:
+        self._stream, self._watch = stream, watch
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for data in self._stream:
+            yield self._watch.feed(data)
+        self._watch.is_whole = True
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            ended = self._watch.end()
+            if ended is not None:
+                await ended
+
+
+def calls_of(
+    limited: Any, store_error: Any, byte_stream: type[Any], watched: type[Any]
+) -> ClientCalls:
+    """Return how requests and responses are used. `byte_stream` is the client's class of a body
+    that can be sent again, and `watched` one of the streams above.
+    """
+
+    def read(response: Any) -> tuple[int, str, Any]:
+        headers = response.headers
+        names = b" ".join([name for name, _ in headers.raw]).decode("latin-1")
+        return response.status_code, names, headers.get
+
+    def body(request: Any) -> bytes | None:
+        # Not `content`, which a redirected request does not have.
+        return b"".join(request.stream) if isinstance(request.stream, byte_stream) else None
+
+    def watch(response: Any, end: Callable[[bytes], Any]) -> None:
+        encoding = response.headers.get("Content-Encoding", "")
+        response.stream = watched(response.stream, BodyWatch(end, encoding))
+
+    def close(response: Any) -> Any:
+        is_async = issubclass(watched, AsyncWatchedStream)
+        return response.aclose() if is_async else response.close()
+
+    return ClientCalls(limited, store_error, read, close, body, watch)
+
+
+class LimitedTransport:
+    """Sends each request through `transport` (None: one of the client's own) once it may be sent.
+    Closing it closes `transport`, and not `upstream`. The client's `BaseTransport` comes after it.
+    """
+
+    _calls: ClassVar[ClientCalls]
+    _default: ClassVar[type[Any]]
+
+    def __init__(self, upstream: UpstreamLimits, transport: Any = None) -> None:
+        self._upstream = check_is(upstream, UpstreamLimits)
+        self._transport = self._default() if transport is None else transport
+
+    def handle_request(self, request: Any) -> Any:
+        send = partial(self._transport.handle_request, request)
+        return self._upstream.run(self._upstream.exchange(request, send, self._calls))
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class AsyncLimitedTransport:
+    """`LimitedTransport` for tasks."""
+
+    _calls: ClassVar[ClientCalls]
+    _default: ClassVar[type[Any]]
+
+    def __init__(self, upstream: AsyncUpstreamLimits, transport: Any = None) -> None:
+        self._upstream = check_is(upstream, AsyncUpstreamLimits)
+        self._transport = self._default() if transport is None else transport
+
+    async def handle_async_request(self, request: Any) -> Any:
+        send = partial(self._transport.handle_async_request, request)
+        return await self._upstream.exchange(request, send, self._calls)
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
