@@ -36,7 +36,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 check("imported from site-packages", "site-packages" in PACKAGE.parts)
-check("scripts are inside the wheel", any((PACKAGE / "_lua").rglob("*.lua")))
+check("scripts are inside the wheel", (PACKAGE / "lua.json").is_file())
 check("py.typed is inside the wheel", (PACKAGE / "py.typed").exists())
 
 for url in ("memory://", URL):

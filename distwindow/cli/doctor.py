@@ -22,7 +22,7 @@ from ..concurrency.commands import SLOT_COMMANDS
 from ..errors import counted
 from ..inspect.servers import Server, open_servers
 from ..ring.clock import SYSTEM
-from ..ring.command import load_script, script_names, scripts_folder
+from ..ring.command import load_script, script_names
 from ..ring.commands import CURRENT_BUCKET, Flush, Lease, Reset
 from ..ring.key import check_prefix, senders_name
 from ..ring.limit import MAX_BUCKETS
@@ -109,7 +109,7 @@ def check_server(server: Server) -> Iterator[Finding]:
 
 
 def check_installation() -> Iterator[Finding]:
-    """Yield the versions of the packages that run here, and the folder of the scripts."""
+    """Yield the versions of the packages that run here, and whether the scripts are there."""
     try:
         hiredis = f"hiredis {importlib.metadata.version('hiredis')}"
     except importlib.metadata.PackageNotFoundError:
@@ -118,7 +118,7 @@ def check_installation() -> Iterator[Finding]:
     yield Finding(
         "library", "ok", f"distwindow {__version__}, redis-py {redis.__version__}, {hiredis}"
     )
-    yield Finding("lua", "ok", f"scripts from {scripts_folder()}")
+    yield Finding("lua", "ok", f"{len(script_names())} scripts of the package can be read")
 
 
 def _slots(server: Server) -> Finding:

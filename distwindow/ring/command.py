@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 import os
+import pkgutil
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -183,10 +184,10 @@ def load_script(name: str) -> Script:
 
     Comments are removed, because EVAL sends the text and the server keeps it.
     """
-    root = scripts_folder()
-    source = (root / f"{name}.lua").read_text(encoding="utf-8")
+    texts = lua_files()
+    source = texts[f"{name}.lua"]
     head = tuple(line[4:] for line in source.splitlines() if line.startswith("--- "))
-    joined = _INCLUDE.sub(lambda line: (root / line[1]).read_text(encoding="utf-8"), source)
+    joined = _INCLUDE.sub(lambda line: texts[line[1]], source)
     text = _COMMENT.sub("", joined)
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), head)
 
@@ -199,23 +200,30 @@ def load_scripts() -> None:
 
 def script_names() -> list[str]:
     """Return the names of all scripts, sorted."""
-    files_there = [each.name for each in scripts_folder().iterdir()]
-    return sorted(name.removesuffix(".lua") for name in files_there if name.endswith(".lua"))
+    return sorted(path[: -len(".lua")] for path in lua_files() if "/" not in path)
 
 
-def scripts_folder() -> Path:
-    """Return the folder of the `.lua` files; raise `ConfigurationError` if there is none. They are
-    in `lua/` beside the package in a checkout, and in `distwindow/_lua` in a wheel, which may be
-    imported from a zip archive (zipapp, PEX).
+@cache
+def lua_files() -> dict[str, str]:
+    """Return the text of each `.lua` file, by its path in the folder; raise `ConfigurationError` if
+    there is none. They are in `lua/` beside the package in a checkout, and in one file in a wheel
+    (`hatch_build.py`), which may be imported from a zip archive (zipapp, PEX).
     """
-    for folder in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
-        # Not `Path.is_file`: it takes a `ValueError` of a signal handler for a missing file.
-        if os.access(folder / "acquire.lua", os.R_OK):
-            return folder
-    archived = files(_PACKAGE.name) / "_lua"
-    if (archived / "acquire.lua").is_file():
-        return archived  # type: ignore[return-value]  # it has what is used here of a path
-    raise ConfigurationError(
-        f"distwindow's Lua scripts are missing: neither {_PACKAGE / '_lua'} nor "
-        f"{_PACKAGE.parent / 'lua'} holds acquire.lua; reinstall distwindow"
-    )
+    try:
+        bundle = pkgutil.get_data(_PACKAGE.name, "lua.json")
+    except OSError:  # a checkout
+        bundle = None
+    if bundle is not None:
+        texts: dict[str, str] = json.loads(bundle)
+        return texts
+    folder = _PACKAGE.parent / "lua"
+    # Not `Path.is_file`: it takes a `ValueError` of a signal handler for a missing file.
+    if not os.access(folder / "acquire.lua", os.R_OK):
+        raise ConfigurationError(
+            f"distwindow's Lua scripts are missing: there is neither {_PACKAGE / 'lua.json'} nor "
+            f"{folder / 'acquire.lua'}; reinstall distwindow"
+        )
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*.lua")
+    }

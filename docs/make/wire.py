@@ -12,11 +12,12 @@ from pathlib import Path
 from distwindow.ring import command as script
 
 PAGE = Path(__file__).resolve().parent.parent / "wire.md"
+LUA = PAGE.parent.parent / "lua"
 
 
 def ring_section() -> str:
     """The section of `lua/README.md` on the ring's hash, without its markers."""
-    readme = (script.scripts_folder() / "README.md").read_text(encoding="utf-8")
+    readme = (LUA / "README.md").read_text(encoding="utf-8")
     found = re.search(r"^<!-- ring: .*-->\n(.*?)^<!-- /ring -->$", readme, re.MULTILINE | re.DOTALL)
     if found is None:
         raise SystemExit("lua/README.md has lost its markers <!-- ring: ... --> and <!-- /ring -->")
@@ -29,7 +30,7 @@ def scripts_section() -> str:
     for name in script.script_names():
         head = script.load_script(name).head
         purpose = head[0].partition(": ")[2]
-        source = (script.scripts_folder() / f"{name}.lua").read_text(encoding="utf-8")
+        source = (LUA / f"{name}.lua").read_text(encoding="utf-8")
         pieces = re.findall(r"^--@include (\w+/\w+)\.lua$", source, re.MULTILINE)
         lines = "\n".join(line.rstrip() for line in head[1:])
         parts.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -17,6 +18,7 @@ from distwindow.shaping.commands import SHAPING_COMMANDS
 from distwindow.waiting.commands import WAITING_COMMANDS
 from tests.clock_and_stores import T0, fresh_key
 
+LUA = Path(__file__).parents[2] / "lua"
 COMMANDS: dict[str, type[Command[Any]]] = {
     command.script: command
     for command in (*RING_COMMANDS, *BORROW_COMMANDS, *SHAPING_COMMANDS, *WAITING_COMMANDS)

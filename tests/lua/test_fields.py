@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from distwindow.ring.command import scripts_folder
+from tests.lua.target import LUA
 
 NAMED = ("head", "used", "closed", "block", "finished", "limit")
 Users = dict[str, set[str]]
@@ -19,7 +19,7 @@ CALL = re.compile(rf"call\('(H\w+)', ((?:[^()]|\({_INNER}\))*)\)")
 
 def table() -> dict[str, tuple[set[str], set[str]]]:
     """Return for each field the files that the table names: its writers, and its readers."""
-    readme = (scripts_folder() / "README.md").read_text(encoding="utf-8")
+    readme = (LUA / "README.md").read_text(encoding="utf-8")
     rows = {}
     for row in re.findall(r"^\| `(\w+)` \|(.*)\|$", readme, re.MULTILINE):
         if row[0] in NAMED:
@@ -33,7 +33,7 @@ def uses() -> tuple[Users, Users]:
     """Return for each field the files whose code writes it, and those whose code reads it."""
     writers: Users = defaultdict(set)
     readers: Users = defaultdict(set)
-    root = scripts_folder()
+    root = LUA
     for path in root.glob("**/*.lua"):
         name = path.relative_to(root).with_suffix("").as_posix()
         text = re.sub(r"^\s*--.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -9,18 +9,18 @@ import re
 import pytest
 
 from distwindow.ring import command as script
-from tests.lua.target import COMMANDS
+from tests.lua.target import COMMANDS, LUA
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_included_piece_is_in_the_script_once(name: str) -> None:
-    source = (script.scripts_folder() / f"{name}.lua").read_text(encoding="utf-8")
+    source = (LUA / f"{name}.lua").read_text(encoding="utf-8")
     pieces = re.findall(r"^--@include (\S+)$", source, re.MULTILINE)
     assert len(pieces) == len(set(pieces)) == source.count("@include")
     assert "@include" not in script.load_script(name).text
     joined = code(script.load_script(name).text)
     for piece in pieces:
-        words = (script.scripts_folder() / piece).read_text(encoding="utf-8")
+        words = (LUA / piece).read_text(encoding="utf-8")
         assert "@include" not in words, "a piece includes no other pieces"
         assert joined.count(code(words)) == 1
 
@@ -37,16 +37,16 @@ def test_every_piece_is_included_by_a_script() -> None:
         for name in script.script_names()
         for piece in re.findall(
             r"^--@include (\S+)$",
-            (script.scripts_folder() / f"{name}.lua").read_text("utf-8"),
+            (LUA / f"{name}.lua").read_text("utf-8"),
             re.MULTILINE,
         )
     }
-    root = script.scripts_folder()
+    root = LUA
     assert used == {path.relative_to(root).as_posix() for path in root.glob("*/*.lua")}
 
 
 def test_the_readme_lists_every_file() -> None:
-    root = script.scripts_folder()
+    root = LUA
     readme = (root / "README.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([\w/]+\.lua)`", readme.partition("## The ring")[0]))
     assert listed == {path.relative_to(root).as_posix() for path in root.glob("**/*.lua")}

@@ -13,12 +13,13 @@ import redis
 
 from distwindow import Limit
 from distwindow.ring import commands as wire
-from distwindow.ring.command import Command, load_script, scripts_folder
+from distwindow.ring.command import Command, load_script
 from distwindow.ring.commands import charges_of
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.limit import Bound
 from distwindow.ring.stats import Bucket
 from tests.clock_and_stores import T0, fresh_key
+from tests.lua.target import LUA
 
 STAMP = "9999999999999.000001"
 SHORT_PATHS = {
@@ -43,7 +44,7 @@ def short_only() -> str:
 
 
 def acquire_with(replaced: dict[str, str]) -> str:
-    root = scripts_folder()
+    root = LUA
 
     def piece(found: re.Match[str]) -> str:
         if found[1] in replaced:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -21,7 +22,7 @@ def test_no_call_reads_files(redis_url: str, prefix: str, monkeypatch: pytest.Mo
     names = command.script_names()
     command.load_script.cache_clear()
     with Limiter(redis_url, "10/second", prefix=prefix, timeout=10) as limiter:
-        monkeypatch.setattr(command, "scripts_folder", None)
+        monkeypatch.setattr(command, "lua_files", None)
         assert command.load_script.cache_info().currsize == len(names)
         misses = command.load_script.cache_info().misses
         assert limiter.try_acquire("k")
@@ -41,9 +42,9 @@ def test_a_package_in_a_zip_archive_finds_its_scripts(
     """As a zipapp or PEX has it: the scripts are in the package, as in a wheel."""
     archive = tmp_path / "bundle.zip"
     with zipfile.ZipFile(archive, "w") as bundle:
-        for root, inside in ((PACKAGE, "distwindow"), (PACKAGE.parent / "lua", "distwindow/_lua")):
-            for path in [*root.rglob("*.py"), *root.rglob("*.lua")]:
-                bundle.write(path, f"{inside}/{path.relative_to(root)}")
+        for path in PACKAGE.rglob("*.py"):
+            bundle.write(path, f"distwindow/{path.relative_to(PACKAGE)}")
+        bundle.writestr("distwindow/lua.json", json.dumps(command.lua_files()))
     program = f"""
 import distwindow
 from distwindow.ring.command import script_names
