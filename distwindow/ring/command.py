@@ -165,7 +165,7 @@ def time_argument(now_ms: int | None) -> int | str:
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INCLUDE = re.compile(r"^--@include (\S+)\n", re.MULTILINE)
-_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*(?:--.*)?\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Script:
 def load_script(name: str) -> Script:
     """Return the script `name`, with its include lines replaced by the pieces that they name.
 
-    Comments are removed, because EVAL sends the text and the server keeps it.
+    Comments and blank lines are removed, because EVAL sends the text and the server keeps it.
     """
     texts = lua_files()
     source = texts[f"{name}.lua"]
