@@ -206,16 +206,12 @@ class BaseDecider:
         source = self.store.decided_by
         return key_operations.peek(self.strategy, self.commands, key, cost, source)
 
-    # -- calls over several keys -------------------------------------------------------------------
-
     def _all_of(self, calls: Sequence[tuple[Charge, ...]]) -> tuple[Acquire, float]:
         """Return the command of a call over several keys, and its deadline."""
         return self.commands.acquire_all_command(calls), self._monotonic() + self._options.timeout
 
     def _before_all(self, command: Acquire) -> Operation[None]:
         return key_operations.before_multi_key(self.strategy, command.charges, self.clock)
-
-    # -- calls that wait ---------------------------------------------------------------------------
 
     def _is_plain(self, priority: bool) -> bool:
         """True if the call is sent by `try_acquire`, and nobody of this limiter waits, whatever the

@@ -35,6 +35,7 @@ MAX_CACHED_KEY_LENGTH = 256
 each of their calls, and `eventual` keeps their state under the name of their ring.
 """
 _NO_STATES: dict[StateName, Any] = {}
+_FIND_NO_STATE = _NO_STATES.get  # bound once, for all limiters
 
 
 class LocalStrategy(Strategy, Corrections, Generic[S]):
@@ -74,7 +75,7 @@ class LocalStrategy(Strategy, Corrections, Generic[S]):
         self._schedule = FlushSchedule(interval_s)
         self._views: EntryViews | None = None
         self._max_keys = options.max_local_keys
-        self._get = _NO_STATES.get
+        self._get = _FIND_NO_STATE
         self._needs_lock = not SWITCHES_ONLY_AT_CALLS
         """False if a call may be counted without `_lock`, by lines that make no call."""
 

@@ -35,6 +35,7 @@ from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
 from ..runtime.options import Options
 from ..runtime.strategy import OutgoingCommand
+from ..support.first_use import FirstUse
 from .base import MAX_CACHED_KEY_LENGTH, LocalStrategy
 from .key_state import (
     CachedRefusal,
@@ -98,8 +99,12 @@ class Eventual(LocalStrategy[EventualKeyState]):
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         super().__init__(commands, clock, options, options.sync_interval)
         self._share = options.share or 1.0
-        self._sync = FleetSync(self._key_states, self._schedule, self._counts, clock)
-        self._counts.flush_hooks = self._sync
+
+    @FirstUse
+    def _sync(self) -> FleetSync:
+        sync = FleetSync(self._key_states, self._schedule, self._counts, self._clock)
+        self._counts.flush_hooks = sync
+        return sync
 
     def max_cost(self, limits: Iterable[Limit]) -> int:
         return min([share_of(limit, self._share) for limit in limits])

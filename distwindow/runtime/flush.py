@@ -18,6 +18,8 @@ class FlushSchedule:
     the worker       sleeps        wake()             flushes                      sleeps
     """
 
+    __slots__ = ("interval_s", "next_due_at", "wake")  # each limiter has one
+
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
         """Seconds from the first count to the flush that sends it."""

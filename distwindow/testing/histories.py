@@ -572,9 +572,6 @@ def view_commands_of(history: Sequence[ViewStep], key: AnyKey) -> Iterator[Comma
         yield ViewRead((), now, name=name)
 
 
-# -- what an upstream has said --------------------------------------------------------------------
-
-
 class UpstreamStep(NamedTuple):
     """One command on the pause of a key, or one that lowers its limits, as numbers."""
 

@@ -80,8 +80,6 @@ class Gate:
         """The number of tasks that need no slot now, because their limits do not let them start."""
         return sum(line.size for line in self.lines if line.state == "waiting")
 
-    # -- from the worker ---------------------------------------------------------------------------
-
     def process(self, request: Any) -> None:
         """Take a task that the consumer has received: Celery's `process_task`."""
         if not self.limits.of(request.task).parts:
@@ -114,8 +112,6 @@ class Gate:
         """Remove the revoked tasks of this name now, and not when their lines ask."""
         self._with_revoked.append(task)
         self.run_pending()
-
-    # -- the work ----------------------------------------------------------------------------------
 
     def run_pending(self) -> None:
         """Do whatever can be done now, and set the timer for the rest."""
@@ -339,8 +335,6 @@ class Gate:
         self._without_room.clear()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
         # Slots that lines were granted meanwhile are given back by `_serve`.
-
-    # -- sending back ------------------------------------------------------------------------------
 
     def _send_back_overdue(self, ends_s: float) -> bool:
         """Send back what may be kept no longer. Return False if there is more."""

@@ -205,8 +205,6 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
         for of_app in list(self._apps.values()):
             of_app.close()
 
-    # -- internal ------------------------------------------------------------------------------
-
     def of_app(self) -> AppRateLimits:
         """Return the limits of the current application."""
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # of the proxy

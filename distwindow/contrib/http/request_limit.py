@@ -168,8 +168,6 @@ class RequestLimit:
         of = stable_name(self._limits_of) if self._limits is None else self.text
         return f"{of}{self.marks}"
 
-    # -- what an integration defines -----------------------------------------------------------
-
     def method_of(self, request: Any) -> str:
         """Return the method as which a request counts."""
         method: str = request.method
@@ -180,8 +178,6 @@ class RequestLimit:
         template of the route. Raises `ConfigurationError` where these cannot be read.
         """
         raise NotImplementedError  # each framework has routes of its own
-
-    # -- what an integration calls -------------------------------------------------------------
 
     async def decide(
         self,
@@ -308,8 +304,6 @@ class RequestLimit:
         if decision is None:
             decision = limiter.try_acquire(full_key, self._cost)
         return self._conclude(earlier, decision, policies, limiter)
-
-    # -- internal ------------------------------------------------------------------------------
 
     async def _conclude(
         self,
