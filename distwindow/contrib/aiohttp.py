@@ -115,12 +115,9 @@ def rate_limit_middleware(upstream: AsyncUpstreamLimits) -> Any:
     """Return a client middleware that sends each request once it may be sent."""
     _upstream.check_is(upstream, AsyncUpstreamLimits)
 
-    async def middleware(
+    def middleware(
         request: ClientRequest, handler: Callable[[ClientRequest], Awaitable[ClientResponse]]
-    ) -> ClientResponse:
-        response: ClientResponse = await upstream.exchange(
-            request, lambda: handler(request), _CALLS
-        )
-        return response
+    ) -> Awaitable[ClientResponse]:
+        return upstream.exchange(request, handler, _CALLS)
 
     return middleware

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, ClassVar
 
 from ..upstream.body import BodyWatch
@@ -88,8 +87,8 @@ class LimitedTransport:
         self._transport = self._default() if transport is None else transport
 
     def handle_request(self, request: Any) -> Any:
-        send = partial(self._transport.handle_request, request)
-        return self._upstream.run(self._upstream.exchange(request, send, self._calls))
+        steps = self._upstream.exchange(request, self._transport.handle_request, self._calls)
+        return self._upstream.run(steps)
 
     def close(self) -> None:
         self._transport.close()
@@ -105,9 +104,9 @@ class AsyncLimitedTransport:
         self._upstream = check_is(upstream, AsyncUpstreamLimits)
         self._transport = self._default() if transport is None else transport
 
-    async def handle_async_request(self, request: Any) -> Any:
-        send = partial(self._transport.handle_async_request, request)
-        return await self._upstream.exchange(request, send, self._calls)
+    def handle_async_request(self, request: Any) -> Coroutine[Any, Any, Any]:
+        send = self._transport.handle_async_request
+        return self._upstream.exchange(request, send, self._calls)
 
     async def aclose(self) -> None:
         await self._transport.aclose()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import requests
@@ -95,8 +94,11 @@ class RateLimitMixin:
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> Any:
         sender: Any = super()
-        send = partial(sender.send, request, *arguments, **options)
-        return self._upstream.run(self._upstream.exchange(request, send, _CALLS))
+
+        def sent(request: requests.PreparedRequest) -> Any:
+            return sender.send(request, *arguments, **options)
+
+        return self._upstream.run(self._upstream.exchange(request, sent, _CALLS))
 
 
 class RateLimitAdapter(RateLimitMixin, HTTPAdapter):

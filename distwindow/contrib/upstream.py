@@ -211,24 +211,35 @@ class _Part(NamedTuple):
     limits: tuple[Limit, ...]
     limiter: Any
     cost: int
+    is_paced: bool = False
+    """An admitted call has to wait, too."""
+
+
+class _Route(NamedTuple):
+    """What holds for the calls of one host."""
+
+    limits: tuple[Any, ...]
+    """Limits, or presets, or nothing."""
+    limiter: Any
+    parts: tuple[_Part, ...] | None
+    """Those of each call, where the key is the host and the cost is always the same."""
 
 
 class _Call:
     """One call of the upstream."""
 
-    __slots__ = (
-        "admitted", "has_waited", "id", "is_probe", "key", "learns", "may_be_sent", "parts",
-        "preset", "reserved",
-    )  # fmt: skip
+    preset: APILimits | None = None
+    learns = False
+    is_reserved = False
+    """What it costs is known by its response only."""
+    id = ""
+    """Made when the fleet is asked, which most calls do not."""
+    is_probe = may_be_sent = has_waited = False
+    admitted: Decision | None = None
+    reserved: Any = None
 
-    def __init__(
-        self, key: str, parts: tuple[_Part, ...], preset: APILimits | None, *, learns: bool
-    ) -> None:
-        self.key, self.parts, self.preset, self.learns = key, parts, preset, learns
-        self.id = ""  # made when the fleet is asked, which most calls do not
-        self.is_probe = self.may_be_sent = self.has_waited = False
-        self.admitted: Decision | None = None
-        self.reserved: Any = None
+    def __init__(self, key: str, known: _Known, parts: tuple[_Part, ...] = ()) -> None:
+        self.key, self.known, self.parts = key, known, parts
 
 
 def check_is(upstream: T, kind: type) -> T:
@@ -269,10 +280,16 @@ def _checked(limits: Any) -> tuple[Any, ...]:
     return parse_limits(limits)
 
 
+def _is_paced(limits: Sequence[Limit]) -> bool:
+    return any(limit.max_wait_ms is not None for limit in limits)
+
+
 class BaseUpstreamLimits:
     """Base class of `UpstreamLimits` and `AsyncUpstreamLimits`, which document the arguments."""
 
     _pool_type: ClassVar[Callable[..., Any]]
+    _awaits: ClassVar[bool]
+    """What limiters and clients return is awaited."""
 
     def __init__(
         self,
@@ -322,8 +339,9 @@ class BaseUpstreamLimits:
         self._limits = {
             _checked_host(pattern): _checked(of_host) for pattern, of_host in by_pattern.items()
         }
-        self._by_host: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._routes: dict[str, _Route] = {}
         self._pool = self._pool_type(store, self._options)
+        self._check_reserved()
         self.store: Any = self._pool.store
         self._shown_name = store_name(store)
         register_after_fork(self)
@@ -332,6 +350,20 @@ class BaseUpstreamLimits:
         self.listeners: list[Callable[[Event], object]] = []
         self._tasks: set[Any] = set()  # or nobody would hold them
         self._waited = self._limited = self._refused = self._lowered = 0
+
+    def _check_reserved(self) -> None:
+        """Raise `ConfigurationError` where a cost that is known afterwards meets a paced limit."""
+        for host, of_host in self._limits.items():
+            limits: Sequence[Limit] = of_host if self._cost_after is not None else ()
+            if of_host and isinstance(of_host[0], APILimits):
+                limits = [limit for of in of_host if of.tokens for limit in of.requests + of.tokens]
+            for limit in limits:
+                if limit.is_shaped:
+                    raise ConfigurationError(
+                        f"the calls of {host!r} cost what their responses say, so their limits can "
+                        f"be neither paced nor warm up, as {str(limit)!r}: what is counted later "
+                        "cannot change when a call was sent"
+                    )
 
     def health(self) -> UpstreamHealth:
         """Return what this process has seen, and the pauses that it knows of; asks nobody."""
@@ -362,14 +394,15 @@ class BaseUpstreamLimits:
         check_takes("on_event", listener, 1)
         self.listeners.append(listener)
 
-    async def exchange(self, request: Any, send: Callable[[], Any], client: ClientCalls) -> Any:
-        """Return the response to `send()`, once the call may be sent."""
+    async def exchange(self, request: Any, send: Callable[[Any], Any], client: ClientCalls) -> Any:
+        """Return the response to `send(request)`, once the call may be sent."""
         repeats = self.retries
         while True:
             call = self._call_of(request, client)
             try:
                 await self._begin(call)
-                response = await result_of(send())
+                answer = send(request)
+                response = (await answer) if self._awaits else answer
             except BaseException as exc:
                 if call.is_probe:
                     await self._uncancelled(self._ask(call, "free"))
@@ -381,7 +414,11 @@ class BaseUpstreamLimits:
                     raise client.store_error(str(exc), charged=exc.charged) from exc
                 raise
             try:
-                asked_to_wait = await self._end(call, response, client)
+                status, names, get = client.read(response)
+                speaks = may_speak_of_limits(status, names)
+                if not speaks and not call.is_probe and call.reserved is None:
+                    return response
+                asked_to_wait = await self._end(call, response, client, status, get, speaks=speaks)
                 if not asked_to_wait or not repeats or client.body(request) is None:
                     return response
             except BaseException:  # cancelled, say; nobody else has the response
@@ -395,75 +432,91 @@ class BaseUpstreamLimits:
         if call.is_probe:
             await self._ask(call, "free")
 
-    # -- whose call it is, and what it costs -------------------------------------------------------
-
     def _call_of(self, request: Any, client: ClientCalls) -> _Call:
         host = by_host(request)
-        limits, limiter = self._of_host(host)
+        route = self._routes.get(host) or self._route_of(host)
+        if route.parts is not None:
+            return _Call(host, self._known_of(host), route.parts)
+        limits, limiter = route.limits, route.limiter
         if limits and limiter is None:
             body = client.body(request)
             if (chosen := choose(limits, request, body)) is not None:
-                preset, part = chosen
-                key = preset.key(host, request, part)
-                of_tokens = Key("tokens", tag=key)  # in the same slot of a cluster
-                parts = []
-                if preset.requests:
-                    parts.append(self._part("requests", key, preset.requests, 1))
-                if preset.tokens:
-                    estimate = preset.estimate(body or b"")
-                    parts.append(self._part("tokens", of_tokens, preset.tokens, estimate))
-                return _Call(key, tuple(parts), preset, learns=False)
+                return self._call_of_preset(*chosen, host, request, body or b"")
             limits = ()
         key = host if self._key is by_host else self._key(request)
-        learns = self._learns and not limits
-        if learns:
-            known = self._known_of(key)
-            if known.learned_until > self.store.clock.monotonic():
-                limits, limiter = known.learned, known.learned_limiter
-        if not limits:
-            return _Call(key, (), None, learns=learns)
-        cost = self._cost(request) if callable(self._cost) else self._cost
-        if learns:  # nobody has compared the cost with a limit that was not known
-            cost = min(cost, *(limit.amount for limit in limits))
-        return _Call(key, (_Part("requests", key, limits, limiter, cost),), None, learns=learns)
+        call = _Call(key, self._known_of(key))
+        call.learns = self._learns and not limits
+        if call.learns and call.known.learned_until > self.store.clock.monotonic():
+            limits, limiter = call.known.learned, call.known.learned_limiter
+        if limits:
+            cost = self._cost(request) if callable(self._cost) else self._cost
+            if call.learns:  # nobody has compared the cost with a limit that was not known
+                cost = min(cost, *(limit.amount for limit in limits))
+            call.parts = (_Part("requests", key, limits, limiter, cost, _is_paced(limits)),)
+            call.is_reserved = self._cost_after is not None
+        return call
 
-    def _of_host(self, host: str) -> tuple[tuple[Any, ...], Any]:
-        """Return the limits for calls of `host` and their limiter; or its presets and None; or
-        nothing, and None.
-        """
-        found = self._by_host.get(host)
-        if found is None:
-            patterns = [host, *(p for p in self._limits if fnmatch.fnmatchcase(host, p))]
-            limits = next((self._limits[p] for p in patterns if p in self._limits), ())
-            limiter = None
-            if limits and not isinstance(limits[0], APILimits):
-                limiter = self._limiter(limits)
-            found = limits, limiter
-            if len(self._by_host) < _MAX_KEYS:
-                self._by_host[host] = found
-        return found
+    def _call_of_preset(
+        self, preset: APILimits, part: str, host: str, request: Any, body: bytes
+    ) -> _Call:
+        key = preset.key(host, request, part)
+        call = _Call(key, self._known_of(key))
+        call.preset, call.is_reserved = preset, bool(preset.tokens)
+        if preset.requests:
+            call.parts += (self._part("requests", key, preset.requests, 1),)
+        if preset.tokens:
+            of_tokens = Key("tokens", tag=key)  # in the same slot of a cluster
+            call.parts += (self._part("tokens", of_tokens, preset.tokens, preset.estimate(body)),)
+        return call
+
+    def _route_of(self, host: str) -> _Route:
+        patterns = [host, *(p for p in self._limits if fnmatch.fnmatchcase(host, p))]
+        limits = next((self._limits[p] for p in patterns if p in self._limits), ())
+        limiter = parts = None
+        if limits and not isinstance(limits[0], APILimits):
+            limiter = self._limiter(limits)
+            if self._key is by_host and isinstance(self._cost, int) and self._cost_after is None:
+                paced = _is_paced(limits)
+                parts = (_Part("requests", host, limits, limiter, self._cost, paced),)
+        route = _Route(limits, limiter, parts)
+        if len(self._routes) < _MAX_KEYS:
+            self._routes[host] = route
+        return route
 
     def _part(self, counts: str, key: AnyKey, limits: tuple[Limit, ...], cost: int) -> _Part:
-        return _Part(counts, key, limits, self._limiter(limits), cost)
+        return _Part(counts, key, limits, self._limiter(limits), cost, _is_paced(limits))
 
     def _limiter(self, limits: tuple[Limit, ...]) -> Any:
         return self._pool.get(limits, self._options.on_store_error)
 
-    # -- before a call -----------------------------------------------------------------------------
-
     async def _begin(self, call: _Call) -> None:
         """Wait until `call` may be sent. Raises `RateLimitExceeded` and `StoreError`."""
-        monotonic = self.store.clock.monotonic
-        began_at = monotonic()
+        known, monotonic = call.known, self.store.clock.monotonic
+        now = began_at = monotonic()
         ends_at = began_at + self._max_wait
-        known = self._known_of(call.key)
         while True:
-            if monotonic() < known.until or monotonic() >= known.ask_at:
-                await self._pass_pause(call, known, ends_at)
+            if not known.until <= now < known.ask_at:
+                await self._pass_pause(call, ends_at)
             if not call.parts:
                 break
-            await self._admit(call, ends_at)
-            if monotonic() >= known.until:
+            if call.is_reserved:
+                await self._reserve(call, ends_at)
+            else:
+                _, key, _, limiter, cost, is_paced = call.parts[0]
+                decision = None
+                if not is_paced:
+                    decision = limiter.decider.decide_locally(key, cost)  # as `try_acquire` begins
+                    if decision is None:
+                        answer = limiter.try_acquire(key, cost)
+                        decision = (await answer) if self._awaits else answer
+                if decision is None or not decision.allowed:
+                    call.has_waited |= decision is not None
+                    answer = limiter.acquire(key, cost, max(0.0, ends_at - monotonic()))
+                    decision = (await answer) if self._awaits else answer
+                    call.has_waited |= decision.wait > 0
+                call.admitted = decision
+            now = monotonic()
+            if now >= known.until:
                 break
             await self._give_back(call)  # a pause has begun while it waited
         call.may_be_sent = True
@@ -471,17 +524,9 @@ class BaseUpstreamLimits:
             self._waited += 1
             self._tell(Waited(call.key, monotonic() - began_at))
 
-    async def _admit(self, call: _Call, ends_at: float) -> None:
-        """Wait until the limits of `call` admit it."""
-        first, monotonic = call.parts[0], self.store.clock.monotonic
-        limiter = first.limiter
-        if not self._is_reserved(call):
-            decision = await result_of(limiter.try_acquire(call.key, first.cost))
-            if not decision.allowed:
-                wait_s, call.has_waited = max(0.0, ends_at - monotonic()), True
-                decision = await result_of(limiter.acquire(call.key, first.cost, wait_s))
-            call.admitted = decision
-            return
+    async def _reserve(self, call: _Call, ends_at: float) -> None:
+        """Wait until there is room for all that `call` costs by its estimate."""
+        limiter, monotonic = call.parts[0].limiter, self.store.clock.monotonic
         items = [(part.key, part.limits, part.cost) for part in call.parts]
         while True:
             reserved = await result_of(limiter.reserve_all(items, clamp=True))
@@ -496,21 +541,15 @@ class BaseUpstreamLimits:
             call.has_waited = True
             await result_of(self._sleep(wait_s))
 
-    def _is_reserved(self, call: _Call) -> bool:
-        """True if what the call costs is known by its response only."""
-        if call.preset is None:
-            return self._cost_after is not None
-        return bool(call.preset.tokens)
-
     async def _give_back(self, call: _Call) -> None:
         if call.reserved is not None:
             await result_of(call.reserved.release())
         elif call.admitted is not None and call.admitted.charged:
             await result_of(call.parts[0].limiter.refund(call.admitted))
 
-    async def _pass_pause(self, call: _Call, known: _Known, ends_at: float) -> None:
+    async def _pass_pause(self, call: _Call, ends_at: float) -> None:
         """Wait until `call` may be sent by the pause of its key, if there is one."""
-        monotonic = self.store.clock.monotonic
+        known, monotonic = call.known, self.store.clock.monotonic
         while True:
             now = monotonic()
             wait_s, said_s = known.until - now, known.said_until - now
@@ -555,13 +594,13 @@ class BaseUpstreamLimits:
             now_ms, None,
         )  # fmt: skip
 
-    # -- after a call ------------------------------------------------------------------------------
-
-    async def _end(self, call: _Call, response: Any, client: ClientCalls) -> bool:
-        """Tell the fleet what a response says. Return whether it asks to wait. Raises nothing of
-        the response: the caller has it.
+    async def _end(
+        self, call: _Call, response: Any, client: ClientCalls, status: int, get: Get,
+        *, speaks: bool,
+    ) -> bool:  # fmt: skip
+        """Tell the fleet what a response says, if it speaks of limits. Return whether it asks to
+        wait. Raises nothing of the response: the caller has it.
         """
-        status, names, get = client.read(response)
         if call.reserved is not None:
             if call.preset is not None and 400 <= status < 500:  # it has used no tokens
                 await self._commit(call, 0)
@@ -570,12 +609,12 @@ class BaseUpstreamLimits:
                 client.watch(response, lambda body: self.run(settle(body)))
         try:
             said = NO_INFO
-            if may_speak_of_limits(status, names):
+            if speaks:
                 said = read_response(status, get, self.store.clock.now_ms() / 1000)
         except Exception:  # an upstream may send whatever it likes
             _LOG.exception("a response of %s could not be read", short_repr(call.key))
             return False
-        known = self._known_of(call.key)
+        known = call.known
         if said.pause_s is not None and not self._learns:
             if call.is_probe:
                 await self._ask(call, "free")
@@ -672,8 +711,6 @@ class BaseUpstreamLimits:
             # It was closed, the body is read in a forked child, or it is no number.
             _LOG.warning("what a call of %s has used is not counted: %s", call.key, exc)
 
-    # -- the store ---------------------------------------------------------------------------------
-
     async def _ask(self, call: _Call, what: Any, first: int = 0, second: int = 0) -> Any:
         """Ask or tell the pause of the key of a call. Return a `PauseReply`, or the `StoreError`
         because of which there is none.
@@ -746,6 +783,7 @@ class AsyncUpstreamLimits(BaseUpstreamLimits):
     """`UpstreamLimits` for tasks. Safe to share between tasks, and between event loops."""
 
     _pool_type = AsyncLimiterPool
+    _awaits = True
 
     def run(self, steps: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Return what one call does, to be awaited."""
@@ -803,6 +841,7 @@ class UpstreamLimits(BaseUpstreamLimits):
     """
 
     _pool_type = LimiterPool
+    _awaits = False
 
     def run(self, steps: Coroutine[Any, Any, T]) -> T:
         """Run what one call does. It awaits nothing, as all that it asks has answered already."""

@@ -14,7 +14,7 @@ import pytest
 
 import distwindow.contrib.httpx as of_httpx
 import distwindow.contrib.httpx2 as of_httpx2
-from distwindow import ConfigurationError, RateLimitExceeded
+from distwindow import ConfigurationError, Limiter, RateLimitExceeded
 from distwindow.contrib.upstream import by_header, github, openai
 from distwindow.ring.limit import Limit, parse_limits
 from distwindow.stores.memory import MemoryStore
@@ -65,6 +65,48 @@ def test_calls_of_a_fleet_share_one_window(kind: type[Client]) -> None:
     assert other.call("https://elsewhere.example/") == 200
     fleet.clock.advance(60)
     assert other.call() == 200
+
+
+@every_client
+@pytest.mark.parametrize("cost", [1, 2])
+@pytest.mark.parametrize(
+    "limits",
+    ["4/second", "4/second strict", ["4/second", "10/minute"], "10/second paced 1s",
+     "10/second warmup 2s", "10/second warmup 2s paced 1s"],
+    ids=str,
+)  # fmt: skip
+def test_calls_leave_when_acquire_alone_lets_them(
+    kind: type[Client], limits: Any, cost: int
+) -> None:
+    """Whatever kind of limit it is."""
+    fleet, clock, left = Fleet(kind, lambda url: Answer()), ManualClock(auto_advance=True), []
+    process = fleet.process(limits=limits, cost=cost, max_wait=100)
+    began_at = fleet.clock.monotonic()
+    for _ in range(9):
+        process.call()
+        left.append(fleet.clock.monotonic() - began_at)
+    with Limiter(MemoryStore(clock), limits, time=clock) as limiter:
+        began_at = clock.monotonic()
+        alone = [
+            limiter.acquire("api.example", cost, 100) and clock.monotonic() - began_at
+            for _ in range(9)
+        ]
+    assert left == pytest.approx(alone)
+    assert len(set(left)) > 1
+    assert process.limits.health().waited == len(set(left)) - 1
+
+
+@every_client
+def test_a_cost_that_is_known_afterwards_has_no_paced_limit(kind: type[Client]) -> None:
+    fleet = Fleet(kind, lambda url: Answer())
+    for options in (
+        {"limits": {"api.example": "4/second paced 1s"}, "cost_after": lambda response, body: 1},
+        {"limits": {"api.example": openai(requests="4/second warmup 2s", tokens="9/second")}},
+        {"limits": {"api.example": openai(tokens="9/second paced 1s")}},
+    ):
+        with pytest.raises(ConfigurationError, match=r"'api\.example' cost what .* paced nor warm"):
+            fleet.process(**options)
+    fleet.process(limits=openai(requests="4/second paced 1s"))
 
 
 @every_client
