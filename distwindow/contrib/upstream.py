@@ -323,10 +323,12 @@ class BaseUpstreamLimits:
                     f"cost={short_repr(function)} is no whole number from 1 on, and no function"
                 )
         for option, seconds in (("max_wait", max_wait), ("cap", cap)):
-            if not isinstance(seconds, (int, float)) or not 0 <= seconds < 10**9:
+            if type(seconds) not in (int, float) or not 0 <= seconds < 10**9:
                 raise ConfigurationError(f"{option}={short_repr(seconds)} is no number of seconds")
-        if not isinstance(retries, int) or retries < 0:
+        if type(retries) is not int or retries < 0:
             raise ConfigurationError(f"retries={short_repr(retries)} is no whole number from 0 on")
+        if not isinstance(learn, bool):
+            raise ConfigurationError(f"learn={short_repr(learn)} is neither True nor False")
         self._options = Options(
             prefix=prefix, consistency=consistency, on_store_error=on_store_error,
             timeout=timeout, clock=clock, name=name, time=time,

@@ -98,6 +98,10 @@ def github(requests: LimitSpec | None = None, *, resource: str = "*") -> APILimi
     """Return the limits of each account for one resource of GitHub's API: `core`, `search`,
     `code_search` or `graphql`, which the path tells.
     """
+    if not isinstance(resource, str) or not fnmatch.filter(_GITHUB_RESOURCES, resource):
+        raise ConfigurationError(
+            f"resource={short_repr(resource)} is none of {', '.join(_GITHUB_RESOURCES)}"
+        )
     return APILimits(
         pattern=resource, requests=_parsed(requests), tokens=(), account=("Authorization",),
         part=_github_resource, estimate=estimate_tokens, used=lambda body: None,
@@ -169,6 +173,9 @@ def _parsed(limits: LimitSpec | None) -> tuple[Limit, ...]:
 
 def _model(request: Any, fields: dict[str, Any]) -> str:
     return str(fields.get("model", ""))[:_MAX_NAME]
+
+
+_GITHUB_RESOURCES = ("core", "search", "code_search", "graphql")
 
 
 def _github_resource(request: Any, fields: dict[str, Any]) -> str:

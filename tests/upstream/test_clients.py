@@ -343,6 +343,7 @@ def test_a_pause_of_one_model_is_none_of_another(kind: type[Client]) -> None:
         ({"key": lambda: ""}, "key="), ({"cost": lambda: 1}, "cost="),
         ({"max_wait": "x"}, "max_wait="),
         ({"cost_after": lambda response: 1}, "cost_after="), ({"retries": 1.5}, "retries=1.5"),
+        ({"retries": True}, "retries=True"), ({"cap": True}, "cap=True"), ({"learn": 1}, "learn=1"),
         ({"cost": 0}, "cost=0"), ({"cost": "5"}, "cost="),
         ({"limits": {"a": [openai(), "5/minute"]}}, "both"), ({"on_store_error": "alow"}, "alow"),
     ],

@@ -22,7 +22,7 @@ import distwindow.contrib.aiohttp as of_aiohttp
 import distwindow.contrib.httpx as of_httpx
 import distwindow.contrib.httpx2 as of_httpx2
 import distwindow.contrib.requests as of_requests
-from distwindow import Key, Limiter
+from distwindow import ConfigurationError, Key, Limiter
 from distwindow.contrib.upstream import (
     AsyncUpstreamLimits,
     UpstreamLimits,
@@ -376,8 +376,10 @@ class Request(NamedTuple):
 def test_the_path_tells_the_resource_of_github(path: str, resource: str) -> None:
     request = Request(f"https://api.github.com{path}", {"Authorization": "token s3cret"})
     one = github("5000/hour")
-    found = choose([github("9/minute", resource="none"), one], request, None)
-    assert found == (one, resource)
+    assert choose([one], request, None) == (one, resource)
+    assert choose([github("9/minute", resource=resource[:4] + "*")], request, None)
     key = one.key("api.github.com", request, resource)
     assert key.endswith(f":{resource}")
     assert "s3cret" not in key
+    with pytest.raises(ConfigurationError, match="'serch' is none of core, search"):
+        github("9/minute", resource="serch")
