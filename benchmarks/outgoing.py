@@ -183,9 +183,21 @@ def aiohttp_client() -> Client:
 
         return call
 
+    def aiolimiter_in_middleware(stack: ExitStack, url: str) -> Call:
+        limiter = import_module("aiolimiter").AsyncLimiter(AMOUNT, WINDOW_S)
+
+        async def middleware(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+            async with limiter:
+                return await handler(request)
+
+        return open_client(stack, url, middleware)
+
     return Client(
         "aiohttp", open_client, rate_limit_middleware, acquiring, is_async=True,
-        peers={"aiolimiter": _aiolimiter_around(open_client)},
+        peers={
+            "aiolimiter": _aiolimiter_around(open_client),
+            "aiolimiter in a middleware": aiolimiter_in_middleware,
+        },
     )  # fmt: skip
 
 
