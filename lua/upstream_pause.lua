@@ -4,12 +4,12 @@
 --- RETURN stamp 0 now_ms                                     send
 --- RETURN stamp 1 now_ms                                     send, as the only one of the fleet: the probe
 --- RETURN stamp 2 now_ms wait_ms said_ms                     nobody sends for wait_ms; the upstream said said_ms
---- RETURN stamp 3 now_ms wait_ms                             ask again after wait_ms
+--- RETURN stamp 3 now_ms wait_ms longest_ms                  ask again after wait_ms, and for longest_ms at most
 --- RETURN stamp 4 now_ms                                     send this call; ask for the next one, too
 --- RETURN stamp -2 now_ms                                    past its deadline, nothing done
 --- `ask`: first_ms is for how long this call is the probe. `tell`: it was refused; for first_ms (0: not said),
---- at most second_ms, and `jitter` thousandths longer. `ok`: it was not refused. `free`: it has
---- had no answer.
+--- at most second_ms, and `jitter` thousandths longer. `ok`: the call that was made the probe at first_ms
+--- was not refused. `free`: it has had no answer.
 local stamp, client_now = ARGV[1], ARGV[2]
 --@include shared/clock.lua
 --@include shared/deadline.lua
@@ -43,7 +43,7 @@ end
 
 if what == 'tell' then
   local is_paused = now < until_ms
-  if not is_paused then in_a_row = in_a_row + 1 end
+  if returns_at > 0 then in_a_row = 1 elseif not is_paused then in_a_row = in_a_row + 1 end
   local wait = first
   if wait == 0 and not is_paused then
     wait = math.min(second, FIRST_PAUSE_MS * 2 ^ math.min(in_a_row - 1, MAX_DOUBLINGS))
@@ -57,26 +57,27 @@ if what == 'tell' then
 end
 if not values[1] then return {stamp, 0, now} end
 if what ~= 'ask' then
-  if probe == id then
-    if what == 'free' then
-      call('HSET', key, 'probe', '')
-    else
-      call('HSET', key, 'probe', '', 'returns_at', string.format('%.0f', now), 'returned', '0')
-      keep(now + STEP_MS * MAX_STEPS)
-    end
+  if what == 'ok' and first >= until_ms and returns_at == 0 then
+    call('HSET', key, 'probe', '', 'returns_at', string.format('%.0f', now), 'returned', '0')
+    keep(now + STEP_MS * MAX_STEPS)
+  elseif probe == id then
+    call('HSET', key, 'probe', '')
   end
   return {stamp, 0, now}
 end
 if now < until_ms then return {stamp, 2, now, until_ms - now, math.max(until_ms, said) - now} end
 if returns_at > 0 then
   local steps = math.max(0, math.floor((now - returns_at) / STEP_MS)) + 1
-  if returned >= 2 ^ steps - 1 then return {stamp, 3, now, returns_at + steps * STEP_MS - now} end
+  if returned >= 2 ^ steps - 1 then
+    local wait = returns_at + steps * STEP_MS - now
+    return {stamp, 3, now, wait, wait}
+  end
   call('HINCRBY', key, 'returned', 1)
   return {stamp, 4, now}
 end
 if probe ~= '' and probe ~= id and now < probe_until then
-  return {stamp, 3, now, math.min(STEP_MS, probe_until - now)}
+  return {stamp, 3, now, math.min(STEP_MS, probe_until - now), probe_until - now}
 end
 call('HSET', key, 'probe', id, 'probe_until', string.format('%.0f', now + first))
-keep(math.max(values[8] - 0, now + first))
+keep(now + first + REMEMBERED_MS)
 return {stamp, 1, now}

@@ -46,10 +46,9 @@ class _WatchedContent:
 
     async def _fed(self, data: bytes) -> bytes:
         self._watch.feed(data)
-        if self._content.at_eof():
-            self._watch.is_whole = True
-            if (ended := self._watch.end()) is not None:
-                await ended
+        self._watch.is_whole = self._watch.is_whole or self._content.at_eof()
+        if self._watch.is_whole and (ended := self._watch.end()) is not None:
+            await ended
         return data
 
     async def read(self, n: int = -1) -> bytes:
@@ -101,13 +100,21 @@ def _body(request: ClientRequest) -> bytes | None:
     return body if isinstance(body, bytes) else None
 
 
-def _watch(response: ClientResponse, end: Callable[[bytes], Any]) -> None:
+def _watch(response: ClientResponse, end: Callable[[bytes], Any]) -> Any:
+    body = getattr(response, "_body", None)
+    if body is not None:  # a middleware below has read it
+        return end(body)
     response.content = cast("StreamReader", _WatchedContent(response.content, BodyWatch(end)))
+    return None
 
 
 _CALLS = _upstream.ClientCalls(
     limited=UpstreamLimited, store_error=UpstreamStoreError, read=_read,
-    close=lambda response: response.release(), body=_body, watch=_watch,
+    close=lambda response: response.release(),
+    is_unsent=lambda error: isinstance(
+        error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+    ),
+    body=_body, watch=_watch,
 )  # fmt: skip
 
 

@@ -52,12 +52,12 @@ class RateLimitTransport(LimitedTransport, httpx.BaseTransport):
     Closing it closes `transport`, and not `upstream`.
     """
 
-    _calls = calls_of(UpstreamLimited, UpstreamStoreError, httpx.ByteStream, _Stream)
+    _calls = calls_of(httpx, UpstreamLimited, UpstreamStoreError, _Stream)
     _default = httpx.HTTPTransport
 
 
 class AsyncRateLimitTransport(AsyncLimitedTransport, httpx.AsyncBaseTransport):
     """`RateLimitTransport` for an `AsyncClient`."""
 
-    _calls = calls_of(UpstreamLimited, UpstreamStoreError, httpx.ByteStream, _AsyncStream)
+    _calls = calls_of(httpx, UpstreamLimited, UpstreamStoreError, _AsyncStream)
     _default = httpx.AsyncHTTPTransport

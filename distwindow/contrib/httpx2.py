@@ -52,12 +52,12 @@ class RateLimitTransport(LimitedTransport, httpx2.BaseTransport):
     Closing it closes `transport`, and not `upstream`.
     """
 
-    _calls = calls_of(UpstreamLimited, UpstreamStoreError, httpx2.ByteStream, _Stream)
+    _calls = calls_of(httpx2, UpstreamLimited, UpstreamStoreError, _Stream)
     _default = httpx2.HTTPTransport
 
 
 class AsyncRateLimitTransport(AsyncLimitedTransport, httpx2.AsyncBaseTransport):
     """`RateLimitTransport` for an `AsyncClient`."""
 
-    _calls = calls_of(UpstreamLimited, UpstreamStoreError, httpx2.ByteStream, _AsyncStream)
+    _calls = calls_of(httpx2, UpstreamLimited, UpstreamStoreError, _AsyncStream)
     _default = httpx2.AsyncHTTPTransport

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, ClassVar
 
+from ..errors import ConfigurationError, short_repr
 from ..upstream.body import BodyWatch
 from .upstream import AsyncUpstreamLimits, ClientCalls, UpstreamLimits, check_is
 
@@ -47,11 +48,9 @@ class AsyncWatchedStream:
                 await ended
 
 
-def calls_of(
-    limited: Any, store_error: Any, byte_stream: type[Any], watched: type[Any]
-) -> ClientCalls:
-    """Return how requests and responses are used. `byte_stream` is the client's class of a body
-    that can be sent again, and `watched` one of the streams above.
+def calls_of(client: Any, limited: Any, store_error: Any, watched: type[Any]) -> ClientCalls:
+    """Return how requests and responses of `client`, httpx or httpx2, are used. `watched` is one of
+    the streams above.
     """
 
     def read(response: Any) -> tuple[int, str, Any]:
@@ -61,17 +60,32 @@ def calls_of(
 
     def body(request: Any) -> bytes | None:
         # Not `content`, which a redirected request does not have.
-        return b"".join(request.stream) if isinstance(request.stream, byte_stream) else None
+        return b"".join(request.stream) if isinstance(request.stream, client.ByteStream) else None
 
-    def watch(response: Any, end: Callable[[bytes], Any]) -> None:
-        encoding = response.headers.get("Content-Encoding", "")
-        response.stream = watched(response.stream, BodyWatch(end, encoding))
+    def watch(response: Any, end: Callable[[bytes], Any]) -> Any:
+        try:
+            body = response.content
+        except client.ResponseNotRead:
+            encoding = response.headers.get("Content-Encoding", "")
+            response.stream = watched(response.stream, BodyWatch(end, encoding))
+            return None
+        return end(body)  # a transport below has read it
 
     def close(response: Any) -> Any:
         is_async = issubclass(watched, AsyncWatchedStream)
         return response.aclose() if is_async else response.close()
 
-    return ClientCalls(limited, store_error, read, close, body, watch)
+    def is_unsent(error: BaseException) -> bool:
+        return isinstance(error, (client.ConnectError, client.ConnectTimeout, client.PoolTimeout))
+
+    return ClientCalls(limited, store_error, read, close, is_unsent, body, watch)
+
+
+def _check_transport(transport: Any, method: str) -> None:
+    if isinstance(transport, type) or not hasattr(transport, method):
+        raise ConfigurationError(
+            f"transport={short_repr(transport)} is no transport object with {method}"
+        )
 
 
 class LimitedTransport:
@@ -85,6 +99,7 @@ class LimitedTransport:
     def __init__(self, upstream: UpstreamLimits, transport: Any = None) -> None:
         self._upstream = check_is(upstream, UpstreamLimits)
         self._transport = self._default() if transport is None else transport
+        _check_transport(self._transport, "handle_request")
 
     def handle_request(self, request: Any) -> Any:
         steps = self._upstream.exchange(request, self._transport.handle_request, self._calls)
@@ -103,6 +118,7 @@ class AsyncLimitedTransport:
     def __init__(self, upstream: AsyncUpstreamLimits, transport: Any = None) -> None:
         self._upstream = check_is(upstream, AsyncUpstreamLimits)
         self._transport = self._default() if transport is None else transport
+        _check_transport(self._transport, "handle_async_request")
 
     def handle_async_request(self, request: Any) -> Coroutine[Any, Any, Any]:
         send = self._transport.handle_async_request

@@ -7,6 +7,7 @@ from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import NewConnectionError
 
 from ..errors import StoreUnavailable
 from ..upstream.body import BodyWatch
@@ -65,8 +66,18 @@ class _WatchedBody:
             self._watch.end()
 
 
-def _watch(response: requests.Response, end: Callable[[bytes], Any]) -> None:
+def _is_unsent(error: BaseException) -> bool:
+    # `ConnectionError` is also the error of a connection that was cut.
+    reason = getattr(error.args[0] if error.args else None, "reason", None)
+    return isinstance(error, requests.ConnectTimeout) or isinstance(reason, NewConnectionError)
+
+
+def _watch(response: requests.Response, end: Callable[[bytes], Any]) -> Any:
+    body = vars(response).get("_content", False)
+    if body is not False:  # an adapter below has read it
+        return end(body or b"")
     response.raw = _WatchedBody(response.raw, BodyWatch(end))
+    return None
 
 
 def _body(request: requests.PreparedRequest) -> bytes | None:
@@ -81,7 +92,7 @@ _CALLS = _upstream.ClientCalls(
     read=lambda response: (
         response.status_code, " ".join(response.headers), response.headers.get
     ),
-    close=lambda response: response.close(), body=_body, watch=_watch,
+    close=lambda response: response.close(), is_unsent=_is_unsent, body=_body, watch=_watch,
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import fnmatch
 import logging
+import math
 import random
 import re
 import threading
@@ -26,7 +27,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 from .. import ConfigurationError, Decision, Limit, StoreError
 from ..away.outages import RETRY_AFTER_S
@@ -39,13 +40,15 @@ from ..ring.key import AnyKey, Key
 from ..ring.limit import LimitSpec, parse_limits
 from ..runtime.options import ClockChoice, Consistency, Options
 from ..support.async_use import only_async_with, result_of, run_at_once
-from ..support.callables import RAISED_BY_CALLBACKS, check_takes
+from ..support.backoff import Backoff
+from ..support.callables import RAISED_BY_CALLBACKS, check_not_async, check_takes
 from ..support.fork import register_after_fork
 from ..upstream.commands import PAUSED, PROBE, SEND, SEND_ONE, Lower, PauseCommand, pause_name
 from ..upstream.fields import NO_INFO, Get, Quota, may_speak_of_limits, read_response
 from ..upstream.presets import (
     APILimits,
     anthropic,
+    ascii_host,
     by_header,
     by_host,
     choose,
@@ -79,13 +82,15 @@ HostLimits: TypeAlias = "LimitSpec | APILimits | Sequence[APILimits] | None"
 Limits: TypeAlias = "HostLimits | Mapping[str, HostLimits]"
 _ASK_EVERY_S = 0.1
 """A process that sends asks the store at most this often whether others were refused."""
+_ASK_AGAIN = Backoff(0.05, 1.0)
+"""Delays of a call whose cost is known afterwards, until it asks again whether there is room."""
 _MAX_KEYS = 10_000
 """Of how many keys a process knows whether they are paused."""
 _JITTER = 100
 """A pause is up to so many thousandths longer, as others have been told to come back then, too."""
 _PROBE_MS = 10_000
-"""A process that is killed while it probes leaves the place to another after that. A probe that
-takes longer may not be the only one."""
+"""A probe that has no answer for so long leaves the place to the next call: its process may have
+been killed. Its answer counts all the same."""
 _LEARNED_WINDOWS = 10
 """For how many of its windows a limit holds that a response has named."""
 _LEARNED_SHARE = 0.95
@@ -112,8 +117,8 @@ class UpstreamLimited(RateLimitExceeded):
     def __str__(self) -> str:
         if self.is_paused:
             return (
-                f"the call was not sent: {short_repr(self.key)} has asked to wait, for "
-                f"{self.retry_after:.3f} s more"
+                f"the call was not sent: {short_repr(self.key)} has asked to wait; retry in "
+                f"{self.retry_after:.3f} s"
             )
         if self.decision.reason == "store_down":
             return (
@@ -183,21 +188,28 @@ class ClientCalls(NamedTuple):
     """`read(response)`: its status, the names of its header fields in one text, and what gets their
     values by their names in lower case."""
     close: Callable[[Any], Any]
+    is_unsent: Callable[[BaseException], bool]
+    """True for an error because of which the upstream has got no request: there was no connection.
+    """
     body: Callable[[Any], bytes | None]
     """`body(request)`; None for one that is sent while it is made, and cannot be sent again."""
-    watch: Callable[[Any, Callable[[bytes], Any]], None]
-    """`watch(response, end)`: have `end(body)` called when the caller has read the response."""
+    watch: Callable[[Any, Callable[[bytes], Any]], Any]
+    """`watch(response, end)`: have `end(body)` called when the caller has read the response. Where
+    it is read already: call it, and return what it returns.
+    """
 
 
 class _Known:
     """What this process knows of one key, by the monotonic clock of the store."""
 
     __slots__ = (
-        "ask_at", "learned", "learned_limiter", "learned_until", "said_until", "until",
+        "ask_at", "learned", "learned_limiter", "learned_until", "next_at", "paced_until",
+        "said_until", "until",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.until = self.said_until = self.ask_at = self.learned_until = 0.0
+        self.paced_until = self.next_at = 0.0
         self.learned: tuple[Limit, ...] = ()
         self.learned_limiter: Any = None
 
@@ -235,6 +247,8 @@ class _Call:
     id = ""
     """Made when the fleet is asked, which most calls do not."""
     is_probe = may_be_sent = has_waited = False
+    probe_ms = 0
+    """When it became the probe, by the store's clock, ms since the epoch."""
     admitted: Decision | None = None
     reserved: Any = None
 
@@ -253,6 +267,8 @@ def check_is(upstream: T, kind: type) -> T:
 
 
 def _checked_host(pattern: Any) -> str:
+    if isinstance(pattern, str):
+        pattern = ascii_host(pattern).removeprefix("[").removesuffix("]")
     is_ipv6 = isinstance(pattern, str) and pattern.count(":") > 1
     if not isinstance(pattern, str) or not re.fullmatch(
         r"[^\s/:@]*[^\s/:@.]" if not is_ipv6 else r"[0-9a-fA-F:.*?]+", pattern
@@ -261,7 +277,7 @@ def _checked_host(pattern: Any) -> str:
             f"limits are of {short_repr(pattern)}, and have to be of a host, such as "
             "'api.example.com' or '*.example.com', without a scheme, a port and a path"
         )
-    return pattern.lower()
+    return pattern
 
 
 def _checked(limits: Any) -> tuple[Any, ...]:
@@ -308,13 +324,19 @@ class BaseUpstreamLimits:
         timeout: float = 1.0,
         clock: ClockChoice = "server",
         consistency: Consistency = "direct",
+        share: float | None = None,
         name: str | None = None,
         time: Clock = SYSTEM,
     ) -> None:
+        if key is cast("Any", by_header):
+            raise ConfigurationError(
+                'key=by_header needs the name of a header field: key=by_header("authorization")'
+            )
         for option, function, count in (
             ("key", key, 1), ("cost", cost, 1), ("cost_after", cost_after, 2),
         ):  # fmt: skip
             if callable(function):
+                check_not_async(option, function)
                 check_takes(option, function, count)
             elif option == "key" or (option == "cost_after" and function is not None):
                 raise ConfigurationError(f"{option}={short_repr(function)} is no function")
@@ -324,14 +346,19 @@ class BaseUpstreamLimits:
                 )
         for option, seconds in (("max_wait", max_wait), ("cap", cap)):
             if type(seconds) not in (int, float) or not 0 <= seconds < 10**9:
-                raise ConfigurationError(f"{option}={short_repr(seconds)} is no number of seconds")
+                raise ConfigurationError(
+                    f"{option}={short_repr(seconds)} is not a number of seconds from 0 to 10**9, "
+                    f"such as {option}=30"
+                )
+        if not cap:
+            raise ConfigurationError("cap=0 would end each pause at once: write learn=False")
         if type(retries) is not int or retries < 0:
             raise ConfigurationError(f"retries={short_repr(retries)} is no whole number from 0 on")
         if not isinstance(learn, bool):
             raise ConfigurationError(f"learn={short_repr(learn)} is neither True nor False")
         self._options = Options(
             prefix=prefix, consistency=consistency, on_store_error=on_store_error,
-            timeout=timeout, clock=clock, name=name, time=time,
+            timeout=timeout, clock=clock, share=share, name=name, time=time,
         )  # fmt: skip
         check_options(self._options)
         self._key, self._cost, self._cost_after = key, cost, cost_after
@@ -393,6 +420,9 @@ class BaseUpstreamLimits:
         a call has `Waited`. It is called in the thread or task of a call, so it should be quick;
         what it raises is logged.
         """
+        if not callable(listener):
+            raise ConfigurationError(f"on_event({short_repr(listener)}) is given no function")
+        check_not_async("on_event", listener)
         check_takes("on_event", listener, 1)
         self.listeners.append(listener)
 
@@ -408,6 +438,8 @@ class BaseUpstreamLimits:
             except BaseException as exc:
                 if call.is_probe:
                     await self._uncancelled(self._ask(call, "free"))
+                if call.reserved is not None and client.is_unsent(exc):
+                    await self._uncancelled(self._give_back(call))
                 if not call.may_be_sent and isinstance(exc, RateLimitExceeded):
                     self._limited += 1
                     is_paused = isinstance(exc, UpstreamLimited)
@@ -420,14 +452,15 @@ class BaseUpstreamLimits:
                 speaks = may_speak_of_limits(status, names)
                 if not speaks and not call.is_probe and call.reserved is None:
                     return response
-                asked_to_wait = await self._end(call, response, client, status, get, speaks=speaks)
-                if not asked_to_wait or not repeats or client.body(request) is None:
+                wait_s = await self._end(call, response, client, status, get, speaks=speaks)
+                if wait_s is None or not repeats or client.body(request) is None:
                     return response
             except BaseException:  # cancelled, say; nobody else has the response
                 await self._uncancelled(self._drop(call, response, client))
                 raise
             repeats -= 1
             await result_of(client.close(response))
+            await result_of(self._sleep(wait_s))
 
     async def _drop(self, call: _Call, response: Any, client: ClientCalls) -> None:
         await result_of(client.close(response))
@@ -468,7 +501,7 @@ class BaseUpstreamLimits:
             call.parts += (self._part("requests", key, preset.requests, 1),)
         if preset.tokens:
             of_tokens = Key("tokens", tag=key)  # in the same slot of a cluster
-            call.parts += (self._part("tokens", of_tokens, preset.tokens, preset.estimate(body)),)
+            call.parts += (self._part("tokens", of_tokens, preset.tokens, preset.reserve(body)),)
         return call
 
     def _route_of(self, host: str) -> _Route:
@@ -504,7 +537,9 @@ class BaseUpstreamLimits:
             if call.is_reserved:
                 await self._reserve(call, ends_at)
             else:
-                _, key, _, limiter, cost, is_paced = call.parts[0]
+                _, key, limits, limiter, cost, is_paced = call.parts[0]
+                if now < known.paced_until:
+                    await self._keep_pace(call, limits[0], ends_at)
                 decision = None
                 if not is_paced:
                     decision = limiter.decider.decide_locally(key, cost)  # as `try_acquire` begins
@@ -513,6 +548,7 @@ class BaseUpstreamLimits:
                         decision = (await answer) if self._awaits else answer
                 if decision is None or not decision.allowed:
                     call.has_waited |= decision is not None
+                    known.paced_until = monotonic() + limits[0].interval_ms / 1000
                     answer = limiter.acquire(key, cost, max(0.0, ends_at - monotonic()))
                     decision = (await answer) if self._awaits else answer
                     call.has_waited |= decision.wait > 0
@@ -526,9 +562,21 @@ class BaseUpstreamLimits:
             self._waited += 1
             self._tell(Waited(call.key, monotonic() - began_at))
 
+    async def _keep_pace(self, call: _Call, limit: Limit, ends_at: float) -> None:
+        """Wait until the next call of this process by the pace of `limit`. While calls wait, a
+        process that has just been admitted would else take all that is free at that moment, and so
+        again with each window, before the turns of the others.
+        """
+        known, now = call.known, self.store.clock.monotonic()
+        at = max(now, known.next_at)
+        known.next_at = at + call.parts[0].cost * limit.interval_ms / 1000 / limit.amount
+        if now < at <= ends_at:
+            call.has_waited = True
+            await result_of(self._sleep(at - now))
+
     async def _reserve(self, call: _Call, ends_at: float) -> None:
         """Wait until there is room for all that `call` costs by its estimate."""
-        limiter, monotonic = call.parts[0].limiter, self.store.clock.monotonic
+        limiter, monotonic, asked = call.parts[0].limiter, self.store.clock.monotonic, 0
         items = [(part.key, part.limits, part.cost) for part in call.parts]
         while True:
             reserved = await result_of(limiter.reserve_all(items, clamp=True))
@@ -536,9 +584,12 @@ class BaseUpstreamLimits:
             if decision.allowed:
                 call.admitted, call.reserved = decision, reserved
                 return
-            # Those who wait for the same room should not all ask for it at one moment.
-            wait_s = max(0.01, decision.retry_after) * (1 + random.random() * _JITTER / 1000)
-            if monotonic() + wait_s > ends_at:
+            # Most of what others have reserved is given back when their responses are there, so
+            # there may be room long before `retry_after`.
+            asked += 1
+            wait_s = min(max(0.01, decision.retry_after), _ASK_AGAIN.delay_s(asked))
+            wait_s = min(wait_s * (1 + random.random()), ends_at - monotonic())
+            if wait_s <= 0:
                 raise RateLimitExceeded(decision)
             call.has_waited = True
             await result_of(self._sleep(wait_s))
@@ -554,7 +605,7 @@ class BaseUpstreamLimits:
         known, monotonic = call.known, self.store.clock.monotonic
         while True:
             now = monotonic()
-            wait_s, said_s = known.until - now, known.said_until - now
+            wait_s, longest_s = known.until - now, known.said_until - now
             if wait_s <= 0:
                 call.is_probe = True  # it may be, until its reply is here
                 reply = await self._ask(call, "ask", _PROBE_MS)
@@ -563,17 +614,20 @@ class BaseUpstreamLimits:
                     known.ask_at = monotonic() + _ASK_EVERY_S
                     self._answer_without_the_store(call, reply)
                     return
-                call.is_probe = reply.state == PROBE
+                call.is_probe, call.probe_ms = reply.state == PROBE, reply.now_ms
                 if reply.state == SEND:  # others go on asking while one probes, or some return
                     known.ask_at = monotonic() + _ASK_EVERY_S
                 if reply.state in (SEND, PROBE, SEND_ONE):
                     return
-                wait_s = said_s = reply.wait_ms / 1000
+                wait_s, longest_s = reply.wait_ms / 1000, reply.said_ms / 1000
                 if reply.state == PAUSED:
-                    said_s = reply.said_ms / 1000
-                    self._note_pause(call.key, known, wait_s, said_s)
-            if said_s > self._cap_s * (1 + _JITTER / 1000) or now + wait_s > ends_at:
-                raise UpstreamLimited(self._refusal(call.key, max(wait_s, said_s)), is_paused=True)
+                    self._note_pause(call.key, known, wait_s, longest_s)
+                else:  # of all who wait for one moment, the same should not be first each time
+                    wait_s *= 1 + random.random()
+            is_beyond_cap = known.said_until - now > self._cap_s * (1 + _JITTER / 1000)
+            if is_beyond_cap or now + wait_s > ends_at:
+                refusal = self._refusal(call.key, max(wait_s, longest_s))
+                raise UpstreamLimited(refusal, is_paused=True)
             call.has_waited = True
             await result_of(self._sleep(wait_s))
 
@@ -599,28 +653,30 @@ class BaseUpstreamLimits:
     async def _end(
         self, call: _Call, response: Any, client: ClientCalls, status: int, get: Get,
         *, speaks: bool,
-    ) -> bool:  # fmt: skip
-        """Tell the fleet what a response says, if it speaks of limits. Return whether it asks to
-        wait. Raises nothing of the response: the caller has it.
+    ) -> float | None:  # fmt: skip
+        """Tell the fleet what a response says, if it speaks of limits. Return the seconds after
+        which it may be asked for again, before `_begin`; None where it does not ask to wait. Raises
+        nothing of the response: the caller has it.
         """
         if call.reserved is not None:
-            if call.preset is not None and 400 <= status < 500:  # it has used no tokens
+            if call.preset is not None and status >= 400:  # it has used no tokens
                 await self._commit(call, 0)
             else:
                 settle = partial(self._settle, call, response)
-                client.watch(response, lambda body: self.run(settle(body)))
+                await result_of(client.watch(response, lambda body: self.run(settle(body))))
         try:
             said = NO_INFO
             if speaks:
                 said = read_response(status, get, self.store.clock.now_ms() / 1000)
         except Exception:  # an upstream may send whatever it likes
             _LOG.exception("a response of %s could not be read", short_repr(call.key))
-            return False
+            return None
         known = call.known
         if said.pause_s is not None and not self._learns:
             if call.is_probe:
                 await self._ask(call, "free")
-            return True
+            wait_s = said.pause_s or 1.0
+            return wait_s if wait_s <= min(self._cap_s, self._max_wait) else None
         if said.pause_s is not None:
             self._refused += 1
             given_ms = min(10**12, int(said.pause_s * 1000))
@@ -630,15 +686,15 @@ class BaseUpstreamLimits:
             else:  # the store is away: this process pauses
                 wait_s = min(said.pause_s or 1.0, self._cap_s)
                 self._note_pause(call.key, known, wait_s, max(wait_s, said.pause_s))
-            return True
+            return 0.0  # `_begin` waits
         if call.learns:
             self._learn(call, known, said.quotas)
         if call.is_probe:
-            await self._ask(call, "ok")
+            await self._ask(call, "ok", call.probe_ms)
         if self._learns:
             for part in call.parts:
                 await self._lower(call, part, said.quotas)
-        return False
+        return None
 
     def _learn(self, call: _Call, known: _Known, quotas: tuple[Quota, ...]) -> None:
         """Have the limits hold that a response names for a key that has none of ours."""
@@ -667,6 +723,7 @@ class BaseUpstreamLimits:
         if decision is not None and not decision.charged:
             return  # decided without the store
         lowered: list[Charge] = []
+        resets_ms: list[int] = []
         left = min((q.remaining for q in quotas if q.counts == part.counts), default=None)
         # `remaining` is that of the window with the fewest left, of several keys that of one.
         if left is None or (decision and not call.reserved and left >= decision.remaining):
@@ -685,10 +742,13 @@ class BaseUpstreamLimits:
                     continue
                 if quota.remaining < limit.amount:
                     lowered += with_cost([charge], limit.amount - quota.remaining)
+                    reset_ms = math.ceil(min((quota.reset_s or 0.0) * 1000, limit.interval_ms))
+                    resets_ms.append(reset_ms)
                     self._tell(Lowered(call.key, limit, quota.remaining))
         if lowered:
             self._lowered += 1
-            await self._execute(Lower(tuple(lowered), self._client_time()))
+            command = Lower(tuple(lowered), self._client_time(), resets_ms=tuple(resets_ms))
+            await self._execute(command)
 
     async def _settle(self, call: _Call, response: Any, body: bytes) -> None:
         """Count what a call has used, now that its body was read."""
@@ -838,8 +898,8 @@ class UpstreamLimits(BaseUpstreamLimits):
     left than the fleet has counted lower its window; nothing raises it. `retries` is how often such
     a response is asked for again after the pause, if the body can be sent again.
 
-    `on_store_error`, `timeout`, `prefix`, `clock`, `consistency`, `name` and `time` are those of
-    `Limiter`. Raises `ConfigurationError` for arguments that can never work.
+    `on_store_error`, `timeout`, `prefix`, `clock`, `consistency`, `share`, `name` and `time` are
+    those of `Limiter`. Raises `ConfigurationError` for arguments that can never work.
     """
 
     _pool_type = LimiterPool

@@ -50,6 +50,8 @@ def read_pauses(server: Server, names: Mapping[bytes, str]) -> list[FoundPause]:
         until_ms = numbers[b"until"]
         left_ms = max(0, until_ms - now_ms)
         state = "paused" if left_ms else "returning" if numbers[b"returns_at"] else "over"
-        said_s, in_a_row = max(0, numbers[b"said"] - now_ms) / 1000, numbers[b"in_a_row"]
-        found.append(FoundPause(key, state, left_ms / 1000, said_s, in_a_row, until_ms, now_ms))
+        said_ms, in_a_row = max(left_ms, numbers[b"said"] - now_ms), numbers[b"in_a_row"]
+        found.append(
+            FoundPause(key, state, left_ms / 1000, said_ms / 1000, in_a_row, until_ms, now_ms)
+        )
     return found

@@ -593,7 +593,7 @@ def random_upstream_history(random: Random, length: int) -> list[UpstreamStep]:
             random.choice(("ask", "ask", "ask", "tell", "ok", "free", "lower", "acquire")),
             random.choice((0, 0, 1, 99, 100, 1000, random.randint(-500, 5000), MINUTE_MS)),
             random.randint(0, 2),
-            random.choice((0, 0, 1, 500, 1500, 10**12)),
+            random.choice((0, 0, 1, 500, 1500, 10**12, 9 * 10**12)),
             random.choice((0, 1, 900, 10**6)),
             random.choice((0, 1, 100)),
             random.sample(range(len(LIMITS)), random.randint(1, 3)),
@@ -612,7 +612,7 @@ def upstream_commands_of(history: Sequence[UpstreamStep], key: AnyKey) -> Iterat
         if step.what == "acquire":
             yield Acquire(charges, now)
         elif step.what == "lower":
-            yield Lower(charges, now)
+            yield Lower(charges, now, resets_ms=tuple(step.first_ms for _ in charges))
             yield Read(charges, now)
         else:
             yield PauseCommand(

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 _PART = 65_536
 """Bytes that are kept of the beginning, and of the end."""
+_LAST_EVENT = re.compile(rb"\n(?:data: *\[DONE\]|event: *message_stop)")
+"""The last event of a stream of OpenAI and of Anthropic. Who has read it often reads no further. In
+a text of the model, a line break would be an escape, so none of its lines begins so."""
 
 
 class BodyWatch:
     """Keeps the beginning and the end of a body, and calls `end(body)` once, when it was read
-    whole: what a part of it reports may be less than was used. `encoding` is that of the bytes it
-    is fed: `gzip`, `deflate`, or none; of another it keeps nothing.
+    whole, or to the last event of a stream: what a part of it reports may be less than was used.
+    `encoding` is that of the bytes it is fed: `gzip`, `deflate`, or none; of another it keeps
+    nothing.
     """
 
     def __init__(self, end: Callable[[bytes], Any], encoding: str = "") -> None:
         self._end: Callable[[bytes], Any] | None = end
         self._head, self._tail = bytearray(), bytearray()
+        self._line = b"\n"
         self._is_known = encoding.lower() in ("", "identity", "gzip", "x-gzip", "deflate")
         self.is_whole = False
         is_plain = encoding.lower() in ("", "identity")
@@ -34,6 +40,9 @@ class BodyWatch:
         return data
 
     def _keep(self, data: bytes) -> None:
+        lines = self._line + data
+        self.is_whole = self.is_whole or _LAST_EVENT.search(lines) is not None
+        self._line = lines[-32:]
         room = _PART - len(self._head)
         self._head += data[:room]
         if rest := data[room:]:

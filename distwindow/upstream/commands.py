@@ -45,7 +45,8 @@ class PauseReply(NamedTuple):
     wait_ms: int = 0
     """How long nobody of the fleet sends, or until the caller should ask again."""
     said_ms: int = 0
-    """For how long the upstream has asked to wait, from now on, however long that is."""
+    """For how long the upstream has asked to wait, from now on, however long that is; while another
+    process probes, for how long that may take."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +63,7 @@ class PauseCommand(Command[PauseReply]):
     """Names the call, among all of the fleet: letters and digits."""
     first_ms: int = 0
     """Of `ask`: for how long the call is the probe, if it is. Of `tell`: for how long the upstream
-    has asked to wait; 0: it has not said."""
+    has asked to wait; 0: it has not said. Of `ok`: when it became the probe, ms since the epoch."""
     second_ms: int = 0
     """Of `tell`: the longest pause."""
     jitter: int = 0
@@ -97,8 +98,12 @@ class Lower(Command[LowerReply]):
 
     script: ClassVar[str] = "upstream_lower"
 
+    resets_ms: tuple[int, ...] = ()
+    """Of each ring: for how long what is added counts, rounded up to its buckets; 0: as long as a
+    call of now."""
+
     def arguments(self) -> list[bytes | int | str]:
-        return [*ring_arguments(self.charges), time_argument(self.now_ms)]
+        return [*ring_arguments(self.charges), time_argument(self.now_ms), *self.resets_ms]
 
     def reply(self, raw: ScriptReply) -> LowerReply:
         return LowerReply(tuple(raw[3:]), raw[2])

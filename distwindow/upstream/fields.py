@@ -127,8 +127,8 @@ def _pause(status: int, fields: _Fields, quotas: tuple[Quota, ...]) -> float | N
     exhausted = [quota for quota in quotas if quota.remaining == 0]
     if status == 403 and given is None and not exhausted:
         return None  # it is about permissions, and no secondary limit of GitHub
-    if given is None:
-        given = max((quota.reset_s for quota in exhausted if quota.reset_s), default=None)
+    if not given:
+        given = max((quota.reset_s for quota in exhausted if quota.reset_s), default=given)
     if given is None and status == 503:
         return None  # an outage, which says nothing of a limit
     return given or 0.0
@@ -139,7 +139,9 @@ def _retry_after(fields: _Fields) -> float | None:
     if in_ms:
         return in_ms / 1000
     # Azure sends 0 ms beside `Retry-After: 1`.
-    in_s = fields.seconds_until(fields.get("retry-after"))
+    said = fields.get("retry-after") or ""
+    several = _NUMBERS.fullmatch(said) and [float(each) for each in said.split(",")]
+    in_s = max(several) if several else fields.seconds_until(said)
     return in_ms if in_s is None else in_s
 
 
@@ -276,6 +278,8 @@ def _unquoted(text: str) -> str:
 
 _COUNT = re.compile(r"([0-9]{1,15})(?:\.[0-9]{1,15})?")
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
+_NUMBERS = re.compile(r" *[0-9]{1,15}(?: *, *[0-9]{1,15})+ *")
+"""A field that was sent several times."""
 _DURATION_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(ms|d|h|m|s)")
 _DURATION = re.compile(r"(?:[0-9]{1,15}(?:\.[0-9]{1,15})?(?:ms|d|h|m|s)){1,5}")
 _PARTS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}

@@ -5,10 +5,11 @@ from        event                                            to
 paused      refused, to wait for longer                      paused for longer
 paused      its time ends                                    over
 over        the first who asks                               over, and this one is the probe
-over        the probe is refused                             paused, twice as long if not told
+over        refused                                          paused, twice as long if not told
 over        the probe has no answer, or its time ends        over, the next who asks is the probe
-over        the probe is not refused                         returning: 1, 3, 7, ... in all, from
+over        a probe of this pause is not refused             returning: 1, 3, 7, ... in all, from
                                                              one tenth of a second to the next
+returning   refused                                          paused, as for the first time
 returning   1,023 were sent, or a second passed              -
 over        nobody asked for a minute                        -
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ring.memory_rings import Handlers, MemoryRings, MemoryValues
+from ..ring.stats import Bucket
 from .commands import (
     ASK_AGAIN,
     PAUSED,
@@ -74,11 +76,11 @@ class MemoryPauses:
             return PauseReply(SEND, now)
         if command.what == "ask":
             return self._ask(command, pause, now)
-        if pause.probe == command.call:
+        if command.what == "ok" and command.first_ms >= pause.until_ms and not pause.returns_at_ms:
+            pause.probe, pause.returns_at_ms, pause.returned = "", now, 0
+            pause.expires_at_ms = now + STEP_MS * MAX_STEPS
+        elif pause.probe == command.call:
             pause.probe = ""
-            if command.what == "ok":
-                pause.returns_at_ms, pause.returned = now, 0
-                pause.expires_at_ms = now + STEP_MS * MAX_STEPS
         return PauseReply(SEND, now)
 
     def _ask(self, command: PauseCommand, pause: StoredPause, now: int) -> PauseReply:
@@ -88,19 +90,23 @@ class MemoryPauses:
         if pause.returns_at_ms:
             steps = max(0, (now - pause.returns_at_ms) // STEP_MS) + 1
             if pause.returned >= 2**steps - 1:
-                return PauseReply(ASK_AGAIN, now, pause.returns_at_ms + steps * STEP_MS - now)
+                wait_ms = pause.returns_at_ms + steps * STEP_MS - now
+                return PauseReply(ASK_AGAIN, now, wait_ms, wait_ms)
             pause.returned += 1
             return PauseReply(SEND_ONE, now)
         if pause.probe and pause.probe != command.call and now < pause.probe_until_ms:
-            return PauseReply(ASK_AGAIN, now, min(STEP_MS, pause.probe_until_ms - now))
+            left_ms = pause.probe_until_ms - now
+            return PauseReply(ASK_AGAIN, now, min(STEP_MS, left_ms), left_ms)
         pause.probe, pause.probe_until_ms = command.call, now + command.first_ms
-        pause.expires_at_ms = max(pause.expires_at_ms, pause.probe_until_ms)
+        pause.expires_at_ms = pause.probe_until_ms + REMEMBERED_MS
         return PauseReply(PROBE, now)
 
     def _tell(self, command: PauseCommand, pause: StoredPause, now: int) -> PauseReply:
         is_paused = now < pause.until_ms
         given_ms, cap_ms = command.first_ms, command.second_ms
-        if not is_paused:
+        if pause.returns_at_ms:
+            pause.in_a_row = 1
+        elif not is_paused:
             pause.in_a_row += 1
         doublings = min(pause.in_a_row - 1, _MAX_DOUBLINGS)
         wait_ms = given_ms or (0 if is_paused else min(cap_ms, FIRST_PAUSE_MS * 2**doublings))
@@ -115,9 +121,13 @@ class MemoryPauses:
 
     def _lower(self, command: Lower, now: int) -> LowerReply:
         added = []
-        for charge in command.charges:
+        for charge, reset_ms in zip(command.charges, command.resets_ms, strict=True):
             ring = self._rings.ring_at(charge, now)
             missing = max(0, min(charge.cost, charge.limit.amount) - ring.used)
-            ring.used += missing
+            oldest = ring.newest_number + 1 - ring.span
+            number = max(oldest, -(-(now + reset_ms) // ring.bucket_ms) - ring.span)
+            if not reset_ms or ring.borrowed_permits is not None:
+                number = ring.newest_number
+            ring.add([Bucket(number * ring.bucket_ms, passed=missing)])
             added.append(missing)
         return LowerReply(tuple(added), now)

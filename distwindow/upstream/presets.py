@@ -6,11 +6,14 @@
     github      host, account (digest), `core`, `search`,    -
                 `code_search` or `graphql` by the path
 
-Tokens are reserved by an estimate, and what the response reports is what is counted then.
+Tokens are reserved by an estimate, and what the response reports is what is counted then. With
+`account=` a name stands in the place of the digest, with `together=True` the pattern in that of the
+model.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 import json
@@ -24,6 +27,9 @@ from ..errors import ConfigurationError, short_repr
 from ..ring.limit import Limit, LimitSpec, parse_limits
 from ..support.callables import check_takes
 
+_BASE64 = re.compile(rb'(?<=[",])[A-Za-z0-9+/]{2000,}={0,2}(?=")')
+"""A file in a body of JSON, by itself or in a URL of data."""
+_TOKENS_OF_FILE = 1500
 _MAX_NAME = 100
 """Characters of the name of a model in a key. A request may have any text there."""
 
@@ -32,13 +38,29 @@ def by_host(request: Any) -> str:
     """Return the host that a request goes to: the default `key`."""
     url = request.url
     host = urlsplit(url).hostname if isinstance(url, str) else url.host
-    return str(host or "").lower()
+    return ascii_host(str(host or ""))
+
+
+def ascii_host(host: str) -> str:
+    """Return `host` in lower case, in its ASCII form, and without the dot of the root: clients
+    write the same host in different ways.
+    """
+    host = host.lower().rstrip(".")
+    if not host.isascii():
+        with contextlib.suppress(UnicodeError):  # no host; the client will say so
+            return host.encode("idna").decode()
+    return host
 
 
 def by_header(name: str) -> Callable[[Any], str]:
     """Return a key function: the host, and a digest of this header field, such as the account in
     `Authorization`. A secret never becomes a key.
     """
+    if not isinstance(name, str) or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+        raise ConfigurationError(
+            f"by_header({short_repr(name)}) needs the name of a header field: "
+            'by_header("authorization")'
+        )
     return lambda request: _with_digest(by_host(request), request, (name,))
 
 
@@ -51,18 +73,34 @@ class APILimits:
     pattern: str
     requests: tuple[Limit, ...]
     tokens: tuple[Limit, ...]
-    account: tuple[str, ...]
-    """Names of header fields of which the first that is there tells accounts apart."""
+    account: str | tuple[str, ...]
+    """The name of the account; or the header fields of which the first that is there tells accounts
+    apart."""
     part: Callable[[Any, dict[str, Any]], str]
     """`part(request, body)`: what of the API is called, such as the model."""
-    estimate: Callable[[bytes], int]
-    """The tokens that are reserved for a call with this body."""
+    estimate: Callable[[bytes], int] | None
+    """The tokens of a call with this body; None: `estimate_tokens`."""
     used: Callable[[bytes], int | None]
     """The tokens that a response reports, by its body; None where it does not."""
+    together: bool = False
+    """The calls of all parts that match count together."""
 
     def key(self, host: str, request: Any, part: str) -> str:
         """Return the key of a call."""
-        return f"{_with_digest(host, request, self.account)}:{part}"
+        if isinstance(self.account, str):
+            whose = f"{host}:{self.account}"
+        else:
+            whose = _with_digest(host, request, self.account)
+        return f"{whose}:{self.pattern if self.together else part}"
+
+    def reserve(self, body: bytes) -> int:
+        """Return the tokens that are reserved for a call with this body. An estimate of ours is at
+        most half of the limit: a larger one would wait for a window that is empty.
+        """
+        if self.estimate is not None:
+            return self.estimate(body)
+        half = min(limit.amount for limit in self.tokens) // 2
+        return max(1, min(estimate_tokens(body), half))
 
 
 def openai(
@@ -71,13 +109,18 @@ def openai(
     requests: LimitSpec | None = None,
     tokens: LimitSpec | None = None,
     estimate: Callable[[bytes], int] | None = None,
+    account: str | None = None,
+    together: bool = False,
 ) -> APILimits:
     """Return the limits of calls of models that match `model` (`*`: any characters), for APIs in
     the manner of OpenAI's: of each account and model. `estimate(body)` are the tokens that a call
-    reserves; by default a quarter of the bytes of its body, and its largest answer.
+    reserves; by default a quarter of the bytes of its body, and its largest answer, together at
+    most half of the limit. `account` is a name for all calls, where several secrets are of one
+    account. With `together`, all models that match count together.
     """
+    accounts = account or ("Authorization", "api-key")
     return _of_models(
-        model, requests, tokens, estimate, ("Authorization", "api-key"), _openai_tokens
+        model, requests, tokens, estimate, accounts, _openai_tokens, together=together
     )
 
 
@@ -87,31 +130,40 @@ def anthropic(
     requests: LimitSpec | None = None,
     tokens: LimitSpec | None = None,
     estimate: Callable[[bytes], int] | None = None,
+    account: str | None = None,
+    together: bool = False,
 ) -> APILimits:
     """`openai` for Anthropic's API."""
+    accounts = account or ("x-api-key", "Authorization")
     return _of_models(
-        model, requests, tokens, estimate, ("x-api-key", "Authorization"), _anthropic_tokens
+        model, requests, tokens, estimate, accounts, _anthropic_tokens, together=together
     )
 
 
-def github(requests: LimitSpec | None = None, *, resource: str = "*") -> APILimits:
+def github(
+    requests: LimitSpec | None = None, *, resource: str = "*", account: str | None = None
+) -> APILimits:
     """Return the limits of each account for one resource of GitHub's API: `core`, `search`,
-    `code_search` or `graphql`, which the path tells.
+    `code_search` or `graphql`, which the path tells. `account` is as for `openai`.
     """
+    _check_account(account)
     if not isinstance(resource, str) or not fnmatch.filter(_GITHUB_RESOURCES, resource):
         raise ConfigurationError(
             f"resource={short_repr(resource)} is none of {', '.join(_GITHUB_RESOURCES)}"
         )
     return APILimits(
-        pattern=resource, requests=_parsed(requests), tokens=(), account=("Authorization",),
-        part=_github_resource, estimate=estimate_tokens, used=lambda body: None,
+        pattern=resource, requests=_parsed(requests), tokens=(),
+        account=account or ("Authorization",), part=_github_resource, estimate=None,
+        used=lambda body: None,
     )  # fmt: skip
 
 
 def choose(
     known: Sequence[APILimits], request: Any, body: bytes | None
 ) -> tuple[APILimits, str] | None:
-    """Return the first of these limits that holds for a call, and the part that it calls."""
+    """Return the first of these limits that holds for a call, and the part that it calls. Where a
+    body cannot be read, which has the model in it, the first of all holds: a form, for example.
+    """
     try:
         fields = json.loads(body or b"{}")
     except (ValueError, RecursionError):  # the API will say what is wrong with it
@@ -120,15 +172,16 @@ def choose(
         part = each.part(request, fields if isinstance(fields, dict) else {})
         if fnmatch.fnmatchcase(part, each.pattern):
             return each, part
-    return None
+    return (known[0], "") if body is None and known[0].part is _model else None
 
 
 def estimate_tokens(body: bytes) -> int:
     """Return a quarter of the bytes of a request, and the most tokens that it lets the model
-    answer.
+    answer. What is no text, such as an image, counts as 1,500 tokens.
     """
     answer = re.search(rb'"max_(?:completion_|output_)?tokens"\s*:\s*(\d{1,12})', body)
-    return max(1, len(body) // 4 + (int(answer[1]) if answer else 0))
+    text, files = _BASE64.subn(b"", body)
+    return len(text) // 4 + files * _TOKENS_OF_FILE + (int(answer[1]) if answer else 0)
 
 
 def _with_digest(key: str, request: Any, names: tuple[str, ...]) -> str:
@@ -152,9 +205,14 @@ def _of_models(
     requests: LimitSpec | None,
     tokens: LimitSpec | None,
     estimate: Callable[[bytes], int] | None,
-    account: tuple[str, ...],
+    account: str | tuple[str, ...],
     used: Callable[[bytes], int | None],
+    *,
+    together: bool,
 ) -> APILimits:
+    _check_account(account)
+    if not isinstance(together, bool):
+        raise ConfigurationError(f"together={short_repr(together)} is neither True nor False")
     if not isinstance(model, str):
         raise ConfigurationError(f"model={short_repr(model)} is no name of models, as 'gpt-*' is")
     if estimate is not None and not callable(estimate):
@@ -163,8 +221,13 @@ def _of_models(
         check_takes("estimate", estimate, 1)
     return APILimits(
         pattern=model, requests=_parsed(requests), tokens=_parsed(tokens), account=account,
-        part=_model, estimate=estimate or estimate_tokens, used=used,
+        part=_model, estimate=estimate, used=used, together=together,
     )  # fmt: skip
+
+
+def _check_account(account: Any) -> None:
+    if account is not None and not isinstance(account, (str, tuple)):
+        raise ConfigurationError(f"account={short_repr(account)} is no name of an account")
 
 
 def _parsed(limits: LimitSpec | None) -> tuple[Limit, ...]:

@@ -55,8 +55,9 @@ def pauses(pause: Pause) -> None:
     pause(Key("gpt", tag="acme"), first_ms=60_000)
     for key in ("over.example", "back.example"):
         pause(key, first_ms=1000, after_ms=-5000)
-    assert pause("back.example", "ask", first_ms=60_000)[0] == PROBE
-    pause("back.example", "ok", second_ms=1, after_ms=30_000)
+    state, probe_ms, *_ = pause("back.example", "ask", first_ms=60_000)
+    assert state == PROBE
+    pause("back.example", "ok", first_ms=probe_ms, after_ms=30_000)
 
 
 @pytest.mark.usefixtures("pauses")

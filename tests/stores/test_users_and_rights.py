@@ -280,8 +280,9 @@ def test_the_least_rights_are_enough_for_what_upstreams_say(guarded: Standalone)
         ("tell", 1000, PAUSED), ("ask", 3000, PROBE), ("ok", 3000, SEND), ("ask", 5000, SEND),
     ]  # fmt: skip
     with blocking(at(guarded, "limiter:least")) as execute:
-        assert execute(Lower(charges, T0)).added == (3,)
+        assert execute(Lower(charges, T0, resets_ms=(0,))).added == (3,)
         for what, after_ms, state in steps:
             command = PauseCommand((), T0 + after_ms, name=pause_name("distwindow", key), what=what)
             command.call, command.second_ms = "a1", 60_000
+            command.first_ms = T0 + after_ms if what == "ok" else 0
             assert execute(command).state == state, (what, after_ms)

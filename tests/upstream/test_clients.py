@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -15,15 +17,24 @@ import pytest
 import distwindow.contrib.httpx as of_httpx
 import distwindow.contrib.httpx2 as of_httpx2
 from distwindow import ConfigurationError, Limiter, RateLimitExceeded
-from distwindow.contrib.upstream import by_header, github, openai
+from distwindow.contrib.upstream import (
+    AsyncUpstreamLimits,
+    UpstreamLimits,
+    by_header,
+    github,
+    openai,
+)
 from distwindow.ring.limit import Limit, parse_limits
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
 
-from .clients import CLIENTS, HTTPX, URL, Answer, Client, Upstream, limits_of
+from .clients import CLIENTS, HTTPX, HTTPX2, URL, Answer, Client, Upstream, limits_of
 
 pytestmark = pytest.mark.event_loops
 every_client = pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: kind.__name__)
+
+
+async def is_async(request: Any) -> Any: ...
 
 
 class Fleet:
@@ -344,6 +355,9 @@ def test_a_pause_of_one_model_is_none_of_another(kind: type[Client]) -> None:
         ({"max_wait": "x"}, "max_wait="),
         ({"cost_after": lambda response: 1}, "cost_after="), ({"retries": 1.5}, "retries=1.5"),
         ({"retries": True}, "retries=True"), ({"cap": True}, "cap=True"), ({"learn": 1}, "learn=1"),
+        ({"cap": 0}, "learn=False"), ({"key": by_header}, r'key=by_header\("authorization"\)'),
+        ({"key": is_async}, "key=is_async is asynchronous"), ({"share": 2}, "share"),
+        ({"cost": is_async}, "cost=is_async is asynchronous"),
         ({"cost": 0}, "cost=0"), ({"cost": "5"}, "cost="),
         ({"limits": {"a": [openai(), "5/minute"]}}, "both"), ({"on_store_error": "alow"}, "alow"),
     ],
@@ -426,12 +440,93 @@ def test_a_cost_above_a_learned_limit_is_that_limit(kind: type[Client]) -> None:
 
 @every_client
 @pytest.mark.parametrize(
-    "host", ["http://a.example", "a.example:80", "a.example ", "", "a.example/", "a.example.", None]
+    "host",
+    [
+        "http://a.example",
+        "a.example:80",
+        "a.example ",
+        "",
+        "a.example/",
+        "a. example",
+        "[::1]:80",
+        None,
+    ],
 )
 def test_what_is_no_host_is_refused(kind: type[Client], host: Any) -> None:
     with pytest.raises(ConfigurationError, match="have to be of a host"):
         limits_of(kind, "memory://", {host: "1/minute"})
     limits_of(kind, "memory://", {"localhost": "1/minute", "::1": "1/minute", "*.A.example": None})
+
+
+@every_client
+@pytest.mark.parametrize(
+    ("limited", "called"),
+    [
+        ("münchen.example", "xn--mnchen-3ya.example"),
+        ("xn--mnchen-3ya.example", "münchen.example"),
+        ("a.example.", "a.example"), ("a.example", "A.Example."), ("[::1]", "[::1]:8000"),
+        ("*.münchen.example", "a.münchen.example"),
+    ],
+)  # fmt: skip
+def test_a_host_is_the_same_however_it_is_written(
+    kind: type[Client], limited: str, called: str
+) -> None:
+    fleet = Fleet(kind, lambda url: Answer(), limits={limited: "1/minute"}, max_wait=0)
+    process = fleet.process()
+    assert process.call(f"https://{called}/") == 200
+    with pytest.raises(process.limited):
+        process.call(f"https://{called}/")
+
+
+@every_client
+def test_what_is_sent_again_without_learning_waits_as_it_was_asked_to(kind: type[Client]) -> None:
+    called, upstream = refuses_once(Answer(429, {"Retry-After": "7"}))
+    fleet = Fleet(kind, upstream, learn=False, retries=2)
+    began_at = fleet.clock.monotonic()
+    assert fleet.process().call() == 200
+    assert (len(called), fleet.clock.monotonic() - began_at) == (2, 7)
+    called, upstream = refuses_once(Answer(429, {"Retry-After": "31"}))
+    assert Fleet(kind, upstream, learn=False, retries=2, max_wait=30).process().call() == 429
+
+
+@pytest.mark.parametrize("name", ["", "x y", "Authorization:", 3, None])
+def test_what_names_no_header_field_is_refused(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r'by_header\("authorization"\)'):
+        by_header(name)
+
+
+@pytest.mark.parametrize(("module", "integration"), [(httpx, of_httpx), (httpx2, of_httpx2)])
+def test_a_transport_of_the_other_kind_is_named(module: Any, integration: Any) -> None:
+    upstream, awaited = UpstreamLimits("memory://"), AsyncUpstreamLimits("memory://")
+    for transport in (module.AsyncHTTPTransport(), module.HTTPTransport):
+        with pytest.raises(ConfigurationError, match="no transport object with handle_request"):
+            integration.RateLimitTransport(upstream, transport)
+    for transport in (module.HTTPTransport(), module.AsyncHTTPTransport):
+        with pytest.raises(ConfigurationError, match="object with handle_async_request"):
+            integration.AsyncRateLimitTransport(awaited, transport)
+
+
+@pytest.mark.parametrize("listener", ["x", None, is_async])
+def test_a_listener_that_cannot_be_called_is_named(listener: Any) -> None:
+    with pytest.raises(ConfigurationError, match="on_event"):
+        UpstreamLimits("memory://").on_event(listener)
+
+
+def test_processes_that_loop_share_a_limit(redis_url: str, prefix: str) -> None:
+    """What becomes free at one moment is not all taken by the process whose turn comes first."""
+    sent = [0] * 4
+
+    def loop(number: int) -> None:
+        with UpstreamLimits(redis_url, "20/second", prefix=prefix, max_wait=30) as upstream:
+            process = HTTPX2(lambda url: Answer(), upstream)
+            while time.monotonic() < ends_at:
+                process.call()
+                sent[number] += 1
+
+    ends_at = time.monotonic() + 4
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(loop, range(4)))
+    assert min(sent) > sum(sent) / 16
 
 
 @every_client

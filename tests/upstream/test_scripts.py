@@ -30,7 +30,7 @@ PLACES = {
     "upstream_pause": ["stamp", "now_ms", "what", "call", "first_ms", "second_ms", "jitter"],
     "upstream_lower": [
         "stamp", "used", "limit", "bucket_ms", "shape", "used", "limit", "bucket_ms", "shape",
-        "now_ms",
+        "now_ms", "reset_ms", "reset_ms",
     ],
 }  # fmt: skip
 EVERY_SCRIPT = pytest.mark.parametrize("name", PLACES)
@@ -52,7 +52,7 @@ class Stored:
                 second_ms=600_000, jitter=7,
             )  # fmt: skip
         prefix = ring_name_prefix("hostile", self.key)
-        return Lower(charges_of(self.key, prefix, LIMITS, 50), T0)
+        return Lower(charges_of(self.key, prefix, LIMITS, 50), T0, resets_ms=(0, 5000))
 
     def run(self, command: Command[Any], words: list[Any] | None = None, keys: Any = None) -> Any:
         keys = command.keys if keys is None else keys
@@ -76,7 +76,7 @@ def test_the_head_names_the_keys_and_the_arguments(server: redis.Redis, name: st
     assert load_script(name).head[0].startswith(f"{name}: ")
     assert lines(name, "KEYS") == [{"upstream_pause": "pause"}.get(name, "ring...")]
     (line,) = lines(name, "ARGV")
-    named = re.sub(r"\((.*)\)\.\.\.", r"\1 \1", line).split()
+    named = re.sub(r"\(([^)]*)\)\.\.\.|(\w+)\.\.\.", r"\1\2 \1\2", line).split()
     sent = Stored(server).command(name).arguments()
     assert named == PLACES[name]
     assert len(named) == len(sent) + 1
@@ -87,7 +87,7 @@ def test_each_reply_is_parsed_as_the_head_says() -> None:
     pause, lower = PauseCommand(()), Lower(())
     assert lines("upstream_pause", "RETURN") == [
         "stamp 0 now_ms", "stamp 1 now_ms", "stamp 2 now_ms wait_ms said_ms",
-        "stamp 3 now_ms wait_ms", "stamp 4 now_ms", "stamp -2 now_ms",
+        "stamp 3 now_ms wait_ms longest_ms", "stamp 4 now_ms", "stamp -2 now_ms",
     ]  # fmt: skip
     assert pause.reply([stamp, 0, now]) == PauseReply(0, now)
     assert pause.reply([stamp, 2, now, 5, 9]) == PauseReply(2, now, wait_ms=5, said_ms=9)

@@ -66,8 +66,9 @@ class Window:
     def _charges(self, cost: int) -> Any:
         return charges_of(self.key, ring_name_prefix(PREFIX, self.key), self.limits, cost)
 
-    def lower(self, used: int) -> Lower:
-        return Lower(self._charges(used), T0)
+    def lower(self, used: int, reset_ms: int = 0, at_ms: int = 0) -> Lower:
+        resets_ms = (reset_ms,) * len(self.limits)
+        return Lower(self._charges(used), T0 + at_ms, resets_ms=resets_ms)
 
     def acquire(self, cost: int = 1) -> Acquire:
         return Acquire(self._charges(cost), T0)
@@ -106,6 +107,24 @@ def test_a_window_is_never_above_its_limit(execute: Execute, at_once: AtOnce) ->
     at_once(execute, commands * 5)
     assert window.used() == [100, 40]
     assert execute(window.acquire()).admitted == 0
+
+
+@pytest.mark.parametrize("bound", ["leap", "strict"])
+@pytest.mark.parametrize("reset_ms", [1, 5_999, 6_000, 6_001, 30_000, 59_999, 60_000, 10**12])
+def test_what_is_free_again_soon_counts_until_then(
+    execute: Execute, bound: Any, reset_ms: int
+) -> None:
+    """For that time, rounded up to a bucket, and for a window at most."""
+    window = Window(execute, Limit(100, per=60, bound=bound))
+    assert execute(window.acquire(10)).admitted
+    assert execute(window.lower(90, reset_ms, at_ms=8_000)).added == (80,)
+    assert execute(window.lower(90, reset_ms, at_ms=8_000)).added == (0,)
+    for at_ms in range(8_000, 90_000, 500):
+        execute(window.lower(0, at_ms=at_ms))  # opens the bucket of that time
+        if window.used()[0] < 80:
+            break
+    until_ms = min(reset_ms, 54_000 + 6_000 * (bound == "strict"))
+    assert until_ms <= at_ms - 8_000 <= until_ms + 6_000
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -239,7 +258,7 @@ def test_pauses_whose_length_is_not_said_double_up_to_the_cap(upstream: Upstream
         assert upstream.tell(0, cap_ms=10_000).wait_ms == wait_ms  # of a call that was under way
         upstream.now_ms += wait_ms
         assert upstream.ask().state == PROBE
-    upstream.now_ms += 10_000 + REMEMBERED_MS
+    upstream.now_ms += 30_000 + REMEMBERED_MS
     assert upstream.tell(0).wait_ms == FIRST_PAUSE_MS
 
 
@@ -247,9 +266,9 @@ def test_twice_as_many_return_in_each_step(upstream: Upstream, at_once: AtOnce) 
     upstream.tell(1000)
     upstream.now_ms += 1000
     upstream.ask("probe")
-    upstream.execute(upstream.command("ok"))  # of a call that was sent before the pause
+    upstream.execute(upstream.command("ok", first_ms=T0))  # of a probe before the pause
     assert upstream.ask().state == ASK_AGAIN
-    upstream.execute(upstream.command("ok", "probe"))
+    upstream.execute(upstream.command("ok", first_ms=upstream.now_ms))
     for step in range(6):
         asks = [each for _ in range(10) for each in upstream.asks()]
         replies = at_once(upstream.execute, asks)
@@ -264,8 +283,34 @@ def test_nobody_needs_to_ask_for_a_pause_to_be_forgotten(upstream: Upstream) -> 
     upstream.tell(1000)
     upstream.now_ms += 1000 + REMEMBERED_MS - 1
     assert upstream.ask(ttl_ms=1).state == PROBE
-    upstream.now_ms += 1
+    upstream.now_ms += 1 + REMEMBERED_MS
     assert upstream.ask().state == SEND
+
+
+def test_a_pause_is_not_forgotten_while_somebody_asks(upstream: Upstream, at_once: AtOnce) -> None:
+    """Or all of them would be sent at once, because no probe had its answer in time."""
+    upstream.tell(1000)
+    upstream.now_ms += 1000
+    began_ms = upstream.now_ms
+    for _ in range(20):
+        assert states(at_once(upstream.execute, upstream.asks(ttl_ms=10_000))) == ONE_PROBE
+        upstream.now_ms += 10_000
+    # The first probe has lost its place long since. Its answer says all the same what it says.
+    upstream.execute(upstream.command("ok", first_ms=began_ms))
+    assert states(at_once(upstream.execute, upstream.asks())).count(SEND_ONE) == 1
+
+
+def test_only_a_refusal_of_the_first_call_makes_the_next_pause_longer(upstream: Upstream) -> None:
+    for _ in range(4):
+        assert upstream.tell(0).wait_ms == FIRST_PAUSE_MS
+        upstream.now_ms += FIRST_PAUSE_MS
+        assert upstream.ask().state == PROBE
+        upstream.execute(upstream.command("ok", first_ms=upstream.now_ms))
+        assert upstream.ask().state == SEND_ONE
+    assert upstream.tell(0).wait_ms == FIRST_PAUSE_MS
+    upstream.now_ms += FIRST_PAUSE_MS
+    assert upstream.ask().state == PROBE
+    assert upstream.tell(0).wait_ms == 2 * FIRST_PAUSE_MS
 
 
 def test_the_pause_of_one_key_is_no_others(execute: Execute) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import gzip
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -33,6 +35,7 @@ from distwindow.contrib.upstream import (
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.upstream.presets import choose
 from tests.clock_and_stores import ManualClock
+from tests.servers import free_port
 
 pytestmark = pytest.mark.event_loops
 LONG = "x" * 200_000
@@ -87,10 +90,16 @@ SAMPLES = {
                                                             "output_tokens": 1}}},
             {"type": "content_block_delta", "delta": {"text": LONG}},
             {"type": "message_delta", "usage": {"output_tokens": 15}},
-        ),
+        )
+        + b'event: message_stop\ndata: {"type": "message_stop"}\n\n',
         40,
     ),
 }  # fmt: skip
+
+
+def is_last(line: str) -> bool:
+    """True for what the SDKs read no further than."""
+    return line in ("data: [DONE]", "event: message_stop")
 
 
 @contextmanager
@@ -128,8 +137,9 @@ def by_httpx(module: Any, integration: Any) -> Callable[..., None]:
                 client.post(url, content=body)
                 return
             with client.stream("POST", url, content=body) as response:
-                for _ in response.iter_lines() if way == "lines" else response.iter_bytes():
-                    pass
+                for line in response.iter_bytes() if way == "parts" else response.iter_lines():
+                    if way == "last event" and is_last(line):
+                        break
 
     return call
 
@@ -143,9 +153,10 @@ def by_async_httpx(module: Any, integration: Any) -> Callable[..., None]:
                     await client.post(url, content=body)
                     return
                 async with client.stream("POST", url, content=body) as response:
-                    parts = response.aiter_lines() if way == "lines" else response.aiter_bytes()
-                    async for _ in parts:
-                        pass
+                    parts = response.aiter_bytes() if way == "parts" else response.aiter_lines()
+                    async for line in parts:
+                        if way == "last event" and is_last(line):
+                            break
 
     return lambda *arguments: asyncio.run(call(*arguments))
 
@@ -154,8 +165,10 @@ def by_requests(limits: Any, url: str, body: bytes, way: str) -> None:
     with UpstreamLimits(**limits) as upstream, requests.Session() as session:
         session.mount("http://", of_requests.RateLimitAdapter(upstream))
         response = session.post(url, data=body, stream=way != "whole")
-        for _ in response.iter_lines() if way == "lines" else response.iter_content(1000):
-            pass
+        for line in response.iter_content(1000) if way == "parts" else response.iter_lines():
+            if way == "last event" and is_last(line.decode()):
+                break
+        response.close()
 
 
 def by_aiohttp(limits: Any, url: str, body: bytes, way: str) -> None:
@@ -168,9 +181,10 @@ def by_aiohttp(limits: Any, url: str, body: bytes, way: str) -> None:
             ):
                 if way == "whole":
                     await response.read()
-                parts = response.content if way == "lines" else response.content.iter_any()
-                async for _ in parts:
-                    pass
+                parts = response.content.iter_any() if way == "parts" else response.content
+                async for line in parts:
+                    if way == "last event" and is_last(line.decode().strip()):
+                        break
 
     asyncio.run(call())
 
@@ -190,7 +204,7 @@ def passed(store: MemoryStore, key: Any) -> int:
         return limiter.stats(key).passed
 
 
-WAYS = ("whole", "lines", "parts")
+WAYS = ("whole", "lines", "parts", "last event")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +213,7 @@ WAYS = ("whole", "lines", "parts")
         (sample, way, ("", "gzip")[(n + m) % 2])
         for n, sample in enumerate(SAMPLES)
         for m, way in enumerate(WAYS)
+        if way != "last event" or "streamed" in sample
     ],
 )
 @pytest.mark.parametrize("client", CLIENTS)
@@ -219,7 +234,7 @@ def test_reported_tokens_are_what_is_counted(
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize(
     ("status", "body", "counted"),
-    [(400, b"{}", 0), (429, b"{}", 0), (500, b"{}", 5009), (200, b"no usage", 5009)],
+    [(400, b"{}", 0), (429, b"{}", 0), (500, b"{}", 0), (529, b"{}", 0), (200, b"no usage", 5009)],
 )
 def test_what_reports_no_tokens_counts_its_estimate_unless_it_was_refused(
     client: str, status: int, body: bytes, counted: int
@@ -232,6 +247,148 @@ def test_what_reports_no_tokens_counts_its_estimate_unless_it_was_refused(
         CLIENTS[client]({"store": store, "limits": limits}, url, request, "whole")
     key = "127.0.0.1:gpt-5"
     assert (passed(store, key), passed(store, Key("tokens", tag=key))) == (1, counted)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_call_without_a_connection_gives_its_estimate_back(client: str) -> None:
+    store = MemoryStore()
+    limits = {"*": openai(requests="9/hour", tokens="1000/hour")}
+    with pytest.raises((httpx.HTTPError, httpx2.HTTPError, OSError)):
+        CLIENTS[client](
+            {"store": store, "limits": limits}, f"http://127.0.0.1:{free_port()}/", b"", "whole"
+        )
+    assert (passed(store, "127.0.0.1:"), passed(store, Key("tokens", tag="127.0.0.1:"))) == (0, 0)
+
+
+def read_by_httpx(module: Any, integration: Any) -> Callable[..., None]:
+    class Reading(module.HTTPTransport):  # type: ignore[misc]
+        def handle_request(self, request: Any) -> Any:
+            response = super().handle_request(request)
+            response.read()
+            return response
+
+    def call(upstream: Any, url: str) -> None:
+        transport = integration.RateLimitTransport(upstream, Reading())
+        with module.Client(transport=transport) as client:
+            assert client.post(url).json()
+
+    return call
+
+
+def read_by_requests(upstream: Any, url: str) -> None:
+    class Reading(requests.adapters.HTTPAdapter):
+        def send(self, *arguments: Any, **options: Any) -> Any:
+            response = super().send(*arguments, **options)
+            assert response.content
+            return response
+
+    class Limited(of_requests.RateLimitMixin, Reading):
+        pass
+
+    with requests.Session() as session:
+        session.mount("http://", Limited(upstream))
+        assert session.post(url).json()
+
+
+def read_by_aiohttp(upstream: Any, url: str) -> None:
+    async def reading(request: Any, handler: Any) -> Any:
+        response = await handler(request)
+        await response.read()
+        return response
+
+    async def call() -> None:
+        middlewares = [of_aiohttp.rate_limit_middleware(upstream), reading]
+        async with (
+            aiohttp.ClientSession(middlewares=middlewares) as session,
+            session.post(url) as response,
+        ):
+            assert await response.json(content_type=None)
+        await upstream.aclose()
+
+    asyncio.run(call())
+
+
+@pytest.mark.parametrize(
+    ("call", "limits_of"),
+    [
+        (read_by_httpx(httpx2, of_httpx2), UpstreamLimits),
+        (read_by_httpx(httpx, of_httpx), UpstreamLimits),
+        (read_by_requests, UpstreamLimits), (read_by_aiohttp, AsyncUpstreamLimits),
+    ],
+)  # fmt: skip
+def test_a_response_that_was_read_below_reports_its_tokens(call: Any, limits_of: Any) -> None:
+    store = MemoryStore()
+    with answering(200, SAMPLES["openai"].body) as url:
+        upstream = limits_of(store, {"*": openai(tokens="1000/hour")})
+        call(upstream, url)
+        if limits_of is UpstreamLimits:
+            upstream.close()
+    assert passed(store, Key("tokens", tag="127.0.0.1:")) == 21
+
+
+def test_an_estimate_is_half_of_the_limit_at_most_and_a_file_is_no_text() -> None:
+    file = b"A" * 600_000
+    request = b'{"max_tokens": 16, "a": "data:image/png;base64,%s", "b": "%s"}' % (file, file)
+    preset = openai(tokens=["30000/minute", "1000000/day"])
+    assert preset.reserve(request) == len(request.replace(file, b"")) // 4 + 2 * 1500 + 16
+    assert preset.reserve(b'{"max_tokens": 32000}') == 15_000
+    assert preset.reserve(b"") == 1
+    assert openai(tokens="9/hour", estimate=lambda body: 20).reserve(b"") == 20
+
+
+@pytest.mark.parametrize("preset", [openai, anthropic])
+def test_a_name_and_a_pattern_stand_for_accounts_and_models(preset: Any) -> None:
+    """Of several secrets of one account, and of models that share a limit."""
+    request = Request("https://api.example/", {"Authorization": "s3cret"})
+    one = preset("gpt-*", account="mine", together=True)
+    chosen, part = choose([one], request, b'{"model": "gpt-5"}') or (None, "")
+    assert (chosen, part) == (one, "gpt-5")
+    assert one.key("api.example", request, part) == "api.example:mine:gpt-*"
+    assert preset(account="mine").key("api.example", request, part) == "api.example:mine:gpt-5"
+    for options, named in (({"account": 5}, "account=5"), ({"together": "no"}, "together='no'")):
+        with pytest.raises(ConfigurationError, match=named):
+            preset(**options)
+
+
+def test_a_body_that_cannot_be_read_is_of_the_first_model() -> None:
+    """A form with a file, for example: it is sent under a limit, and not without."""
+    request = Request("https://api.example/", {})
+    known = [openai("gpt-*"), openai("o*")]
+    assert choose(known, request, None) == (known[0], "")
+    assert choose(known[:1], request, b"") is None  # a GET
+    assert choose([github(resource="search")], request, None) is None
+
+
+@pytest.mark.parametrize("kind", [UpstreamLimits, AsyncUpstreamLimits])
+def test_who_waits_for_tokens_is_sent_when_they_are_given_back(kind: Any) -> None:
+    """The first call has reserved nearly all of the hour, and uses few of them."""
+    store, limits = MemoryStore(), {"*": openai(tokens="1000/hour", estimate=lambda body: 900)}
+    is_served, answers = threading.Event(), []
+
+    def handle(request: Any) -> Any:
+        answers.append(request)
+        assert is_served.wait(30)
+        return httpx2.Response(200, json={"usage": {"total_tokens": 9}})
+
+    def call(_: int) -> int:
+        async def calling() -> int:
+            transport = of_httpx2.AsyncRateLimitTransport(upstream, httpx2.MockTransport(handle))
+            async with httpx2.AsyncClient(transport=transport) as client:
+                return int((await client.post("https://api.example/")).status_code)
+
+        if kind is AsyncUpstreamLimits:
+            return asyncio.run(calling())
+        transport = of_httpx2.RateLimitTransport(upstream, httpx2.MockTransport(handle))
+        with httpx2.Client(transport=transport) as client:
+            return int(client.post("https://api.example/").status_code)
+
+    upstream = kind(store, limits)
+    with ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(call, n) for n in range(3)]
+        while upstream.health().waited == 0 and not is_served.is_set():
+            is_served.set() if len(answers) == 1 else time.sleep(0.01)
+        assert [each.result() for each in calls] == [200] * 3
+    assert passed(store, Key("tokens", tag="api.example:")) == 27
 
 
 @pytest.mark.parametrize("client", CLIENTS)
