@@ -82,7 +82,7 @@ HostLimits: TypeAlias = "LimitSpec | APILimits | Sequence[APILimits] | None"
 Limits: TypeAlias = "HostLimits | Mapping[str, HostLimits]"
 _ASK_EVERY_S = 0.1
 """A process that sends asks the store at most this often whether others were refused."""
-_ASK_AGAIN = Backoff(0.05, 1.0)
+_ASK_AGAIN = Backoff(0.05, 0.5)
 """Delays of a call whose cost is known afterwards, until it asks again whether there is room."""
 _MAX_KEYS = 10_000
 """Of how many keys a process knows whether they are paused."""
