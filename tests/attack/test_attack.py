@@ -32,18 +32,18 @@ LONG = (pytest.mark.timeout(400),)
 EXITS = [one for one in process_exits.VARIANTS if not one.startswith("direct")]
 
 GIVEN = (
-    Given("model", 1, 3, more_than=1000),
+    Given("model", 1, 2, more_than=1000),
     Given("interruptions", 3, 2, interruptions.CALLING, "interruptions", 50, AGAIN),
     Given("interruptions", 3, 2, interruptions.CONNECTING, "interruptions", 2, AGAIN),
-    Given("nemesis", 4, 4, MODES, more_than=500),
+    Given("nemesis", 4, 3, MODES, more_than=500),
     Given("process_exits", 7, 0, EXITS),
     Given("timeouts", 5, 0, ["4000"], "cancelled", 10),
     Given("cold_start", 6, 0),
-    Given("slots", 8, 5, slots.VARIANTS, more_than=30),
-    Given("breakers", 9, 7, breakers.VARIANTS, more_than=100),
-    Given("borrowing", 10, 5, borrowing.VARIANTS, "calls that borrowed", 20),
-    Given("entries", 11, 4, MODES, "ends checked", 100),
-    Given("guards", 12, 6, guards.VARIANTS, more_than=100),
+    Given("slots", 8, 3, slots.VARIANTS, more_than=30),
+    Given("breakers", 9, 4, breakers.VARIANTS, more_than=100),
+    Given("borrowing", 10, 3, borrowing.VARIANTS, "calls that borrowed", 20),
+    Given("entries", 11, 3, MODES, "ends checked", 100),
+    Given("guards", 12, 4, guards.VARIANTS, more_than=100),
     # The seed draws what is refused: a right (8), the password (1; 3 from the start), a type (4).
     Given("refused_rights", 8, 0, ["direct"], more_than=100),
     Given("refused_rights", 1, 0, ["leased"], more_than=100),
