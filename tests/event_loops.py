@@ -60,6 +60,7 @@ ON_ONE_KIND = {
     "testing/test_manual_clock",
     "testing/test_package_stores",
     "testing/test_store_conformance",
+    "upstream",
     "web",
 }
 """Folders and modules of `tests` that run on asyncio's loop alone, except for tests with the mark:

@@ -30,7 +30,6 @@ from tests.clock_and_stores import ManualClock
 
 from .clients import CLIENTS, HTTPX, HTTPX2, URL, Answer, Client, Upstream, limits_of
 
-pytestmark = pytest.mark.event_loops
 every_client = pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: kind.__name__)
 
 
@@ -367,6 +366,7 @@ def test_a_wrong_argument_is_named(kind: type[Client], options: dict[str, Any], 
         limits_of(kind, "memory://", **options)
 
 
+@pytest.mark.event_loops
 @pytest.mark.parametrize("kind", [each for each in CLIENTS if each.is_async])
 def test_a_cancelled_call_gives_its_turn_to_the_next(kind: type[Client]) -> None:
     """An `asyncio.timeout` around a call ends its wait: it is not sent, and charges nothing."""

@@ -16,7 +16,6 @@ from tests.servers import free_port
 
 from .clients import AIOHTTP, HTTPX2, Answer, Client, limits_of
 
-pytestmark = pytest.mark.event_loops
 STORES = ("memory", "redis", "cluster", "sentinel")
 # What the fleet knows is not the client's; one that blocks, and one that is awaited.
 both_kinds = pytest.mark.parametrize("kind", [HTTPX2, AIOHTTP], ids=lambda kind: kind.__name__)

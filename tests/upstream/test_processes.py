@@ -177,7 +177,6 @@ def test_a_clock_that_is_wrong_does_not_matter(
 # -- while Redis is away ---------------------------------------------------------------------------
 
 
-@pytest.mark.event_loops
 @pytest.mark.parametrize("kind", clients.CLIENTS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("away", [Standalone.pause, Standalone.kill], ids=["stopped", "ended"])
 def test_calls_while_redis_is_away(kind: type[clients.Client], away: Any) -> None:

@@ -37,7 +37,6 @@ from distwindow.upstream.presets import choose
 from tests.clock_and_stores import ManualClock
 from tests.servers import free_port
 
-pytestmark = pytest.mark.event_loops
 LONG = "x" * 200_000
 """Longer than what is kept of a body."""
 
@@ -444,6 +443,7 @@ def test_a_response_that_is_not_read_to_its_end_keeps_its_estimate(module: Any) 
     assert passed(store, Key("tokens", tag="127.0.0.1:")) == 1005
 
 
+@pytest.mark.event_loops
 @pytest.mark.parametrize("module", [httpx, httpx2])
 def test_who_is_cancelled_after_the_response_has_it_closed(module: Any) -> None:
     """The client has not got it, so nobody else would give its connection back."""
@@ -476,6 +476,7 @@ def test_who_is_cancelled_after_the_response_has_it_closed(module: Any) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.event_loops
 @pytest.mark.parametrize("module", [httpx, httpx2])
 @pytest.mark.parametrize("when", ["asks", "sends"])
 def test_a_cancelled_probe_leaves_its_place(module: Any, when: str) -> None:
