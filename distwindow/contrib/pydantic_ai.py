@@ -24,6 +24,7 @@ from pydantic_ai.settings import ModelSettings
 from .. import (
     AsyncConcurrency,
     AsyncReservation,
+    AsyncSlot,
     ConcurrencyExceeded,
     ConfigurationError,
     RateLimitExceeded,
@@ -37,6 +38,7 @@ from ..ring.limit import LimitSpec
 from ..runtime.options import ClockChoice, Consistency, Options
 from ..support.async_use import result_of
 from ..support.callables import check_takes
+from ..support.fork import register_after_fork
 from .model_calls import ModelCalls, longest_wait
 
 __all__ = ["ConcurrencyLimiter", "RateLimitedModel"]
@@ -65,14 +67,23 @@ class ConcurrencyLimiter(AbstractConcurrencyLimiter):
         )
         self._slots.hold(key)  # raises for what is no key
         self._key, self._max_wait, self._on_store_error = key, max_wait, on_store_error
-        self._held: list[Any] = []
+        register_after_fork(self)
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Begin without slots: those of the parent are the parent's."""
+        self._held: list[tuple[AsyncSlot, object]] = []
         self._uncounted: list[None] = []
 
     async def acquire(self, source: str) -> None:
         """Wait for a slot. Raises `StoreError` with `on_store_error="raise"`."""
-        block = self._slots.hold(self._key, self._max_wait)
+        block = None
         try:
-            slot = await block.__aenter__()
+            # First without a wait: `hold` would ask a store that is silent until `max_wait` ends.
+            slot = await self._slots.try_hold(self._key)
+            if not slot:
+                block = self._slots.hold(self._key, self._max_wait)
+                slot = await block.__aenter__()
         except ConcurrencyExceeded as exc:
             raise ConcurrencyLimitExceeded(f"{source} was not called: {exc}") from exc
         except StoreError as exc:
@@ -82,14 +93,14 @@ class ConcurrencyLimiter(AbstractConcurrencyLimiter):
                 raise ConcurrencyLimitExceeded(f"{source} was not called: {exc}") from exc
             self._uncounted.append(None)
         else:
-            self._held.append((block, slot))  # a block that nobody keeps is given back
+            self._held.append((slot, block))  # a block that nobody keeps is given back
 
     def release(self) -> None:
         """Free a slot, on whatever task: it is free within one flush, without `await`."""
         if self._uncounted:  # those who run are then no more than those who hold a slot
             self._uncounted.pop()
         elif self._held:
-            self._held.pop()[1].release_soon()
+            self._held.pop()[0].release_soon()
         else:
             raise RuntimeError("release() was called more often than acquire()")
 

@@ -12,6 +12,7 @@ import random
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -48,7 +49,7 @@ from distwindow.contrib.pydantic_ai import ConcurrencyLimiter, RateLimitedModel,
 from distwindow.stores.memory import MemoryStore
 from tests.agents.pydantic_agents import AGENTS, CALLS, LIMIT, TOKENS
 from tests.clock_and_stores import ManualClock
-from tests.programs import ROOT
+from tests.programs import ROOT, printed
 from tests.servers import Proxy
 from tests.servers.faults import Blackhole, Refuse
 
@@ -227,6 +228,67 @@ def test_who_waits_too_long_or_is_cancelled_gets_no_slot_and_leaves_none(prefix:
         await patient.aclose()
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+def test_a_forked_child_begins_without_the_slots_of_its_parent(redis_url: str, prefix: str) -> None:
+    program = f"""
+import asyncio, os
+from distwindow.contrib.pydantic_ai import ConcurrencyLimiter
+limiter = ConcurrencyLimiter({redis_url!r}, 1, key="k", prefix={prefix!r}, ttl=3600, timeout=10)
+async def main():
+    await limiter.acquire("model")
+    child = os.fork()
+    if not child:
+        try:
+            limiter.release()
+        except RuntimeError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    limiter.release()
+    await asyncio.wait_for(limiter.acquire("model"), {FAR_S})
+    print("freed")
+    await limiter.aclose()
+asyncio.run(main())
+"""
+    assert printed("-W", "ignore", "-c", program) == "freed\n"
+
+
+@pytest.mark.fleet
+def test_threads_with_loops_of_their_own_share_one_limiter(redis_url: str, prefix: str) -> None:
+    """As `run_sync` in a server with threads."""
+    running: list[int] = []
+    most: list[int] = []
+    limiter = ConcurrencyLimiter(redis_url, 2, key="k", prefix=prefix, ttl=3600)
+
+    async def answer(messages: Any, info: Any) -> ModelResponse:
+        running.append(1)
+        most.append(len(running))
+        await asyncio.sleep(0.002)
+        running.pop()
+        return ModelResponse(parts=[TextPart("yes")], usage=usage(10))
+
+    inner = RateLimitedModel(
+        FunctionModel(answer), redis_url, requests="1000/second", tokens="100000/second",
+        key="k", prefix=prefix,
+    )  # fmt: skip
+    model = ConcurrencyLimitedModel(inner, limiter)
+
+    def work(number: int) -> None:
+        for _ in range(5):
+            assert asyncio.run(ask(model)) == "yes"
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(work, range(6)))
+    assert len(most) == 6 * 5
+    assert max(most) <= 2
+
+    async def close() -> None:
+        await limiter.aclose()
+        await inner.aclose()
+
+    asyncio.run(close())
 
 
 # -- requests and tokens ---------------------------------------------------------------------------
@@ -509,7 +571,7 @@ def test_without_the_store_requests_get_what_the_policy_says(
     async def main() -> None:
         options: Any = {"on_store_error": policy, "prefix": prefix, "timeout": 0.3}
         wrapped = FixedModel(custom_output_text="yes")
-        limiter = ConcurrencyLimiter(proxy.url, 2, key="k", **options)
+        limiter = ConcurrencyLimiter(proxy.url, 2, key="k", max_wait=10 * FAR_S, **options)
         model: Any = ConcurrencyLimitedModel(wrapped, limiter)
         if kind == "rate":
             model = RateLimitedModel(
