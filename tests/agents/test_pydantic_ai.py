@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -453,6 +454,27 @@ def test_a_stream_that_has_reported_more_than_its_estimate_counts_it(clock: Manu
 
     asyncio.run(main())
     assert passed(store, TOKENS_KEY, clock) > 100
+
+
+@pytest.mark.skipif(not hasattr(Model, "compact_messages"), reason="it has none")
+def test_to_compact_messages_is_a_request_too(clock: ManualClock) -> None:
+    store = MemoryStore(clock)
+
+    class Compacting(FixedModel):
+        async def compact_messages(self, *call: Any, **options: Any) -> ModelResponse:
+            return ModelResponse(parts=[TextPart("short")], usage=usage(30))
+
+    async def main() -> None:
+        model = limited(Compacting(), store, clock, requests="9/minute")
+        context: Any = SimpleNamespace(
+            messages=ASKED, model_settings=None, model_request_parameters=ModelRequestParameters()
+        )
+        await model.compact_messages(context, instructions="be short")
+        await model.aclose()
+
+    asyncio.run(main())
+    assert passed(store, TOKENS_KEY, clock) == 30
+    assert passed(store, "k", clock, "9/minute") == 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])
