@@ -10,6 +10,7 @@ from typing import Any
 from .. import AsyncReservation, ConfigurationError, Key, RateLimitExceeded
 from ..away.policy import check_options
 from ..errors import DistwindowError, short_repr
+from ..ring.key import AnyKey
 from ..ring.limit import LimitSpec, parse_limits
 from ..runtime.options import Options
 from .limiter_pool import AsyncLimiterPool
@@ -54,7 +55,9 @@ class ModelCalls:
                     "model can be: what a call has used is known later, and cannot change when it "
                     "was sent"
                 )
-        self._key, self._parsed = key, parsed
+        # The tag puts both in one slot of a cluster, as all or none are charged.
+        keys: tuple[AnyKey, ...] = (key, Key("tokens", tag=key))
+        self._keys, self._parsed = dict(zip(limits, keys, strict=True)), parsed
         self._pool = AsyncLimiterPool(store, options)
         self._limiter = self._pool.get(next(iter(parsed.values())), options.on_store_error)
 
@@ -63,10 +66,8 @@ class ModelCalls:
         smallest limit. Raises `RateLimitExceeded` where it would take longer than `max_wait`, and
         at once where `on_store_error` denies; `StoreError`.
         """
-        keys: dict[str, tuple[Any, int]] = {
-            "requests": (self._key, 1), "tokens": (Key("tokens", tag=self._key), estimate),
-        }  # fmt: skip
-        items = [(keys[kind][0], limits, keys[kind][1]) for kind, limits in self._parsed.items()]
+        costs = {"requests": 1, "tokens": estimate}
+        items = [(self._keys[kind], limits, costs[kind]) for kind, limits in self._parsed.items()]
         monotonic = self._pool.store.clock.monotonic
         ends_at = monotonic() + self._max_wait
         while True:
@@ -85,7 +86,9 @@ class ModelCalls:
         try:
             await reservation.commit(*(used[kind] for kind in self._parsed))
         except (DistwindowError, RuntimeError, ValueError) as exc:  # it was closed, or forked
-            _LOG.warning("the tokens of a call of %s are not counted: %s", self._key, exc)
+            _LOG.warning(
+                "the tokens of a call of %s are not counted: %s", self._keys["requests"], exc
+            )
 
     async def aclose(self) -> None:
         """Send what was counted, and close the connections."""

@@ -41,7 +41,7 @@ from ..support.callables import check_takes
 from ..support.fork import register_after_fork
 from .model_calls import ModelCalls, longest_wait
 
-__all__ = ["ConcurrencyLimiter", "RateLimitedModel"]
+__all__ = ["ConcurrencyLimiter", "RateLimitedModel", "estimate_tokens"]
 
 
 class ConcurrencyLimiter(AbstractConcurrencyLimiter):
@@ -97,7 +97,7 @@ class ConcurrencyLimiter(AbstractConcurrencyLimiter):
 
     def release(self) -> None:
         """Free a slot, on whatever task: it is free within one flush, without `await`."""
-        if self._uncounted:  # those who run are then no more than those who hold a slot
+        if self._uncounted:  # first: so no more requests run than slots are held
             self._uncounted.pop()
         elif self._held:
             self._held.pop()[0].release_soon()
