@@ -74,7 +74,8 @@ class HeldSlots(FlushSource):
         self.next_due_at = math.inf
         self._has_to_wake = False
         """True where the worker may not know `next_due_at`, so that the next caller wakes it: the
-        one that lowered it was interrupted, or it was `reschedule`, which wakes nobody."""
+        one that lowered it was interrupted or found no event loop, or it was `reschedule`, which
+        wakes nobody."""
 
     def new_claim(self, key: AnyKey, name: bytes, timeout: float | None = 0.0) -> SlotClaim:
         """Return a claim to a slot of this name, which no other holder has had. It is not known
@@ -97,6 +98,8 @@ class HeldSlots(FlushSource):
             claim.command = self._new_command(claim.name, claim.command.waited_ms)
         self._claims[claim.command.holder] = claim
         claim.on_send(deadline)
+        if self._has_to_wake:  # this claim may wait for one that the worker has to free
+            self._come_by(self.next_due_at)
 
     def on_granted(self, claim: SlotClaim) -> None:
         """Renew the slot from now on."""
@@ -270,11 +273,12 @@ class HeldSlots(FlushSource):
         self._lower_due(at)
         if self._has_to_wake:
             self._has_to_wake = False
+            was_woken = False
             try:
-                self.wake()
-            except BaseException:  # a signal handler may raise anything in it
-                self._has_to_wake = True  # so that the next caller wakes the worker
-                raise
+                was_woken = self.wake() is not False
+            finally:  # a signal handler may raise anything in it
+                if not was_woken:
+                    self._has_to_wake = True  # so that the next caller wakes the worker
 
     def _lower_due(self, at: float) -> None:
         with self._lock:

@@ -5,6 +5,8 @@
                       a slot, and returns that
     try_hold(key)     a slot, or one that is false     `release`, or the end of `with slot:`
 
+`release_soon` of an `AsyncSlot` frees either, where nothing can be awaited.
+
 A block, or a slot of `try_hold`, that is garbage-collected is not renewed any more, and the worker
 frees what it holds when that would be due, and logs that once: in `if slots.try_hold(key):` nothing
 keeps the slot. The block is an object of its own, because a signal handler may raise before the
@@ -141,6 +143,20 @@ class AsyncSlot(_BaseSlot):
         """See `Slot.release`. If it is cancelled, the slot is freed in the background."""
         if not self._claim.ended:
             await self._driver.free(self._claim)
+
+    def release_soon(self) -> None:
+        """Free the slot without waiting for the store: the worker does so at once, in one flush,
+        and wakes the next who waits. May be called in any task, thread or callback, also where no
+        event loop runs. Whichever of this and `release` comes first frees the slot; the others do
+        nothing, and nothing is taken from another holder.
+
+        Never raises because of the store: what cannot be freed now is tried again until the slot's
+        deadline. Once every event loop of the process is closed, the slot is freed by the next
+        call that asks for one in a new loop, or when the process ends. After `aclose` it is free
+        already, and in a forked child it is the parent's: nothing happens.
+        """
+        if not self._claim.ended:
+            self._driver.abandon(self._claim)
 
     async def __aenter__(self) -> Self:
         return self

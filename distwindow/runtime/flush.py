@@ -77,7 +77,8 @@ class FlushSource:
     """When the worker has to flush, monotonic seconds; infinite if there is nothing to send."""
     wake: Callable[[], object]
     """Wakes the worker, as `next_due_at` is earlier than it was. Set by the worker. Where a signal
-    handler raises in it, the worker may not have been woken: the next call here has to do so.
+    handler raises in it, the worker may not have been woken: the next call here has to do so, as
+    where it returns False, because no event loop is left.
     """
 
     dropped = 0

@@ -172,6 +172,9 @@ class Timers:
             heappush(self._heap, (due_at, next(self._numbers), ref(timer)))
             self._due_at[timer] = due_at
 
+    def __contains__(self, timer: Timer) -> bool:
+        return timer in self._due_at
+
     def discard(self, timer: Timer) -> None:
         """Forget `timer`, which is detached."""
         self._due_at.pop(timer, None)

@@ -74,8 +74,8 @@ class FlushWorker:
         self.add_timer(job, clock)
         return job
 
-    def _wake(self, timer: Timer) -> None:
-        """Run `timer` when it is due."""
+    def _wake(self, timer: Timer) -> object:
+        """Run `timer` when it is due. Return False if nobody will: the next call has to wake."""
         raise NotImplementedError  # each worker wakes up differently
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
@@ -223,6 +223,7 @@ class WorkerTasks(FlushWorker):
                                         to end, and nobody would cancel a task that sleeps
     its loop is closed without that     its timers go to the task of the loop of the next `wake`;
                                         at exit `flush_all` flushes them in a loop of its own
+    `wake` in a thread without a loop   is woken, or created, in a loop that is not closed
     """
 
     def after_fork(self) -> None:
@@ -267,14 +268,14 @@ class WorkerTasks(FlushWorker):
         _thread.start_new_thread(flush, ())
         done.wait(deadline - monotonic())
 
-    def _wake(self, timer: Timer) -> None:
+    def _wake(self, timer: Timer) -> bool:
         timer.detached = False
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # called outside a loop: the limiter's next call wakes it
-            return
+        except RuntimeError:
+            return self._wake_from_outside(timer)
         if isinstance(loop, _ExitLoop):  # `flush_all` is sending it already
-            return
+            return True
         with self._lock:
             for closed in [other for other in self._loop_workers if other.is_closed()]:
                 for left in self._loop_workers[closed].timers:
@@ -282,6 +283,26 @@ class WorkerTasks(FlushWorker):
                 del self._loop_workers[closed]
             self._worker(loop).wake(timer)
         SHUTDOWN.hook_exit()  # for what has been imported since
+        return True
+
+    def _wake_from_outside(self, timer: Timer) -> bool:
+        """Wake the task of a loop from where none runs, best one that has `timer`. Return False
+        where all loops are closed.
+        """
+        with self._lock:
+            workers = sorted(
+                self._loop_workers.items(),
+                key=lambda item: (not item[0].is_running(), timer not in item[1].timers),
+            )
+        for loop, _ in workers:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(self._wake_unless_closed, timer)
+                return True
+        return False
+
+    def _wake_unless_closed(self, timer: Timer) -> None:
+        if not timer.detached:  # it may have been closed since
+            self._wake(timer)
 
     def _worker(self, loop: asyncio.AbstractEventLoop) -> _LoopWorker:
         return self._loop_workers.setdefault(loop, _LoopWorker(loop))
