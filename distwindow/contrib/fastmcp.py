@@ -19,18 +19,15 @@ from . import http, needs
 with needs("fastmcp"):
     import mcp  # type: ignore[import-not-found, unused-ignore]
     from fastmcp.exceptions import ToolError  # type: ignore[import-not-found, unused-ignore]
-    from fastmcp.server.middleware import (  # type: ignore[import-not-found, unused-ignore]
-        Middleware,
-        MiddlewareContext,
-    )
+    from fastmcp.server.middleware import Middleware  # type: ignore[import-not-found,unused-ignore]
 if TYPE_CHECKING:  # older versions have it elsewhere
-    from fastmcp.server.middleware import CallNext
+    from fastmcp.server.middleware import CallNext, MiddlewareContext
 
 __all__ = ["RateLimits"]
 Context: TypeAlias = "MiddlewareContext[Any]"
 OfContext: TypeAlias = "Callable[[Context], Any]"
 _LOG = logging.getLogger("distwindow")
-_REFUSED = -32000  # the code of FastMCP's own limits, of those that JSON-RPC leaves to servers
+_REFUSED = -32000  # as FastMCP's own limits have it; JSON-RPC leaves it to servers
 
 
 class _Everybody(http.ClientAddress):
@@ -91,8 +88,8 @@ class RateLimits(http.AsyncRateLimits[RequestLimit]):
     """The limits of an MCP server, in all its processes, as `RateLimits` of a web application.
 
     `on_store_error` is what a request gets that the store has not decided: "allow", "deny",
-    "raise" (refused too, and the `StoreError` is the cause), "local" (by the `share` of this
-    process). `async with rate_limits:` asks the store once, so that a log line says if limits are
+    "raise" (refused, too; the `StoreError` is the cause), "local" (by the `share` of this process).
+    `async with rate_limits:` asks the store once, so that a log line says if limits are
     not enforced, and closes it at its end. Raises `ConfigurationError` for what can never work.
     """
 

@@ -51,13 +51,13 @@ class RateLimiter(BaseRateLimiter):  # type: ignore[misc, unused-ignore]
     and `key` (such as "openai:acct1"). Safe to share between threads, tasks and event loops;
     survives `fork`.
 
-    A call waits for its turn for at most `max_wait` seconds (None: without end), and then raises
-    `RateLimited`. Calls are counted, and not their tokens, which LangChain does not tell.
-    `store` is a URL. `on_store_error` is what calls get that the store has not decided, within
-    `timeout` seconds: "allow" (the model is called), "deny" (`RateLimited`, at once), "raise"
-    (`RateLimiterStoreError`), "local" (the `share` of this process), or a function, which is asked
-    again each second if it denies. The other options are those of `Limiter`. Raises
-    `ConfigurationError` for what can never work.
+    A call waits for its turn for at most `max_wait` seconds (None: without end); where that is too
+    short, it raises `RateLimited`. Calls are counted, and not tokens, of which LangChain says
+    nothing. `store` is a URL. `on_store_error` is what a call gets that the store does not decide
+    within `timeout` seconds: "allow" (the model is called), "deny" (`RateLimited`), "raise"
+    (`RateLimiterStoreError`), "local" (the `share` of this process, for threads and tasks each), or
+    a function, which is asked again each second if it denies. The other options are those of
+    `Limiter`. Raises `ConfigurationError` for what can never work.
     """
 
     def __init__(

@@ -212,7 +212,7 @@ def called_for_calls(url: str, key: str, calls: int) -> list[int]:
 def test_four_processes_have_ten_calls_in_any_second(redis_url: str) -> None:
     moments = in_processes(called_for_calls, redis_url, fresh_key(), 10)
     assert len(moments) == 40
-    assert most_in_any(moments, 1000) == 10
+    assert most_in_any(moments, 1000) <= 10
 
 
 # -- the store is away -----------------------------------------------------------------------------
