@@ -108,8 +108,11 @@ class RateLimits(http.AsyncRateLimits[RequestLimit]):
         )  # fmt: skip
 
     def limit(self, *_: Any, **options: Any) -> NoReturn:
-        """Raise `ConfigurationError`: a limit by itself is no middleware."""
-        raise ConfigurationError('write rate_limits.middleware("9/minute") or .tools({"*": ...})')
+        """Raise `ConfigurationError`: neither this object nor a limit by itself is middleware."""
+        add = "mcp.add_middleware(rate_limits."
+        raise ConfigurationError(f'write {add}middleware("9/minute")) or {add}tools({{"*": ...}}))')
+
+    __call__ = limit  # as FastMCP calls what add_middleware was given
 
     def middleware(
         self, limits: LimitSpec | OfContext, *, key: OfContext | None = None,

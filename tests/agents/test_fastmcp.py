@@ -372,6 +372,7 @@ async def test_servers_over_stdio_share_their_limits(redis_url: str, prefix: str
         (lambda limits: limits.tools({"search": "1/hour"}, cost=2), "cost=2 can never"),
         (lambda limits: limits.middleware({"search": "1/hour"}), "search"),
         (lambda limits: limits.limit("1/hour"), 'rate_limits.middleware("9/minute")'),
+        (lambda limits: limits("context", call_next=None), "rate_limits.tools("),
         (lambda limits: RateLimits("memory://"), "on_store_error"),
         (lambda limits: limits_in(on_store_error="alow"), '"allow"'),
     ],
