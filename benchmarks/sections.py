@@ -34,6 +34,7 @@ SECTIONS = {
     "waiters": "waiters",
     "web": "web",
     "outgoing": "outgoing",
+    "agents": "agents",
 }
 
 
