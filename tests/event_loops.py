@@ -33,6 +33,7 @@ IN_QUICK_TIER = {"test_event_loops"}
 """Modules whose tests run on uvloop without the mark `slow`."""
 
 ON_ONE_KIND = {
+    "agents",
     "architecture",
     "attack",
     "borrow",

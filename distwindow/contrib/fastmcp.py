@@ -17,9 +17,9 @@ from ..runtime.options import ClockChoice, Consistency
 from . import http, needs
 
 with needs("fastmcp"):
-    import mcp  # type: ignore[import-not-found, unused-ignore]
-    from fastmcp.exceptions import ToolError  # type: ignore[import-not-found, unused-ignore]
-    from fastmcp.server.middleware import Middleware  # type: ignore[import-not-found,unused-ignore]
+    import mcp
+    from fastmcp.exceptions import ToolError
+    from fastmcp.server.middleware import Middleware
 if TYPE_CHECKING:  # older versions have it elsewhere
     from fastmcp.server.middleware import CallNext, MiddlewareContext
 
@@ -62,7 +62,7 @@ class RequestLimit(http.RequestLimit):
         raise mcp_1.McpError(mcp_1.ErrorData(code=_REFUSED, message=text, data=data)) from cause
 
 
-class _Requests(Middleware):  # type: ignore[misc, unused-ignore]
+class _Requests(Middleware):
     def __init__(self, limit: RequestLimit) -> None:
         self._limit = limit
 
@@ -71,7 +71,7 @@ class _Requests(Middleware):  # type: ignore[misc, unused-ignore]
         return await call_next(context)
 
 
-class _Tools(Middleware):  # type: ignore[misc, unused-ignore]
+class _Tools(Middleware):
     def __init__(self, limits: Mapping[str, RequestLimit | None]) -> None:
         self._limits = limits
 

@@ -17,8 +17,8 @@ from ..runtime.options import ClockChoice, Consistency, Options
 from . import needs
 
 with needs("langchain"):
-    from langchain_core.exceptions import LangChainException  # type: ignore[import-not-found, unused-ignore]
-    from langchain_core.rate_limiters import BaseRateLimiter  # type: ignore[import-not-found, unused-ignore]
+    from langchain_core.exceptions import LangChainException
+    from langchain_core.rate_limiters import BaseRateLimiter
 if TYPE_CHECKING:
     from langchain_core.exceptions import ModelRateLimitError
 else:
@@ -30,7 +30,7 @@ else:
 __all__ = ["RateLimited", "RateLimiter", "RateLimiterStoreError"]
 
 
-class RateLimited(RateLimitExceeded, ModelRateLimitError):  # type: ignore[misc, unused-ignore]
+class RateLimited(RateLimitExceeded, ModelRateLimitError):
     """The model was not called: there is no room within `max_wait`, or `on_store_error` is "deny".
     Also a `ModelRateLimitError` of LangChain, before it had that a `LangChainException`.
     """
@@ -42,11 +42,11 @@ class RateLimited(RateLimitExceeded, ModelRateLimitError):  # type: ignore[misc,
         return f"the model was not called: {super().__str__()}"
 
 
-class RateLimiterStoreError(StoreUnavailable, LangChainException):  # type: ignore[misc, unused-ignore]
+class RateLimiterStoreError(StoreUnavailable, LangChainException):
     """The store gave no answer, and `on_store_error` is "raise"; also a `LangChainException`."""
 
 
-class RateLimiter(BaseRateLimiter):  # type: ignore[misc, unused-ignore]
+class RateLimiter(BaseRateLimiter):
     """One limit for the calls of all models and processes that name the same store, prefix, limits
     and `key` (such as "openai:acct1"). Safe to share between threads, tasks and event loops;
     survives `fork`.

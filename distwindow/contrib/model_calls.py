@@ -5,19 +5,47 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 from .. import AsyncReservation, ConfigurationError, Key, RateLimitExceeded
 from ..away.policy import check_options
 from ..errors import DistwindowError, short_repr
+from ..ring.clock import Clock
 from ..ring.key import AnyKey
 from ..ring.limit import LimitSpec, parse_limits
 from ..runtime.options import Options
+from ..support.async_use import result_of
+from ..support.backoff import Backoff
+from ..upstream.presets import largest_estimate
 from .limiter_pool import AsyncLimiterPool
 
 _LOG = logging.getLogger("distwindow")
-_JITTER = 0.1
-"""A wait is up to this part longer, as others wait for the same room."""
+_ASK_AGAIN = Backoff(0.05, 0.5)
+"""Delays until who waits asks again whether there is room."""
+
+
+async def reserve_all(
+    limiter: Any, items: list[Any], ends_at: float, clock: Clock, sleep: Callable[[float], Any]
+) -> tuple[Any, bool]:
+    """Return a reservation of `items` once there is room, and whether it had to wait. Raises
+    `RateLimitExceeded` at `ends_at` (monotonic seconds), and at once where `on_store_error` denies.
+
+    Most of what others have reserved is given back when their responses are there, so there may be
+    room long before `retry_after`.
+    """
+    asked = 0
+    while True:
+        reserved = await result_of(limiter.reserve_all(items, clamp=True))
+        decision = reserved.decision
+        if decision.allowed:
+            return reserved, asked > 0
+        asked += 1
+        wait_s = min(max(0.01, decision.retry_after), _ASK_AGAIN.delay_s(asked))
+        wait_s = min(wait_s * (1 + random.random()), ends_at - clock.monotonic())
+        if wait_s <= 0 or decision.source == "policy":
+            raise RateLimitExceeded(decision)
+        await result_of(sleep(wait_s))
 
 
 def longest_wait(max_wait: Any) -> float:
@@ -61,24 +89,23 @@ class ModelCalls:
         self._pool = AsyncLimiterPool(store, options)
         self._limiter = self._pool.get(next(iter(parsed.values())), options.on_store_error)
 
+    @property
+    def largest_estimate(self) -> int:
+        """The most tokens that a call should reserve."""
+        return largest_estimate(self._parsed.get("tokens", ()))
+
     async def reserve(self, estimate: int) -> AsyncReservation:
         """Wait until there is room for one request and for so many tokens, at most those of the
-        smallest limit. Raises `RateLimitExceeded` where it would take longer than `max_wait`, and
-        at once where `on_store_error` denies; `StoreError`.
+        smallest limit. Raises `RateLimitExceeded` where there is none within `max_wait`, and at
+        once where `on_store_error` denies; `StoreError`.
         """
         costs = {"requests": 1, "tokens": estimate}
         items = [(self._keys[kind], limits, costs[kind]) for kind, limits in self._parsed.items()]
-        monotonic = self._pool.store.clock.monotonic
-        ends_at = monotonic() + self._max_wait
-        while True:
-            reservation = await self._limiter.reserve_all(items, clamp=True)
-            decision = reservation.decision
-            if decision.allowed:
-                return reservation
-            wait_s = max(0.01, decision.retry_after) * (1 + random.random() * _JITTER)
-            if decision.source == "policy" or monotonic() + wait_s > ends_at:
-                raise RateLimitExceeded(decision)
-            await self._pool.store.sleep(wait_s)
+        store = self._pool.store
+        ends_at = store.clock.monotonic() + self._max_wait
+        reservation: AsyncReservation
+        reservation, _ = await reserve_all(self._limiter, items, ends_at, store.clock, store.sleep)
+        return reservation
 
     async def commit(self, reservation: AsyncReservation, tokens: int) -> None:
         """Count `tokens` in place of the estimate. Never raises: the caller has its response."""

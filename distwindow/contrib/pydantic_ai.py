@@ -116,8 +116,8 @@ class RateLimitedModel(WrapperModel):
     A request reserves one of `requests`, and of `tokens` its `estimate`: a number, or a function,
     async or not, of the arguments of `request`; by default what `estimate_tokens` returns. Then
     what its usage reports counts in place of the estimate. Without a report the estimate stays, as
-    the least that counts for a stream that is closed early, and for an error; one with a status of
-    400 to 499 has used no tokens.
+    the least that counts for a stream that is closed early, and for an error; one with a status
+    from 400 on has used no tokens. An estimate of ours is at most half of the limit.
 
     Where there is no room within `max_wait` seconds (None: no end), `request` raises
     `ModelHTTPError` with status 429, so that a `FallbackModel` falls back. The other arguments are
@@ -197,6 +197,7 @@ class RateLimitedModel(WrapperModel):
         tokens = self._estimate
         if tokens is None:
             tokens = estimate_tokens(messages, {**(self.settings or {}), **(settings or {})})
+            tokens = min(tokens, self._calls.largest_estimate)
         elif callable(tokens):
             tokens = await result_of(tokens(messages, settings, parameters))
         try:
@@ -218,7 +219,7 @@ class RateLimitedModel(WrapperModel):
             raise error from exc
 
     async def _settle_refused(self, reservation: AsyncReservation, exc: ModelHTTPError) -> None:
-        if 400 <= exc.status_code < 500:
+        if exc.status_code >= 400:
             with anyio.CancelScope(shield=True):
                 await self._calls.commit(reservation, 0)
 

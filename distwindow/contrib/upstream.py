@@ -40,7 +40,6 @@ from ..ring.key import AnyKey, Key
 from ..ring.limit import LimitSpec, parse_limits
 from ..runtime.options import ClockChoice, Consistency, Options
 from ..support.async_use import only_async_with, result_of, run_at_once
-from ..support.backoff import Backoff
 from ..support.callables import RAISED_BY_CALLBACKS, check_not_async, check_takes
 from ..support.fork import register_after_fork
 from ..upstream.commands import PAUSED, PROBE, SEND, SEND_ONE, Lower, PauseCommand, pause_name
@@ -56,6 +55,7 @@ from ..upstream.presets import (
     openai,
 )
 from .limiter_pool import AsyncLimiterPool, LimiterPool
+from .model_calls import reserve_all
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,8 +82,6 @@ HostLimits: TypeAlias = "LimitSpec | APILimits | Sequence[APILimits] | None"
 Limits: TypeAlias = "HostLimits | Mapping[str, HostLimits]"
 _ASK_EVERY_S = 0.1
 """A process that sends asks the store at most this often whether others were refused."""
-_ASK_AGAIN = Backoff(0.05, 0.5)
-"""Delays of a call whose cost is known afterwards, until it asks again whether there is room."""
 _MAX_KEYS = 10_000
 """Of how many keys a process knows whether they are paused."""
 _JITTER = 100
@@ -576,23 +574,11 @@ class BaseUpstreamLimits:
 
     async def _reserve(self, call: _Call, ends_at: float) -> None:
         """Wait until there is room for all that `call` costs by its estimate."""
-        limiter, monotonic, asked = call.parts[0].limiter, self.store.clock.monotonic, 0
         items = [(part.key, part.limits, part.cost) for part in call.parts]
-        while True:
-            reserved = await result_of(limiter.reserve_all(items, clamp=True))
-            decision = reserved.decision
-            if decision.allowed:
-                call.admitted, call.reserved = decision, reserved
-                return
-            # Most of what others have reserved is given back when their responses are there, so
-            # there may be room long before `retry_after`.
-            asked += 1
-            wait_s = min(max(0.01, decision.retry_after), _ASK_AGAIN.delay_s(asked))
-            wait_s = min(wait_s * (1 + random.random()), ends_at - monotonic())
-            if wait_s <= 0:
-                raise RateLimitExceeded(decision)
-            call.has_waited = True
-            await result_of(self._sleep(wait_s))
+        limiter, clock = call.parts[0].limiter, self.store.clock
+        reserved, has_waited = await reserve_all(limiter, items, ends_at, clock, self._sleep)
+        call.admitted, call.reserved = reserved.decision, reserved
+        call.has_waited |= has_waited
 
     async def _give_back(self, call: _Call) -> None:
         if call.reserved is not None:

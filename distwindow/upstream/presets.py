@@ -99,8 +99,12 @@ class APILimits:
         """
         if self.estimate is not None:
             return self.estimate(body)
-        half = min(limit.amount for limit in self.tokens) // 2
-        return max(1, min(estimate_tokens(body), half))
+        return max(1, min(estimate_tokens(body), largest_estimate(self.tokens)))
+
+
+def largest_estimate(limits: Sequence[Limit]) -> int:
+    """Return half of the smallest of these limits, and at least 1."""
+    return max(1, min((limit.amount for limit in limits), default=2) // 2)
 
 
 def openai(

@@ -316,7 +316,6 @@ def serving(url: str, prefix: str) -> Iterator[str]:
 
 
 @pytest.mark.fleet
-@pytest.mark.event_loops
 @pytest.mark.timeout(120)
 def test_clients_over_http_have_limits_of_their_own(redis_url: str, prefix: str) -> None:
     """Of two servers, one of which is killed."""

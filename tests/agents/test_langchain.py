@@ -23,7 +23,6 @@ from tests.servers import Standalone, until
 
 from .fleet import admissions, in_processes, most_in_any
 
-pytestmark = pytest.mark.event_loops
 exceptions: Any = import_module("langchain_core.exceptions")
 FakeListChatModel: Any = import_module(
     "langchain_core.language_models.fake_chat_models"

@@ -55,7 +55,6 @@ from tests.programs import ROOT, printed
 from tests.servers import Proxy
 from tests.servers.faults import Blackhole, Refuse
 
-pytestmark = pytest.mark.event_loops
 FAR_S = 60.0
 """Far beyond what a step of these tests takes."""
 ASKED: list[ModelMessage] = [ModelRequest(parts=[UserPromptPart("do you?")])]
@@ -372,7 +371,7 @@ HTTP = partial(ModelHTTPError, model_name="m")
     ("answer", "counted"),
     [
         (30, 30), (100, 100), (250, 250), (None, 100),
-        (HTTP(400), 0), (HTTP(429), 0), (HTTP(499), 0), (HTTP(500), 100), (HTTP(529), 100),
+        (HTTP(400), 0), (HTTP(429), 0), (HTTP(499), 0), (HTTP(500), 0), (HTTP(529), 0),
         (ConnectionError("gone"), 100), (asyncio.CancelledError(), 100),
     ],
 )  # fmt: skip
