@@ -1,6 +1,6 @@
 """Puts the Lua scripts into one file of the wheel: one read for 39, and 31 kB less to load.
 
-Comments stay in the checkout, but for the heads and the names of pieces, which are read. No script
+Comments stay in the checkout, but for the names of pieces, which are read. No script
 is another one for it: the loader drops comments as well.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_COMMENT = re.compile(r"^\s*--(?!-|@).*\n", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--(?!@).*\n", re.MULTILINE)
 
 
 class ScriptsInOneFile(BuildHookInterface):  # type: ignore[type-arg]  # of any configuration
