@@ -170,12 +170,11 @@ _COMMENT = re.compile(r"^\s*(?:--.*)?\n", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Script:
-    """One script as it is sent. `head` is the `---` lines of its file: name, KEYS, ARGV, RETURN."""
+    """One script as it is sent."""
 
     name: str
     text: str
     sha: str
-    head: tuple[str, ...]
 
 
 @cache
@@ -185,11 +184,9 @@ def load_script(name: str) -> Script:
     Comments and blank lines are removed, because EVAL sends the text and the server keeps it.
     """
     texts = lua_files()
-    source = texts[f"{name}.lua"]
-    head = tuple(line[4:] for line in source.splitlines() if line.startswith("--- "))
-    joined = _INCLUDE.sub(lambda line: texts[line[1]], source)
+    joined = _INCLUDE.sub(lambda line: texts[line[1]], texts[f"{name}.lua"])
     text = _COMMENT.sub("", joined)
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), head)
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def load_scripts() -> None:

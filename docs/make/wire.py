@@ -28,9 +28,9 @@ def scripts_section() -> str:
     """A description of each script from its head."""
     parts = []
     for name in script.script_names():
-        head = script.load_script(name).head
-        purpose = head[0].partition(": ")[2]
         source = (LUA / f"{name}.lua").read_text(encoding="utf-8")
+        head = [line[4:] for line in source.splitlines() if line.startswith("--- ")]
+        purpose = head[0].partition(": ")[2]
         pieces = re.findall(r"^--@include (\w+/\w+)\.lua$", source, re.MULTILINE)
         lines = "\n".join(line.rstrip() for line in head[1:])
         parts.append(

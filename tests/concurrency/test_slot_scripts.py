@@ -29,7 +29,7 @@ from distwindow.ring.command import Command, load_script
 from distwindow.ring.key import slots_name
 from distwindow.ring.replies import PAST_DEADLINE
 from tests.clock_and_stores import T0, fresh_key
-from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, malformed
+from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, head_of, malformed
 
 TTL_MS = 600_000
 LIMIT = 2
@@ -88,13 +88,13 @@ PLACES = {
 
 
 def lines(name: str, word: str) -> list[str]:
-    found = [row.removeprefix(word) for row in load_script(name).head if row.startswith(word)]
+    found = [row.removeprefix(word) for row in head_of(name) if row.startswith(word)]
     return [re.split(r"\s{3,}", row.strip())[0] for row in found]
 
 
 @pytest.mark.parametrize("name", SLOT_COMMANDS)
 def test_the_head_names_the_key_and_the_arguments(server: redis.Redis, name: str) -> None:
-    assert load_script(name).head[0].startswith(f"{name}: ")
+    assert head_of(name)[0].startswith(f"{name}: ")
     assert lines(name, "KEYS") == ["slots"]
     (line,) = lines(name, "ARGV")
     named = [word.strip("[]") for word in line.split()]

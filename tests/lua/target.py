@@ -19,6 +19,14 @@ from distwindow.waiting.commands import WAITING_COMMANDS
 from tests.clock_and_stores import T0, fresh_key
 
 LUA = Path(__file__).parents[2] / "lua"
+
+
+def head_of(name: str) -> list[str]:
+    """Return the `---` lines of a script: its name, KEYS, ARGV, RETURN."""
+    lines = (LUA / f"{name}.lua").read_text("utf-8").splitlines()
+    return [line[4:] for line in lines if line.startswith("--- ")]
+
+
 COMMANDS: dict[str, type[Command[Any]]] = {
     command.script: command
     for command in (*RING_COMMANDS, *BORROW_COMMANDS, *SHAPING_COMMANDS, *WAITING_COMMANDS)

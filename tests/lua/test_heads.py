@@ -24,7 +24,7 @@ from distwindow.ring.stats import Bucket
 from distwindow.shaping.commands import AcquireShaped, PeekShaped, ReadShaped
 from distwindow.upstream.commands import UPSTREAM_COMMANDS
 from distwindow.waiting.commands import AcquireTurn
-from tests.lua.target import COMMANDS
+from tests.lua.target import COMMANDS, head_of
 
 STAMP = b"9999999999999.000007"
 NOW = 1_700_000_000_123
@@ -39,9 +39,7 @@ def charges(*limits: Limit, cost: int = 5) -> tuple[Charge, ...]:
 
 def lines(name: str, word: str) -> list[str]:
     """Return the lines of the head that begin with `word`, without it and without comments."""
-    found = [
-        line.removeprefix(word) for line in script.load_script(name).head if line.startswith(word)
-    ]
+    found = [line.removeprefix(word) for line in head_of(name) if line.startswith(word)]
     return [re.split(r"\s{3,}", line.strip())[0] for line in found]
 
 
@@ -94,7 +92,7 @@ def test_there_is_a_script_for_each_command_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_head_has_its_name_and_each_line(name: str) -> None:
-    head = script.load_script(name).head
+    head = head_of(name)
     assert head[0].startswith(f"{name}: ")
     assert [line.split()[0] for line in head[1:4]] == ["KEYS", "ARGV", "RETURN"]
     assert lines(name, "KEYS") == [KEYS.get(name, "ring...")]
@@ -236,7 +234,7 @@ def test_the_arguments_are_those_of_the_head(command: Command[Any]) -> None:
 
 
 def test_a_bucket_is_written_in_the_order_of_the_head() -> None:
-    head = " ".join(script.load_script("flush").head)
+    head = " ".join(head_of("flush"))
     (names,) = re.findall(r"`counts` of a ring: '([^;]*);' for each bucket", head)
     order = {"start": 10, "pass": 11, "block": 12, "success": 13, "error": 14}
     order |= {"rt_sum_ms": 15, "rt_min_ms": 16}

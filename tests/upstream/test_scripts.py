@@ -23,7 +23,7 @@ from distwindow.upstream.commands import (
     pause_name,
 )
 from tests.clock_and_stores import T0, fresh_key
-from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, malformed
+from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, head_of, malformed
 
 LIMITS = Limit(100, per=60), Limit(1000, per=3600)
 PLACES = {
@@ -67,13 +67,13 @@ class Stored:
 
 
 def lines(name: str, word: str) -> list[str]:
-    found = [row.removeprefix(word) for row in load_script(name).head if row.startswith(word)]
+    found = [row.removeprefix(word) for row in head_of(name) if row.startswith(word)]
     return [re.split(r"\s{3,}", row.strip())[0] for row in found]
 
 
 @EVERY_SCRIPT
 def test_the_head_names_the_keys_and_the_arguments(server: redis.Redis, name: str) -> None:
-    assert load_script(name).head[0].startswith(f"{name}: ")
+    assert head_of(name)[0].startswith(f"{name}: ")
     assert lines(name, "KEYS") == [{"upstream_pause": "pause"}.get(name, "ring...")]
     (line,) = lines(name, "ARGV")
     named = re.sub(r"\(([^)]*)\)\.\.\.|(\w+)\.\.\.", r"\1\2 \1\2", line).split()
