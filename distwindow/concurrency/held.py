@@ -98,7 +98,10 @@ class HeldSlots(FlushSource):
             claim.command = self._new_command(claim.name, claim.command.waited_ms)
         self._claims[claim.command.holder] = claim
         claim.on_send(deadline)
-        if self._has_to_wake:  # this claim may wait for one that the worker has to free
+        # This claim may wait for one that the worker has to free. One that should have come before
+        # now is the task of a loop that has stopped, and is not closed.
+        self._has_to_wake |= self.next_due_at < deadline - _LATE_S
+        if self._has_to_wake:
             self._come_by(self.next_due_at)
 
     def on_granted(self, claim: SlotClaim) -> None:
@@ -286,6 +289,8 @@ class HeldSlots(FlushSource):
                 self.next_due_at, self._has_to_wake = at, True
 
 
+_LATE_S = 2.0
+"""By which a worker is late that should have come so long before the deadline of a request."""
 MAX_CLOCK_DRIFT = 0.1
 """The part of a time by which the clock here may be slower than the store's, as for leases."""
 CLOCK_MARGIN_S = 0.001

@@ -296,6 +296,35 @@ def test_after_its_loop_has_ended_the_next_call_frees(
 
 
 @pytest.mark.slow
+def test_where_its_loop_stops_before_the_worker_comes_who_waits_has_it_freed(
+    redis_url: str, prefix: str
+) -> None:
+    """As a loop does between two calls of `run_sync`: it is not closed, and runs nothing."""
+    slots = AsyncConcurrency(redis_url, 1, prefix=prefix, ttl=TTL, timeout=0.5)
+
+    async def first() -> None:
+        (await slots.try_hold("k")).release_soon()
+
+    async def second() -> None:
+        async with slots.hold("k", timeout=LONG_S) as slot:
+            assert slot
+        await slots.aclose()
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(first())
+        thread = threading.Thread(target=asyncio.run, args=(second(),))
+        thread.start()
+        thread.join()
+        with Concurrency(redis_url, 1, prefix=prefix) as others:
+            assert others.stats("k").held == 0
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.close()
+
+
 def test_after_its_loop_has_ended_the_end_of_the_process_frees(redis_url: str, prefix: str) -> None:
     program = f"""
 import asyncio
