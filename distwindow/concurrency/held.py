@@ -290,7 +290,8 @@ class HeldSlots(FlushSource):
 
 
 _LATE_S = 2.0
-"""By which a worker is late that should have come so long before the deadline of a request."""
+"""Seconds. A worker that should have come so long before the deadline of a new request is woken
+once more; with a timeout that is longer than this, also one that has only just to come."""
 MAX_CLOCK_DRIFT = 0.1
 """The part of a time by which the clock here may be slower than the store's, as for leases."""
 CLOCK_MARGIN_S = 0.001

@@ -25,7 +25,7 @@ _ASK_AGAIN = Backoff(0.05, 0.5)
 """Delays until who waits asks again whether there is room."""
 
 
-async def reserve_all(
+async def reserve_in_time(
     limiter: Any, items: list[Any], ends_at: float, clock: Clock, sleep: Callable[[float], Any]
 ) -> tuple[Any, bool]:
     """Return a reservation of `items` once there is room, and whether it had to wait. Raises
@@ -104,7 +104,9 @@ class ModelCalls:
         store = self._pool.store
         ends_at = store.clock.monotonic() + self._max_wait
         reservation: AsyncReservation
-        reservation, _ = await reserve_all(self._limiter, items, ends_at, store.clock, store.sleep)
+        reservation, _ = await reserve_in_time(
+            self._limiter, items, ends_at, store.clock, store.sleep
+        )
         return reservation
 
     async def commit(self, reservation: AsyncReservation, tokens: int) -> None:

@@ -55,7 +55,7 @@ from ..upstream.presets import (
     openai,
 )
 from .limiter_pool import AsyncLimiterPool, LimiterPool
-from .model_calls import reserve_all
+from .model_calls import reserve_in_time
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,6 +82,9 @@ HostLimits: TypeAlias = "LimitSpec | APILimits | Sequence[APILimits] | None"
 Limits: TypeAlias = "HostLimits | Mapping[str, HostLimits]"
 _ASK_EVERY_S = 0.1
 """A process that sends asks the store at most this often whether others were refused."""
+_PACED_S = 60.0
+"""For how long a process keeps the pace of a limit at most after a call of it was refused: that of
+5,000 a day is a call in 17 s, which no day should go on with."""
 _MAX_KEYS = 10_000
 """Of how many keys a process knows whether they are paused."""
 _JITTER = 100
@@ -546,7 +549,7 @@ class BaseUpstreamLimits:
                         decision = (await answer) if self._awaits else answer
                 if decision is None or not decision.allowed:
                     call.has_waited |= decision is not None
-                    known.paced_until = monotonic() + limits[0].interval_ms / 1000
+                    known.paced_until = monotonic() + min(limits[0].interval_ms / 1000, _PACED_S)
                     answer = limiter.acquire(key, cost, max(0.0, ends_at - monotonic()))
                     decision = (await answer) if self._awaits else answer
                     call.has_waited |= decision.wait > 0
@@ -576,7 +579,7 @@ class BaseUpstreamLimits:
         """Wait until there is room for all that `call` costs by its estimate."""
         items = [(part.key, part.limits, part.cost) for part in call.parts]
         limiter, clock = call.parts[0].limiter, self.store.clock
-        reserved, has_waited = await reserve_all(limiter, items, ends_at, clock, self._sleep)
+        reserved, has_waited = await reserve_in_time(limiter, items, ends_at, clock, self._sleep)
         call.admitted, call.reserved = reserved.decision, reserved
         call.has_waited |= has_waited
 

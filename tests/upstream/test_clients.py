@@ -107,6 +107,22 @@ def test_calls_leave_when_acquire_alone_lets_them(
 
 
 @every_client
+def test_a_process_keeps_the_pace_of_a_long_limit_for_a_minute_at_most(kind: type[Client]) -> None:
+    """Of a day, say: what becomes free hours after a refusal may be used at once."""
+    fleet = Fleet(kind, lambda url: Answer(), limits="10/day", max_wait=10**6)
+    process = fleet.process()
+    for advance_s in (2 * 8640, 0):
+        for _ in range(5):
+            process.call()
+        fleet.clock.advance(advance_s)
+    process.call()  # waits until the first five are over
+    at = fleet.clock.monotonic()
+    for _ in range(4):
+        process.call()
+    assert fleet.clock.monotonic() == at
+
+
+@every_client
 def test_a_cost_that_is_known_afterwards_has_no_paced_limit(kind: type[Client]) -> None:
     fleet = Fleet(kind, lambda url: Answer())
     for options in (

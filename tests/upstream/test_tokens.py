@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ from distwindow.contrib.upstream import (
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.upstream.presets import choose
 from tests.clock_and_stores import ManualClock
-from tests.servers import free_port
+from tests.servers import free_port, until
 
 LONG = "x" * 200_000
 """Longer than what is kept of a body."""
@@ -384,8 +383,10 @@ def test_who_waits_for_tokens_is_sent_when_they_are_given_back(kind: Any) -> Non
     upstream = kind(store, limits)
     with ThreadPoolExecutor(3) as threads:
         calls = [threads.submit(call, n) for n in range(3)]
-        while upstream.health().waited == 0 and not is_served.is_set():
-            is_served.set() if len(answers) == 1 else time.sleep(0.01)
+        with Limiter(store, "1000/hour") as limiter:  # until the other two have found no room
+            until(lambda: limiter.stats(Key("tokens", tag="api.example:")).blocked >= 2 * 900)
+        assert len(answers) == 1
+        is_served.set()
         assert [each.result() for each in calls] == [200] * 3
     assert passed(store, Key("tokens", tag="api.example:")) == 27
 
