@@ -10,8 +10,9 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as exc:
+        module = extra.replace("-", "_")
         raise ModuleNotFoundError(
-            f"distwindow.contrib.{extra} needs {exc.name}, which is not installed: "
+            f"distwindow.contrib.{module} needs {exc.name}, which is not installed: "
             f"pip install 'distwindow[{extra}]'",
             name=exc.name,
         ) from None

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
-import aiohttp
-from aiohttp import ClientRequest, ClientResponse, StreamReader
-
 from ..errors import StoreUnavailable
 from ..upstream.body import BodyWatch
 from ..upstream.presets import anthropic, by_header, by_host, github, openai
+from . import needs
 from . import upstream as _upstream
 from .upstream import AsyncUpstreamLimits
+
+with needs("aiohttp"):
+    import aiohttp
+    from aiohttp import ClientRequest, ClientResponse, StreamReader
 
 __all__ = [
     "AsyncUpstreamLimits",

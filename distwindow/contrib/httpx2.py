@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import httpx2
-
 from ..errors import StoreUnavailable
 from ..upstream.presets import anthropic, by_header, by_host, github, openai
+from . import needs
 from . import upstream as _upstream
 from .httpx_calls import (
     AsyncLimitedTransport,
@@ -15,6 +14,9 @@ from .httpx_calls import (
     calls_of,
 )
 from .upstream import AsyncUpstreamLimits, UpstreamLimits
+
+with needs("httpx2"):
+    import httpx2
 
 __all__ = [
     "AsyncRateLimitTransport",

@@ -12,15 +12,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
 
-import anyio
-from pydantic_ai import RunContext, exceptions
-from pydantic_ai.concurrency import AbstractConcurrencyLimiter
-from pydantic_ai.exceptions import ConcurrencyLimitExceeded, ModelHTTPError
-from pydantic_ai.messages import ModelMessage, ModelResponse
-from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
-from pydantic_ai.models.wrapper import WrapperModel
-from pydantic_ai.settings import ModelSettings
-
 from .. import (
     AsyncConcurrency,
     AsyncReservation,
@@ -39,7 +30,18 @@ from ..runtime.options import ClockChoice, Consistency, Options
 from ..support.async_use import result_of
 from ..support.callables import check_takes
 from ..support.fork import register_after_fork
+from . import needs
 from .model_calls import ModelCalls, longest_wait
+
+with needs("pydantic-ai"):
+    import anyio
+    from pydantic_ai import RunContext, exceptions
+    from pydantic_ai.concurrency import AbstractConcurrencyLimiter
+    from pydantic_ai.exceptions import ConcurrencyLimitExceeded, ModelHTTPError
+    from pydantic_ai.messages import ModelMessage, ModelResponse
+    from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+    from pydantic_ai.models.wrapper import WrapperModel
+    from pydantic_ai.settings import ModelSettings
 
 __all__ = ["ConcurrencyLimiter", "RateLimitedModel", "estimate_tokens"]
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3.exceptions import NewConnectionError
-
 from ..errors import StoreUnavailable
 from ..upstream.body import BodyWatch
 from ..upstream.presets import anthropic, by_header, by_host, github, openai
+from . import needs
 from . import upstream as _upstream
 from .upstream import UpstreamLimits
+
+with needs("requests"):
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.exceptions import NewConnectionError
 
 __all__ = [
     "RateLimitAdapter",

@@ -224,6 +224,10 @@ def _parse(text: str) -> LimitText:
             raise ConfigurationError(_comma_message(text))
         if re.search(_SEPARATORS, text):
             raise ConfigurationError(f"not understood; {_EXAMPLES}; write several limits as a list")
+        if short := re.match(r"\s*\d+[km]\b", text, re.IGNORECASE):
+            raise ConfigurationError(
+                f"{short[0].strip()!r} is not understood; write the number in full"
+            )
         if (meant := text_meant(text)) is not None:
             raise ConfigurationError(f"not understood; write it as {meant!r}")
         unknown = first_unknown_words(text)

@@ -40,6 +40,8 @@ LIMITS: dict[Any, str] = {
     "10/month": 'a month has no fixed length; write days, such as "10/30 days"',
     "10 per 2 Months": 'a month has no fixed length; write days, such as "10/60 days"',
     "5000/year strict": 'a year has no fixed length; write days, such as "5000/365 days"',
+    "200k/minute": "'200k' is not understood; write the number in full",
+    "1M per day": "'1M' is not understood; write the number in full",
     "1,000/minute": "write amounts without a comma: '1000/minute'",
     "5/s; 1,000,000/day": "write amounts without a comma: '5/s; 1000000/day'",
     "5/minute|6/fortnight": "'fortnight' is not a unit of time",
