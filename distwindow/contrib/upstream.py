@@ -82,8 +82,8 @@ HostLimits: TypeAlias = "LimitSpec | APILimits | Sequence[APILimits] | None"
 Limits: TypeAlias = "HostLimits | Mapping[str, HostLimits]"
 _ASK_EVERY_S = 0.1
 """A process that sends asks the store at most this often whether others were refused."""
-_PACED_S = 60.0
-"""For how long a process keeps the pace of a limit at most after a call of it was refused: that of
+_LONGEST_PACED_MS = 60_000
+"""The longest interval of a limit whose pace a process keeps after a call of it has waited: that of
 5,000 a day is a call in 17 s, which no day should go on with."""
 _MAX_KEYS = 10_000
 """Of how many keys a process knows whether they are paused."""
@@ -299,6 +299,11 @@ def _checked(limits: Any) -> tuple[Any, ...]:
 
 def _is_paced(limits: Sequence[Limit]) -> bool:
     return any(limit.max_wait_ms is not None for limit in limits)
+
+
+def _keeps_pace(limit: Limit) -> bool:
+    """True where nothing but a process itself spreads its calls over the interval of `limit`."""
+    return limit.interval_ms <= _LONGEST_PACED_MS and not limit.is_shaped
 
 
 class BaseUpstreamLimits:
@@ -548,11 +553,13 @@ class BaseUpstreamLimits:
                         answer = limiter.try_acquire(key, cost)
                         decision = (await answer) if self._awaits else answer
                 if decision is None or not decision.allowed:
-                    call.has_waited |= decision is not None
-                    known.paced_until = monotonic() + min(limits[0].interval_ms / 1000, _PACED_S)
+                    was_refused = decision is not None
+                    call.has_waited |= was_refused
                     answer = limiter.acquire(key, cost, max(0.0, ends_at - monotonic()))
                     decision = (await answer) if self._awaits else answer
                     call.has_waited |= decision.wait > 0
+                    if was_refused and _keeps_pace(limits[0]):
+                        known.paced_until = monotonic() + limits[0].interval_ms / 1000
                 call.admitted = decision
             now = monotonic()
             if now >= known.until:
@@ -564,9 +571,9 @@ class BaseUpstreamLimits:
             self._tell(Waited(call.key, monotonic() - began_at))
 
     async def _keep_pace(self, call: _Call, limit: Limit, ends_at: float) -> None:
-        """Wait until the next call of this process by the pace of `limit`. While calls wait, a
-        process that has just been admitted would else take all that is free at that moment, and so
-        again with each window, before the turns of the others.
+        """Wait until the next call of this process by the pace of `limit`. A process whose call has
+        waited would else take all that is free when its wait ends, and so again with each window,
+        before the turns of the others.
         """
         known, now = call.known, self.store.clock.monotonic()
         at = max(now, known.next_at)

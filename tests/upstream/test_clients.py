@@ -88,7 +88,7 @@ def test_calls_of_a_fleet_share_one_window(kind: type[Client]) -> None:
 def test_calls_leave_when_acquire_alone_lets_them(
     kind: type[Client], limits: Any, cost: int
 ) -> None:
-    """Whatever kind of limit it is."""
+    """Whatever kind of limit it is; after a wait, by a pace that costs one interval at most."""
     fleet, clock, left = Fleet(kind, lambda url: Answer()), ManualClock(auto_advance=True), []
     process = fleet.process(limits=limits, cost=cost, max_wait=100)
     began_at = fleet.clock.monotonic()
@@ -96,18 +96,19 @@ def test_calls_leave_when_acquire_alone_lets_them(
         process.call()
         left.append(fleet.clock.monotonic() - began_at)
     with Limiter(MemoryStore(clock), limits, time=clock) as limiter:
-        began_at = clock.monotonic()
-        alone = [
-            limiter.acquire("api.example", cost, 100) and clock.monotonic() - began_at
-            for _ in range(9)
-        ]
-    assert left == pytest.approx(alone)
-    assert len(set(left)) > 1
+        began_at, alone = clock.monotonic(), []
+        for _ in range(9):
+            assert limiter.acquire("api.example", cost, 100)
+            alone.append(clock.monotonic() - began_at)
+    limit = parse_limits(limits)[0]
+    latest_s = 0 if limit.is_shaped else limit.per
+    for at, at_alone in zip(left, alone, strict=True):
+        assert -1e-6 <= at - at_alone <= latest_s + 1e-6
     assert process.limits.health().waited == len(set(left)) - 1
 
 
 @every_client
-def test_a_process_keeps_the_pace_of_a_long_limit_for_a_minute_at_most(kind: type[Client]) -> None:
+def test_a_process_keeps_no_pace_of_a_long_limit(kind: type[Client]) -> None:
     """Of a day, say: what becomes free hours after a refusal may be used at once."""
     fleet = Fleet(kind, lambda url: Answer(), limits="10/day", max_wait=10**6)
     process = fleet.process()
@@ -542,7 +543,7 @@ def test_processes_that_loop_share_a_limit(redis_url: str, prefix: str) -> None:
     ends_at = time.monotonic() + 4
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(loop, range(4)))
-    assert min(sent) > sum(sent) / 16
+    assert min(sent) > sum(sent) / 16  # without a pace one of them has 0 to 5 of 85
 
 
 @every_client
