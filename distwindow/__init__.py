@@ -33,6 +33,14 @@ from .guard import AsyncGuard, ChainSlot, Guard, GuardCall, Outcome, call_contex
 from .guard.rules import AuthorityRule, SystemRule
 from .limiter.limiter import AsyncLimiter, Limiter
 from .minute.view import MinuteStats
+from .observer import (
+    Counts,
+    Level,
+    Observer,
+    ObserverEvent,
+    StoreCall,
+    set_default_observer,
+)
 from .reserve.reservation import AsyncReservation, Reservation
 from .ring.decision import Decision
 from .ring.key import Key
@@ -76,6 +84,7 @@ __all__ = [
     "ConcurrencyStats",
     "ConfigurationError",
     "ConsecutiveFailures",
+    "Counts",
     "Decision",
     "DegradeRule",
     "DistwindowDeprecationWarning",
@@ -93,10 +102,13 @@ __all__ = [
     "Holder",
     "Key",
     "LeapArray",
+    "Level",
     "Limit",
     "Limiter",
     "MetricBucket",
     "MinuteStats",
+    "Observer",
+    "ObserverEvent",
     "OccupiableLeapArray",
     "Outcome",
     "RateLimitExceeded",
@@ -107,6 +119,7 @@ __all__ = [
     "Slot",
     "SlowRatio",
     "Stats",
+    "StoreCall",
     "StoreError",
     "StoreTimeout",
     "StoreUnavailable",
@@ -117,4 +130,5 @@ __all__ = [
     "call_context",
     "exit_on_sigterm",
     "guarded",
+    "set_default_observer",
 ]

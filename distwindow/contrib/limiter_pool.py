@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from .. import AsyncLimiter, Limit, Limiter
 from ..lifecycle.connect import is_opened, open_async_store, open_store, share_store, store_name
+from ..observer import UNOBSERVED
 from ..runtime.options import Options
 from ..support.fork import register_after_fork
 
@@ -54,6 +55,8 @@ class _Pool(Generic[L]):
                     clock=options.clock, consistency=options.consistency,
                     share=options.share if has_share else None, on_store_error=on_store_error,
                     max_local_keys=options.max_local_keys, time=options.time,
+                    observer=options.observer or UNOBSERVED, metric_name=options.metric_name,
+                    key_label=options.key_label,
                 )  # fmt: skip
             self._recent[asked] = limiter
             self._recent.move_to_end(asked)

@@ -36,6 +36,7 @@ from ..away.policy import StoreErrorPolicy
 from ..borrow.operations import Borrowing
 from ..errors import RateLimitExceeded, StoreError, closed_failure
 from ..lifecycle.connect import make_strategy
+from ..observer import Tally
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision
 from ..ring.key import AnyKey
@@ -58,6 +59,10 @@ from ..waiting.waiting import (
     wait_for_turn,
 )
 
+_HELD_HERE = ("lease", "deny_cache")
+"""Sources of decisions that the state of their key counts: a call that has waited for a lease that
+another fetches may be decided by it.
+"""
 _Wait: TypeAlias = "Callable[[PermitWaiter], Operation[Decision]]"
 
 
@@ -107,17 +112,25 @@ class BaseDecider:
         decide_at_once: Callable[[Acquire], Decision] | None,
         run: Callable[..., Any],
         execute: Callable[[float | None, StoreStep], Any],
+        tally: Tally | None = None,
     ) -> None:
         """`store_id` is another one for each store. `decide_at_once` decides for a store in this
-        process. `run` drives an operation, with one deadline; `execute` sends one step.
+        process. `run` drives an operation, with one deadline; `execute` sends one step. `tally`
+        adds up what is decided.
         """
         self.commands = commands
         self.store: Any = store
         self.clock = store.clock
         self.strategy = make_strategy(options, commands, store, decide_at_once)
+        self._tally = tally
+        if tally is not None:
+            self.strategy.tell(tally.held, tally.decided)
         self.decide_locally = self.strategy.decide_locally
         """Answer a call by what this process holds; None where the store has to be asked."""
         self.policy = StoreErrorPolicy(options, commands, store, self.strategy, store_id)
+        if tally is not None:
+            self.policy.flush_source.sources += (tally,)
+            self.policy.add_listener(tally.changed)
         self.run = run
         self._execute = execute
         self._options = options
@@ -151,8 +164,37 @@ class BaseDecider:
         """Tell what listens to decisions of this one, as it is made, and return it. All pass here
         but those of `decide_locally`: see above.
         """
+        if self._tally is not None and decision.source not in _HELD_HERE:
+            self._tally.decided(decision)
         if self._observe is not None and decision.source == "store":
             self._observe(decision)
+        return decision
+
+    def _by_policy(self, key: AnyKey, cost: int, error: StoreError) -> Decision:
+        """Return what `on_store_error` decides."""
+        try:
+            return self.answered(self.policy.decide(key, cost, error))
+        except StoreError:
+            if self._tally is not None:
+                self._tally.failed(key, cost, self.commands.limits)
+            raise
+
+    def _by_policy_for_all(
+        self, calls: Sequence[tuple[Charge, ...]], error: StoreError
+    ) -> Decision:
+        """Return what `on_store_error` decides of a call over several keys."""
+        try:
+            return self.answered(self.policy.decide_all(calls, error))
+        except StoreError:
+            if self._tally is not None:
+                charge = calls[0][0]
+                self._tally.failed(charge.key, charge.cost, self.commands.limits)
+            raise
+
+    def _waited(self, decision: Decision, began_at: float) -> Decision:
+        """Note for how long a call has waited for `decision`, and return it."""
+        if self._tally is not None:
+            self._tally.waited(decision, self.queues.clock.monotonic() - began_at)
         return decision
 
     def close(self) -> None:
@@ -254,7 +296,7 @@ class Decider(BaseDecider):
                 if not decision[0]:
                     self.strategy.cache_refusal(decision[1], decision, sent_at)
         except StoreError as exc:
-            decision = self.policy.decide(key, cost, exc)
+            return self._by_policy(key, cost, exc)
         return self.answered(decision)
 
     def try_special(self, key: AnyKey, cost: int, priority: object, enqueue: object) -> Decision:
@@ -262,7 +304,7 @@ class Decider(BaseDecider):
         try:
             decision: Decision = self.run(self._special(key, cost, priority, enqueue))
         except StoreError as exc:
-            decision = self.answered(self.policy.decide(key, cost, exc))
+            decision = self._by_policy(key, cost, exc)
         return decision
 
     def acquire_all(self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False) -> Decision:
@@ -275,7 +317,7 @@ class Decider(BaseDecider):
             else:
                 decision = self.answered(self.store.decide(command, deadline))
         except StoreError as exc:
-            decision = self.answered(self.policy.decide_all(calls, exc))
+            decision = self._by_policy_for_all(calls, exc)
         return decision
 
     def acquire(self, key: AnyKey, cost: int, timeout: float | None, priority: bool) -> Decision:
@@ -305,11 +347,15 @@ class Decider(BaseDecider):
                 refused.clear()  # there may be room by now
             sleep = InterruptibleSleep(waiter, self.clock, self.clock.sleep)
             try:
-                return run_blocking(wait(waiter), execute, sleep)
+                decision = run_blocking(wait(waiter), execute, sleep)
             except StoreError:
                 if self.policy.raises_always:
                     raise
-            return run_blocking(wait_until_admitted(command, waiter), execute, sleep)
+                decision = run_blocking(wait_until_admitted(command, waiter), execute, sleep)
+            return self._waited(decision, began_at)
+        except RateLimitExceeded as exc:
+            self._waited(exc.decision, began_at)
+            raise
         finally:
             try:
                 waiter.leave()
@@ -385,7 +431,7 @@ class AsyncDecider(BaseDecider):
         try:
             decision: Decision = await self.run(self._special(key, cost, priority, enqueue))
         except StoreError as exc:
-            return self.answered(self.policy.decide(key, cost, exc))
+            return self._by_policy(key, cost, exc)
         if decision.source != "store":
             self.calls_without_wait += 1
         return decision
@@ -403,7 +449,7 @@ class AsyncDecider(BaseDecider):
             else:
                 decision = self.answered(await self.store.decide(command, deadline))
         except StoreError as exc:
-            decision = self.answered(self.policy.decide_all(calls, exc))
+            decision = self._by_policy_for_all(calls, exc)
         return decision
 
     async def acquire(
@@ -435,11 +481,15 @@ class AsyncDecider(BaseDecider):
                 refused.clear()  # there may be room by now
             sleep = AsyncInterruptibleSleep(waiter, self.clock, self.store.sleep)
             try:
-                return await run_async(wait(waiter), execute, sleep)
+                decision = await run_async(wait(waiter), execute, sleep)
             except StoreError:
                 if self.policy.raises_always:
                     raise
-            return await run_async(wait_until_admitted(command, waiter), execute, sleep)
+                decision = await run_async(wait_until_admitted(command, waiter), execute, sleep)
+            return self._waited(decision, began_at)
+        except RateLimitExceeded as exc:
+            self._waited(exc.decision, began_at)
+            raise
         finally:
             waiter.leave()
 
@@ -470,7 +520,7 @@ class AsyncDecider(BaseDecider):
                 if not decision.allowed:
                     self.strategy.cache_refusal(decision.key, decision, sent_at)
         except StoreError as exc:
-            decision = self.policy.decide(key, cost, exc)
+            return self._by_policy(key, cost, exc)
         return self.answered(decision)
 
     async def _proceed(self, key: AnyKey, cost: int) -> Decision:

@@ -27,6 +27,7 @@ from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, Flushed, ig
 from ..minute import operations as minute_views
 from ..minute.operations import EntryViews
 from ..minute.view import MinuteStats
+from ..observer import AsyncTimedStore, Observer, Tally, TimedStore, tally_of
 from ..reserve.reservation import (
     AsyncReservations,
     OnError,
@@ -94,6 +95,9 @@ class BaseLimiter(Flushed):
         errors: ErrorTypes = BaseException,
         ignore: IgnoredErrors = (),
         max_origins: int = 100,
+        observer: Observer | None = None,
+        metric_name: str | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
         time: Clock = SYSTEM,
     ) -> None:
         options = Options(
@@ -101,7 +105,8 @@ class BaseLimiter(Flushed):
             on_unknown=on_unknown, timeout=timeout, clock=clock, name=name,
             sync_interval=sync_interval, share=share, flush_interval=flush_interval,
             max_local_keys=max_local_keys, max_wait=max_wait, borrow_share=borrow_share,
-            errors=errors, ignore=ignore, max_origins=max_origins, time=time,
+            errors=errors, ignore=ignore, max_origins=max_origins, observer=observer,
+            metric_name=metric_name, key_label=key_label, time=time,
         )  # fmt: skip
         check_options(options)
         self._options = options
@@ -115,6 +120,13 @@ class BaseLimiter(Flushed):
     def _open(self, store: Any, store_id: str, options: Options) -> None:
         """Open the store, and make what answers calls. `store_id` is another one for each store."""
         raise NotImplementedError  # threads and tasks have stores of their own
+
+    def _observed(self, timed_store: Callable[[Any, Tally], Any]) -> Tally | None:
+        """Return what adds up what is decided, and have it note what the store answers."""
+        tally = tally_of(self._options, "limiter", self._store.clock.monotonic)
+        if tally is not None and self._store.decided_by != "local":
+            self._store = timed_store(self._store, tally)
+        return tally
 
     def _open_decider(self, decider: BaseDecider, store: Store | AsyncStore) -> None:
         """Make what stands on the parts that answer."""
@@ -209,9 +221,10 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     def _open(self, store: Any, store_id: str, options: Options) -> None:
         self._open_store(store, options)
+        tally = self._observed(AsyncTimedStore)
         decider = AsyncDecider(
             options, self._command_cache, self._store, store_id, in_process_attempt(self._store),
-            self._run, self._execute_step,
+            self._run, self._execute_step, tally,
         )  # fmt: skip
         self._open_decider(decider, self._store)
 
@@ -404,9 +417,10 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         check_patched_whole()
         PATCH_STATE.check()
         self._open_store(store, options)
+        tally = self._observed(TimedStore)
         decider = Decider(
             options, self._command_cache, self._store, store_id, self._store.decide,
-            self._run, self._execute_step,
+            self._run, self._execute_step, tally,
         )  # fmt: skip
         self._open_decider(decider, self._store)
 

@@ -25,6 +25,7 @@ from .key_state import (
     KeyState,
     KeyStateCache,
     StateName,
+    Tell,
     refusal_decision,
 )
 from .pending_counts import PendingCounts
@@ -76,6 +77,7 @@ class LocalStrategy(Strategy, Corrections, Generic[S]):
         self._views: EntryViews | None = None
         self._max_keys = options.max_local_keys
         self._get = _FIND_NO_STATE
+        self._tell: Tell | None = None
         self._needs_lock = not SWITCHES_ONLY_AT_CALLS
         """False if a call may be counted without `_lock`, by lines that make no call."""
 
@@ -83,6 +85,7 @@ class LocalStrategy(Strategy, Corrections, Generic[S]):
     def _key_states(self) -> KeyStateCache[S]:
         register_after_fork(self)
         states: KeyStateCache[S] = KeyStateCache(self._max_keys)
+        states.tell = self._tell
         self._bind_hot_path(states)
         return states
 
@@ -122,6 +125,9 @@ class LocalStrategy(Strategy, Corrections, Generic[S]):
         register_after_fork(self)
         self._views = EntryViews(options, self._schedule, self._monotonic)
         return self._views
+
+    def tell(self, held: Tell, decided: Callable[[Decision], object]) -> None:
+        self._tell = held
 
     def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
         raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
@@ -343,6 +349,8 @@ class ExactStrategy(LocalStrategy[S]):
                     self._on_few_left(state, now)
                 if cost != 1:
                     charges = with_cost(charges, cost)
+                    if not self._needs_lock:
+                        state.surplus_passed += cost - 1
                 # `Decision(...)` takes nearly twice as long, and so does `int(...)` of the time.
                 return _new_tuple(
                     Decision,
@@ -357,6 +365,8 @@ class ExactStrategy(LocalStrategy[S]):
             if refusal is not None:  # another thread may have dropped it since the line above
                 if state.dirty and now < state.bucket_ends_at and not self._needs_lock:
                     state.blocked += cost  # no call since the checks
+                    if cost != 1:
+                        state.surplus_blocked += cost - 1
                 else:
                     self._count_blocked(state, cost, now)
                 return _new_tuple(
@@ -377,6 +387,7 @@ class ExactStrategy(LocalStrategy[S]):
             left = state.permits_left - cost
             if left >= 0:
                 state.permits_left = left
+                state.surplus_passed += cost - 1
             return left, state.charges
 
     def spend_leased(self, key: AnyKey, cost: int) -> Decision | None:
@@ -403,6 +414,7 @@ class ExactStrategy(LocalStrategy[S]):
             self._open_bucket(state, now)
         with self._lock:
             state.blocked += cost
+            state.surplus_blocked += cost - 1
         if not state.dirty:
             self._counts.mark_dirty(state)
 
@@ -439,6 +451,8 @@ class ExactStrategy(LocalStrategy[S]):
             with self._key_states.state_lock:
                 # The one with the least cost is kept, as it also refuses all higher costs.
                 if now >= state.refused_until or decision.cost <= state.refused_cost:
+                    if state.blocked and state.tell is not None:  # by the limit that has refused
+                        state.close_bucket(self._key_states.counter_lock)
                     state.refusal = refusal
                     state.refused_cost, state.refused_until = decision.cost, until
         return decision
@@ -481,6 +495,16 @@ class InProcess(Strategy, Corrections):
 
         # A closure, as a method would have to look up both attributes in each call.
         self.decide_locally = decide_locally
+
+    def tell(self, held: Tell, decided: Callable[[Decision], object]) -> None:
+        decide: Any = self.decide_locally
+
+        def decide_and_tell(key: AnyKey, cost: int) -> Decision:
+            decision: Decision = decide(key, cost)
+            decided(decision)
+            return decision
+
+        self.decide_locally = decide_and_tell
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         ended = Bucket(

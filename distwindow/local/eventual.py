@@ -51,9 +51,12 @@ from .pending_counts import PendingCounts
 class EventualKeyState(KeyState):
     """A key's windows, one for each limit, and how often it is called."""
 
+    refused_by = "local"
+
     __slots__ = (
         "binding_window",
         "called_repeatedly",
+        "debts",
         "failure",
         "last_called_at",
         "poll_scheduled",
@@ -70,6 +73,8 @@ class EventualKeyState(KeyState):
         """The window with the least permits left."""
         self.last_called_at = -NEVER
         """When it was called, monotonic seconds. Updated when its counts are flushed only."""
+        self.debts = 0
+        """Permits of `passed` that no call was admitted for, of what was not told yet."""
         self.called_repeatedly = False
         """It was called at two flushes within its longest window."""
         self.poll_scheduled = False
@@ -79,6 +84,16 @@ class EventualKeyState(KeyState):
     def on_bucket_closed(self, start: int, passed: int) -> None:
         for window in self.windows:
             window.count_own(start, passed)
+
+    def tell_counted(self, counter_lock: Lock, passed: int, blocked: int) -> None:
+        super().tell_counted(counter_lock, passed, blocked)
+        if passed and self.tell is not None:
+            with counter_lock:
+                surplus, self.surplus_passed = self.surplus_passed, 0
+                debts, self.debts = self.debts, 0
+            limit, permits = self.binding_window.limit, passed - debts
+            name = self.charges[0].key
+            self.tell(name, limit, True, "local", permits - surplus, permits)
 
     def replace_clock_offset(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
         shift_ms = round(offset_ms - self.offset_ms)
@@ -132,6 +147,8 @@ class Eventual(LocalStrategy[EventualKeyState]):
             if left >= 0:
                 state.permits_left = left
                 state.passed += cost
+                if cost != 1:
+                    state.surplus_passed += cost - 1
             charges = state.charges
         else:
             left, charges = self._count(state, cost)
@@ -157,6 +174,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
             if left >= 0:
                 state.permits_left = left
                 state.passed += cost
+                state.surplus_passed += cost - 1
             charges = state.charges
         if left >= 0 and not state.dirty:
             self._counts.mark_dirty(state)
@@ -188,6 +206,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
     def _add_debt(self, state: EventualKeyState, permits: int) -> None:
         with self._lock:
             state.passed += permits
+            state.debts += permits
             state.permits_left -= permits
             state.refused_until = 0.0  # there is room later than was computed
 
@@ -265,6 +284,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         if counted:
             with self._lock:
                 state.blocked += cost
+                state.surplus_blocked += cost - 1
             if not state.dirty:
                 self._counts.mark_dirty(state)
         return refusal_decision(state, refusal, key, cost, now, "local")

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from ..errors import closed_failure
 from ..ring.decision import Charge, Decision, Source
@@ -34,6 +34,12 @@ CLOCK_MARGIN_S = 0.001
 StateName: TypeAlias = "AnyKey | tuple[bytes, ...]"
 """The name of a key state: its key, or the rings of the charges of a decision that are not those of
 its key, as after a call over several keys.
+"""
+
+
+Tell: TypeAlias = "Callable[[AnyKey, Limit, bool, Source, int, int], object]"
+"""Takes the calls and the permits of a key that were decided here: by which limit, whether they
+were admitted, and by what.
 """
 
 
@@ -69,6 +75,8 @@ class KeyState:
     bucket.
     """
 
+    refused_by: ClassVar[Source] = "deny_cache"
+
     __slots__ = (
         "blocked",
         "bucket_ends_at",
@@ -98,6 +106,9 @@ class KeyState:
         "rt_min_ms",
         "rt_sum_ms",
         "success",
+        "surplus_blocked",
+        "surplus_passed",
+        "tell",
     )  # fmt: skip
 
     def __init__(
@@ -133,6 +144,10 @@ class KeyState:
         self.bucket_start = 0
         self.bucket_ends_at = 0.0
         self.passed = self.blocked = self.success = self.error = self.rt_sum_ms = self.rt_min_ms = 0
+        self.tell: Tell | None = None
+        """Set where an observer wants to know what was decided here."""
+        self.surplus_passed = self.surplus_blocked = 0
+        """Permits beyond one for each call, of what was not told yet."""
         self.closed_buckets: tuple[Bucket, ...] = ()
         self.in_flight: InFlightCounts | None = None
         self.dropped = 0
@@ -183,6 +198,15 @@ class KeyState:
     def on_bucket_closed(self, start: int, passed: int) -> None:
         """Called with the permits passed in a bucket that is closed; subclasses sum them."""
 
+    def tell_counted(self, counter_lock: Lock, passed: int, blocked: int) -> None:
+        """Tell what was counted in a bucket that is closed. What `passed` here were debts."""
+        if blocked and self.tell is not None:
+            with counter_lock:
+                surplus, self.surplus_blocked = self.surplus_blocked, 0
+            limit = self.limit if self.refusal is None else self.refusal.limit
+            name = self.charges[0].key
+            self.tell(name, limit, False, self.refused_by, blocked - surplus, blocked)
+
     def replace_clock_offset(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
         """Replace the offset by `offset_ms`: shift the starts of what is pending, and make the
         bucket of `now` the present one. The caller holds `state_lock`.
@@ -216,6 +240,8 @@ class KeyState:
         if passed or blocked or success or error:
             if passed:
                 self.on_bucket_closed(before, passed)
+            if self.tell is not None:
+                self.tell_counted(counter_lock, passed, blocked)
             least = rt_min if success or error else None
             counted = Bucket(before, passed, blocked, success, error, rt_sum, least)
             # While the store can not be reached, drop what has left the window meanwhile.
@@ -257,6 +283,8 @@ class KeyStateCache(Generic[S]):
         self.closed = False
         """Nothing is counted any more."""
         self.on_evicted = on_evicted
+        self.tell: Tell | None = None
+        """Given to new key states."""
         self._evicted_unacknowledged: dict[StateName, S] = {}
         """The evicted key states that are kept for their counts."""
         self.after_fork()
@@ -298,6 +326,7 @@ class KeyStateCache(Generic[S]):
             if state is not None:
                 return state
             state = self._evicted_unacknowledged.get(name) or new()
+            state.tell = self.tell
             while len(self._states) >= self.max_keys:
                 # A loop rather than `next(iter(...))`, which is two calls: another thread may use
                 # a key between them, and the iterator raises then.

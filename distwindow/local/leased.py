@@ -265,6 +265,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
         # Its buckets have been emptied, so there is nothing to give back, also of what is queued or
         # still being fetched.
         state.was_reset = True
+        state.observe_demand(self._key_states.counter_lock, self._monotonic())
         with self._key_states.counter_lock:
             state.permits_left = state.left_at_observation = 0
             state.prefetch_threshold = -1

@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from math import exp, sqrt
+from threading import Lock
 
 from ..errors import StoreError
 from ..ring.clock import NEVER
@@ -52,10 +53,7 @@ class Leases:
     def observe_demand(self, state: LeasedKeyState, now: float, cost: int = 0) -> None:
         """Record what has been spent since the last observation, and a call of `cost`."""
         with self._states.state_lock:
-            with self._states.counter_lock:
-                spent = state.left_at_observation - state.permits_left
-                state.left_at_observation = state.permits_left
-            state.demand.observe(now, max(0, spent) + cost)
+            state.observe_demand(self._states.counter_lock, now, cost)
 
     def add_granted(
         self, state: LeasedKeyState, lease_reply: LeaseReply, permits: int, sent_at: float
@@ -67,6 +65,8 @@ class Leases:
         until = lease_end(sent_at, lease_reply.ends_in_ms)
         with self._states.state_lock:
             state.update_clock_offset(reply.now_ms, sent_at, now)
+            if state.tell is not None:
+                self.observe_demand(state, now)
             state.limit = state.charges[reply.binding_index].limit
             state.left_in_store = max(0, reply.left)
             state.reset_at = now + reply.reset_ms / 1000
@@ -166,6 +166,16 @@ class LeasedKeyState(KeyState):
         self.was_reset = False
         """Its windows have been emptied by this process: what was leased before is not in them."""
         self.bucket_ms = min(charge.limit.bucket_ms for charge in charges)
+
+    def observe_demand(self, counter_lock: Lock, now: float, cost: int = 0) -> None:
+        """See `Leases.observe_demand`. Under `state_lock`."""
+        with counter_lock:
+            spent = self.left_at_observation - self.permits_left
+            self.left_at_observation = self.permits_left
+            surplus, self.surplus_passed = self.surplus_passed, 0
+        self.demand.observe(now, max(0, spent) + cost)
+        if self.tell is not None and (spent or surplus):
+            self.tell(self.charges[0].key, self.limit, True, "lease", spent - surplus, spent)
 
     def extend_lease(self, now_ms: int, sent_at: float) -> None:
         """Record that the store's clock showed `now_ms` after `sent_at`. The reply to the latest
@@ -408,6 +418,9 @@ class LeaseRefunds:
             state.left_at_observation -= permits
             state.permits_left = 0
             state.prefetch_threshold = -1
+        if state.tell is not None:
+            with self._states.state_lock:
+                state.observe_demand(self._states.counter_lock, self._monotonic())
         if permits:
             self._queue.append(LeaseRefund(state, charges, permits, charged_ms))
         return permits

@@ -49,6 +49,9 @@ class Options:
     errors: ErrorTypes = Exception
     ignore: IgnoredErrors = ()
     max_origins: int = 100
+    observer: Any = None
+    metric_name: str | None = None
+    key_label: Any = None
 
     def __post_init__(self) -> None:
         check_prefix(self.prefix)

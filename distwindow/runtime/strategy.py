@@ -30,6 +30,11 @@ class Strategy(ScheduledSource):
     decide_locally: Callable[[AnyKey, int], Decision | None]
     """Decide a call of this key and cost in this process; None if the store has to decide."""
 
+    def tell(self, held: Callable[..., object], decided: Callable[[Decision], object]) -> None:
+        """Tell what `decide_locally` decides: `held` (see `KeyState.tell`) what is counted in the
+        states of keys, when that is flushed; `decided` each decision of a store in this process.
+        """
+
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
         """Return the command of a call that takes nothing but the store's decision, after
         `decide_locally` has returned None; None if it takes `acquire_remote`.

@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("sentinel",),
     ("ring",),
     ("runtime",),
-    ("waiting",),
+    ("waiting", "observer"),
     ("shaping", "borrow", "minute", "upstream", "breaker lower", "concurrency lower", "away lower"),
     ("local",),
     ("away",),
