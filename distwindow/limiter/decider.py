@@ -59,7 +59,7 @@ from ..waiting.waiting import (
     wait_for_turn,
 )
 
-_HELD_HERE = ("lease", "deny_cache")
+HELD_HERE = ("lease", "deny_cache")
 """Sources of decisions that the state of their key counts: a call that has waited for a lease that
 another fetches may be decided by it.
 """
@@ -164,7 +164,7 @@ class BaseDecider:
         """Tell what listens to decisions of this one, as it is made, and return it. All pass here
         but those of `decide_locally`: see above.
         """
-        if self._tally is not None and decision.source not in _HELD_HERE:
+        if self._tally is not None and decision.source not in HELD_HERE:
             self._tally.decided(decision)
         if self._observe is not None and decision.source == "store":
             self._observe(decision)

@@ -5,6 +5,7 @@ way to call. Those of `decide_locally` do not: they are counted where they are m
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,13 +22,14 @@ from distwindow import (
 )
 from distwindow.away.policy import StoreErrorPolicy
 from distwindow.borrow.commands import Borrow
-from distwindow.limiter.decider import BaseDecider
+from distwindow.limiter.decider import HELD_HERE, BaseDecider
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Lease
 from distwindow.waiting.commands import AcquireTurn
 from tests.away.sharing_process import WAYS, asking_of_web
 from tests.away.stores import NOT_SENT, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock, fresh_key
+from tests.observer.told import Seen, Told
 
 LIMITERS = pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
 
@@ -41,6 +43,8 @@ class Decisions:
         self.passed: list[Any] = []
         self.local: list[Any] = []
         """What `decide_locally` has decided."""
+        self.told = Told()
+        """What an observer is told."""
         self.clock: ManualClock | None = None
         answered, made = BaseDecider.answered, BaseDecider.__init__
 
@@ -51,20 +55,24 @@ class Decisions:
 
         def watch(decider: BaseDecider, *parts: Any) -> None:
             made(decider, *parts)
-            decide = decider.decide_locally
-
-            def note_local(key: Any, cost: int) -> Any:
-                decision = decide(key, cost)
-                if decision is not None:
-                    self.local.append(decision)
-                return decision
-
-            decider.decide_locally = note_local
+            decider.decide_locally = self._noted(decider.decide_locally)
+            decider.strategy.spend_leased = self._noted(  # type: ignore[method-assign]
+                decider.strategy.spend_leased
+            )
 
         patch.setattr(BaseDecider, "answered", note)
         patch.setattr(BaseDecider, "__init__", watch)
         for name in ("decide", "decide_all"):
             patch.setattr(StoreErrorPolicy, name, self._counted(getattr(StoreErrorPolicy, name)))
+
+    def _noted(self, decide: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(key: Any, cost: int) -> Any:
+            decision = decide(key, cost)
+            if decision is not None:
+                self.local.append(decision)
+            return decision
+
+        return noted
 
     def _counted(self, decide: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:
@@ -121,15 +129,23 @@ def test_each_decision_passes_once_as_it_is_made(
     }
 
     async def call_in_all_ways() -> None:
+        decided: Counter[Any] = Counter()
         limiter = limiter_on(
             kind, store, limits, consistency, on_store_error=answers,
-            share=1.0 if answers == "local" else None,
+            share=1.0 if answers == "local" else None, observer=decisions.told,
         )  # fmt: skip
         for way, call in (WAYS | waits).items():
             for store.failure in (None, None, None, NOT_SENT, NOT_SENT, None):
                 decisions.made, decisions.passed = 0, []
                 await decisions.call(lambda: call(limiter, way))  # noqa: B023
                 assert len(decisions.passed) == decisions.made, way
+                by_others = [d for d in decisions.passed if d.source not in HELD_HERE]
+                decided += Counter(map(Seen.name_of, by_others + decisions.local))
+                decisions.local = []
+        store.failure = None
+        await decisions.call(limiter.close if kind is Limiter else limiter.aclose)
+        told = {what: n for what, n in decisions.told.calls.items() if what[1] != "error"}
+        assert told == decided
 
     asyncio.run(call_in_all_ways())
 

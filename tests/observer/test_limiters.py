@@ -1,0 +1,365 @@
+"""What an observer is told is what a limiter has decided, in each way that it decides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from inspect import isawaitable
+from typing import Any
+
+import pytest
+
+from distwindow import (
+    AsyncLimiter,
+    ConfigurationError,
+    Counts,
+    Limiter,
+    Observer,
+    RateLimitExceeded,
+    StoreError,
+    set_default_observer,
+)
+from distwindow.observer import MAX_LABELS
+from distwindow.support.async_use import run_at_once
+from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
+from tests.clock_and_stores import ManualClock
+from tests.observer.told import Seen, Told
+from tests.programs import run_python
+
+KINDS = pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
+
+
+async def result_of(answer: Any) -> Any:
+    return await answer if isawaitable(answer) else answer
+
+
+def run(kind: Any, calls: Coroutine[Any, Any, None]) -> None:
+    if kind is Limiter:
+        run_at_once(calls)  # it awaits nothing
+    else:
+        asyncio.run(calls)
+
+
+def limiter_of(kind: Any, place: str, clock: ManualClock, limits: Any, **options: Any) -> Any:
+    if place == "memory":
+        return kind("memory://", limits, time=clock, **options), None
+    store = RemoteStore(clock)
+    where = store if kind is Limiter else AsyncRemoteStore(store)
+    return kind(where, limits, time=clock, **options), store
+
+
+@KINDS
+@CONSISTENCIES
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+@pytest.mark.parametrize("answers", ["raise", "allow", "deny", "local"])
+@pytest.mark.parametrize(
+    "limits", ["40/second", ["40/second", "100/minute"], "40/second paced 1s"], ids=str
+)
+def test_what_is_told_is_what_was_decided(
+    kind: Any, consistency: Any, place: str, answers: Any, limits: Any
+) -> None:
+    """By limit, result, reason and source; calls and permits. The store goes away and returns."""
+    clock, told, seen = ManualClock(), Told(), Seen()
+    limiter, store = limiter_of(
+        kind, place, clock, limits, consistency=consistency, observer=told, max_local_keys=2,
+        on_store_error=answers, share=0.5 if answers == "local" else None,
+    )  # fmt: skip
+    chance = random.Random(f"{kind} {consistency} {place} {answers} {limits}")
+
+    async def call_at_random() -> None:
+        for _ in range(200):
+            key, cost = f"key {chance.randrange(3)}", chance.choice([1, 1, 1, 2, 5])
+            if store is not None:
+                store.failure = chance.choice([None] * 20 + [NOT_SENT, UNKNOWN])
+            try:
+                seen.note(await result_of(limiter.try_acquire(key, cost)))
+            except StoreError:
+                seen.note_error(limiter.limits, cost)
+            clock.advance(chance.choice([0, 0, 0.001, 0.01, 0.1]))
+            if store is not None:
+                store.failure = None
+            if chance.random() < 0.05:
+                await result_of(limiter.flush())
+            if chance.random() < 0.01:
+                await result_of(limiter.reset(key))
+        await result_of(limiter.close() if kind is Limiter else limiter.aclose())
+
+    run(kind, call_at_random())
+    assert told.calls == seen.calls
+    assert told.permits == seen.permits
+    assert sum(told.calls.values()) == 200
+    assert {counts.source_kind for counts in told.counts} == {"limiter"}
+
+
+@CONSISTENCIES
+def test_threads_are_counted_exactly(redis_url: str, prefix: str, consistency: Any) -> None:
+    """Also while keys are evicted, leases end and an observer is told."""
+    told, all_seen = Told(), [Seen() for _ in range(4)]
+    with Limiter(
+        redis_url, ["3000/second", "20000/minute"], prefix=prefix, consistency=consistency,
+        observer=told, max_local_keys=2, flush_interval=0.01, timeout=10,
+    ) as limiter:  # fmt: skip
+
+        def call(seen: Seen) -> None:
+            for number in range(1500):
+                seen.note(limiter.try_acquire(f"key {number % 3}", 1 + (number % 7 == 0)))
+
+        threads = [threading.Thread(target=call, args=(seen,)) for seen in all_seen]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for name in ("calls", "permits"):
+        by_result: list[Counter[Any]] = [Counter(), Counter()]
+        everybody: tuple[list[Any], list[Any]] = ([told], [*all_seen])
+        for counter, found in zip(by_result, everybody, strict=True):
+            for each in found:
+                for (_, result, _, source), count in getattr(each, name).items():
+                    counter[result, source] += count
+        assert by_result[0] == by_result[1]
+
+
+@KINDS
+@CONSISTENCIES
+@pytest.mark.parametrize("timeout", [None, 0.05])
+def test_waits_are_told(kind: Any, consistency: Any, timeout: float | None) -> None:
+    clock, told = ManualClock(auto_advance=True), Told()
+    limiter, _ = limiter_of(
+        kind, "elsewhere", clock, "2/second", consistency=consistency, observer=told
+    )
+
+    async def call() -> None:
+        for _ in range(3):
+            try:
+                await result_of(limiter.acquire("key", timeout=timeout))
+            except RateLimitExceeded:
+                assert timeout is not None
+        await result_of(limiter.flush())
+
+    run(kind, call())
+    waited = [counts for counts in told.counts if counts.waited]
+    assert [counts.result for counts in waited] == ["refused" if timeout else "allowed"]
+    assert [len(counts.waited) for counts in waited] == [1]
+    assert told.waited[0] == pytest.approx(0 if timeout else 1, abs=0.2)
+
+
+def test_exchanges_are_told() -> None:
+    clock, told = ManualClock(), Told()
+    limiter, store = limiter_of(
+        Limiter, "elsewhere", clock, "2/second", observer=told, on_store_error="allow"
+    )
+    for store.failure in (None, NOT_SENT, UNKNOWN):
+        limiter.try_acquire("key")
+    store.failure = None
+    limiter.stats("key")
+    limiter.flush()
+    assert [(call.operation, call.outcome, call.charged) for call in told.store_calls] == [
+        ("acquire", "ok", False),
+        ("acquire", "unavailable", False),
+        ("acquire", "timeout", None),
+        ("read", "ok", False),
+    ]
+
+
+def test_near_is_less_than_a_fifth_left() -> None:
+    told, clock = Told(), ManualClock()
+    with Limiter("memory://", "10/minute", time=clock, observer=told) as limiter:
+        for _ in range(12):
+            limiter.try_acquire("key")
+    assert sum(counts.near for counts in told.counts) == 2
+    assert {counts.near for counts in told.counts if counts.result == "refused"} == {0}
+
+
+@CONSISTENCIES
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+def test_labels_are_at_most_100_and_other(consistency: Any, place: str) -> None:
+    told, asked = Told(), []
+
+    def tenant(key: Any) -> str:
+        asked.append(key)
+        return str(key).partition(":")[0]
+
+    limiter, _ = limiter_of(
+        Limiter, place, ManualClock(), "5/minute", observer=told, key_label=tenant,
+        consistency=consistency, metric_name="search",
+    )  # fmt: skip
+    for number in range(MAX_LABELS + 50):
+        for _ in range(2):
+            limiter.try_acquire(f"{number}:user")
+    limiter.close()
+    labels = Counter[Any]()
+    for counts in told.counts:
+        assert counts.name == "search"
+        labels[counts.label] += counts.calls
+    assert len(labels) == MAX_LABELS + 1
+    assert labels["other"] == 100
+    assert len(asked) == MAX_LABELS + 50
+
+
+def test_what_a_function_of_labels_raises_fails_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+
+    def label(key: Any) -> str:
+        raise LookupError(key)
+
+    with Limiter("memory://", "5/minute", observer=told, key_label=label) as limiter:
+        assert limiter.try_acquire("key")
+    assert [counts.label for counts in told.counts] == ["other"]
+    assert "key_label" in caplog.text
+
+
+class Failing(Told):
+    """Does something first that an observer should not."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        super().__init__()
+        self.do = do
+
+    def on_counts(self, batch: Sequence[Counts]) -> None:
+        super().on_counts(batch)
+        self.do()
+
+
+def _raise() -> None:
+    raise LookupError("an observer")
+
+
+@CONSISTENCIES
+def test_an_observer_that_fails_fails_nothing_and_is_logged_once(
+    consistency: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Failing(_raise)
+    limiter, _ = limiter_of(
+        Limiter, "elsewhere", ManualClock(), "100/minute", observer=told, consistency=consistency
+    )
+    for _ in range(3):
+        for _ in range(5):
+            assert limiter.try_acquire("key")
+        limiter.flush()
+    assert sum(told.calls.values()) == 15
+    assert len([r for r in caplog.records if "observer" in r.getMessage()]) == 1
+
+
+@CONSISTENCIES
+def test_an_observer_may_call_the_limiter(consistency: Any) -> None:
+    limiter: Any = None
+    told = Failing(lambda: limiter.try_acquire("inner"))
+    limiter, _ = limiter_of(
+        Limiter, "elsewhere", ManualClock(), "100/minute", observer=told, consistency=consistency
+    )
+    limiter.try_acquire("key")
+    limiter.flush()
+    limiter.flush()
+    assert sum(told.calls.values()) >= 2
+
+
+def test_a_slow_observer_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with Limiter("memory://", "5/minute", observer=Failing(lambda: time.sleep(0.06))) as limiter:
+        assert limiter.try_acquire("key")
+    assert "has taken 0.0" in caplog.text
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_who_has_an_observer_starts_the_worker_at_its_first_call(
+    redis_url: str, prefix: str, observed: bool
+) -> None:
+    told = Told()
+    observer = told if observed else None
+    with Limiter(
+        redis_url, "5/minute", prefix=prefix, flush_interval=0.05, observer=observer
+    ) as limiter:
+        assert limiter.decider.policy.flush_source.next_due_at == float("inf")
+        assert limiter.try_acquire("key")
+        is_due = limiter.decider.policy.flush_source.next_due_at < float("inf")
+        assert is_due == observed
+        ends_at = time.monotonic() + 10
+        while observed and not told.calls and time.monotonic() < ends_at:
+            time.sleep(0.01)
+    assert sum(told.calls.values()) == observed
+
+
+def test_a_default_observer_is_that_of_what_is_made_then() -> None:
+    told = Told()
+    before = Limiter("memory://", "5/minute")
+    set_default_observer(told)
+    try:
+        with Limiter("memory://", "5/minute") as limiter:
+            limiter.try_acquire("key")
+            before.try_acquire("key")
+    finally:
+        set_default_observer(None)
+    before.close()
+    assert [(counts.name, counts.calls) for counts in told.counts] == [("distwindow", 1)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_forked_child_begins_empty() -> None:
+    program = """
+import os, sys
+from distwindow import Limiter
+from tests.observer.told import Told
+told = Told()
+limiter = Limiter("memory://", "100/minute", observer=told)
+for _ in range(3):
+    limiter.try_acquire("key")
+child = os.fork()
+limiter.try_acquire("key")
+limiter.close()
+print("child" if not child else "parent", sum(told.calls.values()), flush=True)
+if child:
+    os.waitpid(child, 0)
+"""
+    result = run_python("-c", program)
+    assert sorted(result.stdout.split("\n")) == ["", "child 1", "parent 4"], result.stderr
+
+
+@pytest.mark.slow
+@CONSISTENCIES
+def test_a_killed_process_loses_one_flush_interval_at_most(
+    redis_url: str, prefix: str, consistency: str
+) -> None:
+    program = f"""
+import os, signal, time
+from distwindow import Limiter
+from tests.observer.told import Told
+class Printed(Told):
+    def on_counts(self, batch):
+        super().on_counts(batch)
+        print(sum(self.calls.values()), flush=True)
+told = Printed()
+limiter = Limiter({redis_url!r}, "100000/second", prefix={prefix!r}, observer=told,
+                  consistency={consistency!r}, flush_interval=0.05)
+for _ in range(500):
+    limiter.try_acquire("key")
+ends_at = time.monotonic() + 10
+while sum(told.calls.values()) < 500 and time.monotonic() < ends_at:
+    time.sleep(0.01)
+for _ in range(10):
+    limiter.try_acquire("key")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    result = run_python("-c", program)
+    assert int(result.stdout.split()[-1]) >= 500, result.stderr
+
+
+@KINDS
+def test_wrong_arguments_are_named(kind: Any) -> None:
+    for option, value in (
+        ("observer", Told), ("observer", 4), ("metric_name", ""), ("metric_name", 4),
+        ("key_label", "tenant"), ("key_label", lambda: "x"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigurationError, match=option):
+            kind("memory://", "5/minute", **{option: value})
+    with pytest.raises(ConfigurationError, match="observer"):
+        set_default_observer(Told)  # type: ignore[arg-type]
+
+
+def test_the_methods_of_an_observer_do_nothing() -> None:
+    with Limiter("memory://", "5/minute", observer=Observer()) as limiter:
+        assert limiter.try_acquire("key")
