@@ -35,6 +35,7 @@ SECTIONS = {
     "web": "web",
     "outgoing": "outgoing",
     "agents": "agents",
+    "observer": "observers",
 }
 
 

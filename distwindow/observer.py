@@ -2,14 +2,13 @@
 
 A limiter counts nothing more for an observer while it decides by a lease, a cached refusal or its
 own window: the state of the key knows what was spent of a lease, and what was counted, when that is
-flushed. Other decisions are appended to a queue. The worker adds both up, and tells the observer.
+flushed. Other decisions are added up as they are made. The worker tells the observer.
 
     decided by                 is noted                    cost in the call
     a lease, a cached          by the state of its key,    nothing
     refusal, `eventual`        when it is flushed
-    the store, a policy, a     `Tally.decided`             an append
-    store in this process
-    nobody: the call raised    `Tally.failed`              an append
+    the store, a policy        `Tally.decided`             three additions
+    nobody: the call raised    `Tally.failed`              the same
 
 What a process that is killed has not told yet is lost: at most that of one flush interval.
 """
@@ -31,6 +30,7 @@ from .runtime.flush import FlushSchedule, ScheduledSource
 from .runtime.timers import LOG
 from .support.callables import RAISED_BY_CALLBACKS, check_not_async, check_takes
 from .support.fork import register_after_fork
+from .support.locks import SWITCHES_ONLY_AT_CALLS
 
 if TYPE_CHECKING:
     from .runtime.flush import OutgoingCommand
@@ -44,8 +44,6 @@ Outcome = Literal["ok", "timeout", "unavailable", "refused"]
 OTHER_LABELS = "other"
 """The label of the keys beyond the first `MAX_LABELS` labels."""
 MAX_LABELS = 100
-_MANY = 1000
-"""So many decisions are kept as they are; then a call adds them up, and not the worker."""
 _MAX_KEYS = 10_000
 """Of how many keys a tally knows the label."""
 _SLOW_S = 0.05
@@ -83,16 +81,17 @@ class Counts(NamedTuple):
 
 
 class StoreCall(NamedTuple):
-    """One exchange with the store."""
+    """Exchanges with the store, of one kind and with one outcome, since the last time."""
 
     source_kind: SourceKind
     name: str
     operation: str
     """The name of the script, or `flush` for several at once."""
-    seconds: float
     outcome: Outcome
-    charged: bool | None = False
-    """Of one that failed: whether it was counted; None where nobody knows."""
+    charged: bool | None
+    """Of those that failed: whether they were counted; None where nobody knows."""
+    seconds: tuple[float, ...]
+    """How long each has taken."""
 
 
 class ObserverEvent(NamedTuple):
@@ -125,7 +124,7 @@ class Observer:
         """Called once in a flush interval in which anything was decided."""
 
     def on_store_call(self, call: StoreCall) -> None:
-        """Called for each exchange with a store, after `on_counts`."""
+        """Called for each kind and outcome of exchanges with a store, after `on_counts`."""
 
     def on_event(self, event: ObserverEvent) -> None:
         """Called after each change."""
@@ -163,6 +162,32 @@ UNOBSERVED = Observer()
 """The observer of what is counted already by what has made it."""
 
 
+class _Row:
+    """Decisions of one kind, ever since, and how many of them were told."""
+
+    __slots__ = (
+        "allowed", "calls", "limit", "near", "permits", "reason", "source", "told", "waited",
+    )  # fmt: skip
+
+    def __init__(self, limit: Any, result: str, reason: str, source: str) -> None:
+        self.limit, self.allowed, self.reason, self.source = (
+            limit, result == "allowed", reason, source,
+        )  # fmt: skip
+        self.calls = self.permits = self.near = 0
+        self.told = (0, 0, 0)
+        self.waited: deque[float] = deque()
+
+    def take(self) -> tuple[int, int, int, tuple[float, ...]]:
+        """Return calls, permits, near, and the seconds of waits, since the last time."""
+        counted = (self.calls, self.permits, self.near)
+        if counted[0] < self.told[0]:  # of a call that is being counted now
+            return 0, 0, 0, ()
+        told, self.told = self.told, counted
+        waited = tuple([self.waited.popleft() for _ in range(len(self.waited))])
+        calls, permits, near = (now - then for now, then in zip(counted, told, strict=True))
+        return calls, permits, near, waited
+
+
 class Tally(ScheduledSource):
     """Adds up what one object decides, and tells its observer once in a flush interval. A source of
     its worker, which sends nothing.
@@ -181,20 +206,22 @@ class Tally(ScheduledSource):
         self._monotonic = monotonic
         self._key_label = key_label
         self._schedule = FlushSchedule(interval_s)
+        self._seconds: dict[tuple[str, Outcome, bool | None], deque[float]] = {}
         self._log_at = -NEVER
         register_after_fork(self)
         self.after_fork()
 
     def after_fork(self) -> None:
         """Start empty: the parent tells what it has counted."""
-        # Appending to these takes no lock, which a signal handler could find held.
-        self._decisions: deque[Decision] = deque()
-        self._notes: deque[tuple[Any, ...]] = deque()
-        self._store_calls: deque[StoreCall] = deque()
-        self._rows: dict[tuple[Any, ...], list[Any]] = {}
+        self._lock = threading.Lock()
+        # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
+        self._telling = threading.RLock()
+        self._rows: dict[tuple[Any, ...], _Row] = {}
+        self._last_row = _Row(None, "", "", "")
         self._label_of_key: dict[AnyKey, str] = {}
         self._labels = {OTHER_LABELS}
-        self._adding = threading.Lock()
+        for seconds in self._seconds.values():
+            seconds.clear()
         self._is_idle = True
         """Nothing was noted since the worker came; set before it takes what there is."""
         self._schedule.next_due_at = NEVER
@@ -203,15 +230,29 @@ class Tally(ScheduledSource):
 
     def decided(self, decision: Decision) -> None:
         """Note a decision of the store, or of `on_store_error`."""
-        decisions = self._decisions
-        decisions.append(decision)
+        allowed, key, cost, limit, left, _, _, _, reason, source, _, _ = decision
+        row = self._last_row  # most decisions are as the one before
+        if (
+            limit is not row.limit
+            or allowed is not row.allowed
+            or reason is not row.reason
+            or source is not row.source
+            or self._key_label is not None
+        ):
+            result = "allowed" if allowed else "refused"
+            row = self._last_row = self._row(limit, self._label_of(key), result, reason, source)
+        near = 1 if left * 5 < limit.amount and allowed else 0
+        if SWITCHES_ONLY_AT_CALLS:  # no call in these lines
+            row.calls += 1
+            row.permits += cost
+            row.near += near
+        else:
+            with self._lock:
+                row.calls += 1
+                row.permits += cost
+                row.near += near
         if self._is_idle:
             self._begin()
-        elif len(decisions) > _MANY and self._adding.acquire(blocking=False):
-            try:
-                self._add_up()
-            finally:
-                self._adding.release()
 
     def counted(
         self,
@@ -222,12 +263,14 @@ class Tally(ScheduledSource):
         source: str,
         calls: int,
         permits: int,
-        waited: tuple[float, ...] = (),
     ) -> None:
         """Note decisions that were counted elsewhere. `calls` may be below 0 where earlier ones
         were too many.
         """
-        self._notes.append((key, limit, result, reason, source, calls, permits, 0, waited))
+        row = self._row(limit, self._label_of(key), result, reason, source)
+        with self._lock:
+            row.calls += calls
+            row.permits += permits
         if self._is_idle:
             self._begin()
 
@@ -246,25 +289,31 @@ class Tally(ScheduledSource):
 
     def waited(self, decision: Decision, seconds: float) -> None:
         """Note how long a call has waited for `decision`, which is counted already."""
-        result: Result = "allowed" if decision.allowed else "refused"
-        limit, reason, source = decision.limit, decision.reason, decision.source
-        self.counted(decision.key, limit, result, reason, source, 0, 0, (seconds,))
+        result = "allowed" if decision.allowed else "refused"
+        label, reason, source = self._label_of(decision.key), decision.reason, decision.source
+        self._row(decision.limit, label, result, reason, source).waited.append(seconds)
+        if self._is_idle:
+            self._begin()
 
     def called(self, operation: str, seconds: float, error: BaseException | None) -> None:
         """Note an exchange with the store, and the error with which it ended."""
         outcome: Outcome = "ok"
+        charged: bool | None = getattr(error, "charged", False)
         if isinstance(error, StoreTimeout):
             outcome = "timeout"
         elif isinstance(error, StoreUnavailable):
             outcome = "unavailable"
         elif error is not None:
             outcome = "refused"
-        charged = getattr(error, "charged", False)
-        self._store_calls.append(
-            StoreCall(self._source_kind, self.name, operation, seconds, outcome, charged)
-        )
+        self.seconds_of(operation, outcome, charged).append(seconds)
         if self._is_idle:
             self._begin()
+
+    def seconds_of(
+        self, operation: str, outcome: Outcome = "ok", charged: bool | None = False
+    ) -> deque[float]:
+        """Return what takes the seconds of such exchanges."""
+        return self._seconds.setdefault((operation, outcome, charged), deque())
 
     def changed(self, change: Any) -> None:
         """Tell of a change at once."""
@@ -284,32 +333,26 @@ class Tally(ScheduledSource):
         batch = self._take()
         if batch:
             self._tell(self._observer.on_counts, batch)
-        while self._store_calls:
-            self._tell(self._observer.on_store_call, self._store_calls.popleft())
+        for (operation, outcome, charged), seconds in list(self._seconds.items()):
+            if taken := tuple([seconds.popleft() for _ in range(len(seconds))]):
+                call = StoreCall(self._source_kind, self.name, operation, outcome, charged, taken)
+                self._tell(self._observer.on_store_call, call)
 
     def _take(self) -> list[Counts]:
-        """Return what was noted, added up, and begin again."""
-        if not self._adding.acquire(timeout=1.0):  # this thread adds up, below a signal handler
-            self._begin()
-            return []
-        try:
-            self._add_up()
-            batch: dict[tuple[Any, ...], Counts] = {}
-            for name, row in list(self._rows.items()):
-                limit, calls, permits, near, waited = row
-                if calls < 0:
-                    continue  # those of a call that is being counted now
-                del self._rows[name]
-                _, label, result, reason, source = name
+        """Return what was noted since the last time."""
+        batch: dict[tuple[Any, ...], Counts] = {}
+        with self._telling:
+            for (_, label, result, reason, source), row in list(self._rows.items()):
+                calls, permits, near, waited = row.take()
+                if not (calls or permits or near or waited):
+                    continue
                 counts = Counts(
-                    self._source_kind, self.name, str(limit), label, result, reason, source, False,
-                    calls, permits, near, tuple(waited),
+                    self._source_kind, self.name, str(row.limit), label, result, reason, source,
+                    False, calls, permits, near, waited,
                 )  # fmt: skip
                 same = batch.get(counts[:8])  # of an equal limit
                 batch[counts[:8]] = counts if same is None else _sum_of(same, counts)
-            return list(batch.values())
-        finally:
-            self._adding.release()
+        return list(batch.values())
 
     def reschedule(self, now: float) -> None:
         self._schedule.recompute(now, [self._next_due_at])
@@ -317,29 +360,13 @@ class Tally(ScheduledSource):
     def _next_due_at(self, now: float) -> float:
         return NEVER if self._is_idle else now + self._schedule.interval_s
 
-    def _add_up(self) -> None:
-        """Add what was noted to the rows. Under `_adding`."""
-        while self._decisions:
-            decision = self._decisions.popleft()
-            allowed, key, cost, limit, remaining = decision[:5]
-            near = 1 if allowed and remaining * 5 < limit.amount else 0
-            result = "allowed" if allowed else "refused"
-            self._add((key, limit, result, decision[8], decision[9], 1, cost, near, ()))
-        while self._notes:
-            self._add(self._notes.popleft())
-
-    def _add(self, note: tuple[Any, ...]) -> None:
-        key, limit, result, reason, source, calls, permits, near, waited = note
+    def _row(self, limit: Any, label: str | None, result: str, reason: str, source: str) -> _Row:
         # By its identity, as the hash of a limit takes longer; the row keeps the limit alive.
-        name = (id(limit), self._label_of(key), result, reason, source)
+        name = (id(limit), label, result, reason, source)
         row = self._rows.get(name)
         if row is None:
-            row = self._rows[name] = [limit, 0, 0, 0, []]
-        row[1] += calls
-        row[2] += permits
-        row[3] += near
-        if waited:
-            row[4].extend(waited)
+            row = self._rows.setdefault(name, _Row(limit, result, reason, source))
+        return row
 
     def _label_of(self, key: AnyKey) -> str | None:
         if self._key_label is None:
@@ -410,13 +437,22 @@ class TimedStore:
     def __init__(self, store: Any, tally: Tally) -> None:
         self._store, self._tally = store, tally
         self._monotonic = store.clock.monotonic
+        self._decide = store.decide
+        self._acquired = tally.seconds_of("acquire").append
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def decide(self, *arguments: Any) -> Any:
+    def decide(self, command: Any, deadline: float | None = None) -> Any:
         """See `Store`."""
-        return self._timed("acquire", self._store.decide, arguments)
+        began_at = self._monotonic()
+        try:
+            decision = self._decide(command, deadline)
+        except DistwindowError as exc:
+            self._tally.called("acquire", self._monotonic() - began_at, exc)
+            raise
+        self._acquired(self._monotonic() - began_at)
+        return decision
 
     def execute(self, command: Any, *arguments: Any) -> Any:
         """See `Store`."""
@@ -439,6 +475,17 @@ class TimedStore:
 
 class AsyncTimedStore(TimedStore):
     """`TimedStore` for tasks."""
+
+    async def decide(self, command: Any, deadline: float | None = None) -> Any:
+        """See `AsyncStore`."""
+        began_at = self._monotonic()
+        try:
+            decision = await self._decide(command, deadline)
+        except DistwindowError as exc:
+            self._tally.called("acquire", self._monotonic() - began_at, exc)
+            raise
+        self._acquired(self._monotonic() - began_at)
+        return decision
 
     async def _timed(
         self, operation: str, send: Callable[..., Any], arguments: tuple[Any, ...]
