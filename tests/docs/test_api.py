@@ -36,8 +36,8 @@ DOTTED = re.compile(r"^([\w.]+)")
 MODULES: dict[str, Any] = {"": distwindow, "sentinel.": distwindow.sentinel}
 # Base classes, and what a method returns: their methods are there.
 NOT_MADE = {
-    "AsyncReservation", "ChainEntry", "CircuitBreakerBase", "Reservation", "Rule",
-    "TrafficShapingController",
+    "AsyncReservation", "ChainEntry", "CircuitBreakerBase", "Counts", "Level", "ObserverEvent",
+    "Reservation", "Rule", "StoreCall", "TrafficShapingController",
 }  # fmt: skip
 
 
