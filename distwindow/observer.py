@@ -201,10 +201,12 @@ class Tally(ScheduledSource):
         interval_s: float,
         monotonic: Callable[[], float],
         key_label: Callable[[AnyKey], str] | None = None,
+        *,
+        shadow: bool = False,
     ) -> None:
         self._observer, self._source_kind, self.name = observer, source_kind, name
         self._monotonic = monotonic
-        self._key_label = key_label
+        self._key_label, self._shadow = key_label, shadow
         self._schedule = FlushSchedule(interval_s)
         self._seconds: dict[tuple[str, Outcome, bool | None], deque[float]] = {}
         self._log_at = -NEVER
@@ -348,7 +350,7 @@ class Tally(ScheduledSource):
                     continue
                 counts = Counts(
                     self._source_kind, self.name, str(row.limit), label, result, reason, source,
-                    False, calls, permits, near, waited,
+                    self._shadow, calls, permits, near, waited,
                 )  # fmt: skip
                 same = batch.get(counts[:8])  # of an equal limit
                 batch[counts[:8]] = counts if same is None else _sum_of(same, counts)
@@ -428,7 +430,10 @@ def tally_of(
     if observer is None or observer is UNOBSERVED:
         return None
     name = options.prefix if name is None else name
-    return Tally(observer, source_kind, name, options.flush_interval, monotonic, key_label)
+    return Tally(
+        observer, source_kind, name, options.flush_interval, monotonic, key_label,
+        shadow=options.shadow,
+    )  # fmt: skip
 
 
 class TimedStore:

@@ -50,6 +50,7 @@ ON_ONE_KIND = {
     "limiter",
     "local",
     "minute",
+    "rules",
     "observer",
     "runtime/test_completion",
     "runtime/test_drivers",

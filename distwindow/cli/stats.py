@@ -29,6 +29,7 @@ from ..inspect.selection import all_keys, matching_keys
 from ..inspect.servers import Server, open_servers
 from ..inspect.windows import used_share
 from ..ring.key import check_prefix
+from ..rules.shadow import shadow_prefix
 from ..stores.redis.urls import masked_url
 from .command import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption, report_errors
 from .progress import ProgressLine
@@ -105,6 +106,7 @@ def stats(
     pauses: Annotated[
         bool, typer.Option("--pauses", help="Show upstreams that have asked to wait only.")
     ] = False,
+    shadow: Annotated[bool, typer.Option("--shadow", help="Show limits in shadow only.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="For --watch, in seconds.")] = 1.0,
     by: Annotated[
         str | None,
@@ -137,6 +139,8 @@ def stats(
     With --minute or --by, what entries did in the last minute, of all keys that have any.
     """
     check_prefix(prefix)
+    if shadow:
+        prefix = shadow_prefix(prefix)
     selection = all_keys(prefix) if pattern is None else matching_keys(prefix, pattern)
     console = make_console()
     if top is None:

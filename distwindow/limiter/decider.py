@@ -41,6 +41,7 @@ from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision
 from ..ring.key import AnyKey
 from ..ring.stats import Stats
+from ..rules.shadow import Shadow
 from ..runtime import operations as key_operations
 from ..runtime.command_cache import CommandCache
 from ..runtime.options import Options, check_timeout
@@ -134,6 +135,8 @@ class BaseDecider:
         self.run = run
         self._execute = execute
         self._options = options
+        if options.shadow:
+            self._put_in_shadow()
         self._observe = self.policy.observe
         self._monotonic = store.clock.monotonic
         self._has_own_moment = commands.command_type.has_own_moment
@@ -169,6 +172,15 @@ class BaseDecider:
         if self._observe is not None and decision.source == "store":
             self._observe(decision)
         return decision
+
+    def _put_in_shadow(self) -> None:
+        """Have each decision admit its call."""
+        shadow = Shadow(self._options.metric_name or self._options.prefix)
+        most = self.strategy.max_cost(self.commands.limits)
+        self.commands.clamps_costs = True
+        self.decide_locally = shadow.admitting(self.decide_locally, most, self.policy.decide)
+        answered = self.answered
+        self.answered = lambda decision: shadow.admit(answered(decision))  # type: ignore[method-assign]
 
     def _by_policy(self, key: AnyKey, cost: int, error: StoreError) -> Decision:
         """Return what `on_store_error` decides."""

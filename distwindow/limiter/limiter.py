@@ -42,6 +42,7 @@ from ..ring.key import AnyKey, line_name
 from ..ring.limit import Limit, LimitSpec, reads_as_limit
 from ..ring.stats import Stats
 from ..ring.store import AsyncStore, Store
+from ..rules.shadow import AsyncShadowStore, ShadowStore, is_in_shadow, shadow_prefix
 from ..runtime.flush_job import FlushJob
 from ..runtime.options import ClockChoice, Consistency, Options, check_origin
 from ..runtime.worker import hook_process
@@ -98,15 +99,20 @@ class BaseLimiter(Flushed):
         observer: Observer | None = None,
         metric_name: str | None = None,
         key_label: Callable[[AnyKey], str] | None = None,
+        shadow: bool = False,
         time: Clock = SYSTEM,
     ) -> None:
+        shadow = is_in_shadow(shadow)
+        if shadow:
+            on_store_error, on_unknown, metric_name = "allow", None, metric_name or prefix
+            share, prefix = share if consistency == "eventual" else None, shadow_prefix(prefix)
         options = Options(
             prefix=prefix, consistency=consistency, on_store_error=on_store_error,
             on_unknown=on_unknown, timeout=timeout, clock=clock, name=name,
             sync_interval=sync_interval, share=share, flush_interval=flush_interval,
             max_local_keys=max_local_keys, max_wait=max_wait, borrow_share=borrow_share,
             errors=errors, ignore=ignore, max_origins=max_origins, observer=observer,
-            metric_name=metric_name, key_label=key_label, time=time,
+            metric_name=metric_name, key_label=key_label, shadow=shadow, time=time,
         )  # fmt: skip
         check_options(options)
         self._options = options
@@ -121,11 +127,15 @@ class BaseLimiter(Flushed):
         """Open the store, and make what answers calls. `store_id` is another one for each store."""
         raise NotImplementedError  # threads and tasks have stores of their own
 
-    def _observed(self, timed_store: Callable[[Any, Tally], Any]) -> Tally | None:
+    def _observed(
+        self, timed_store: Callable[[Any, Tally], Any], shadow_store: Callable[[Any], Any]
+    ) -> Tally | None:
         """Return what adds up what is decided, and have it note what the store answers."""
         tally = tally_of(self._options, "limiter", self._store.clock.monotonic)
         if tally is not None and self._store.decided_by != "local":
             self._store = timed_store(self._store, tally)
+        if self._options.shadow and self._store.decided_by != "local":
+            self._store = shadow_store(self._store)
         return tally
 
     def _open_decider(self, decider: BaseDecider, store: Store | AsyncStore) -> None:
@@ -221,7 +231,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     def _open(self, store: Any, store_id: str, options: Options) -> None:
         self._open_store(store, options)
-        tally = self._observed(AsyncTimedStore)
+        tally = self._observed(AsyncTimedStore, AsyncShadowStore)
         decider = AsyncDecider(
             options, self._command_cache, self._store, store_id, in_process_attempt(self._store),
             self._run, self._execute_step, tally,
@@ -417,7 +427,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         check_patched_whole()
         PATCH_STATE.check()
         self._open_store(store, options)
-        tally = self._observed(TimedStore)
+        tally = self._observed(TimedStore, ShadowStore)
         decider = Decider(
             options, self._command_cache, self._store, store_id, self._store.decide,
             self._run, self._execute_step, tally,

@@ -48,7 +48,7 @@ def with_cost(charges: Iterable[Charge], cost: int) -> tuple[Charge, ...]:
     return tuple(charge._replace(cost=cost) for charge in charges)
 
 
-Reason = Literal["ok", "over_limit", "borrowed", "paced", "store_down"]
+Reason = Literal["ok", "over_limit", "borrowed", "paced", "store_down", "shadow"]
 Source = Literal["store", "lease", "deny_cache", "local", "policy"]
 
 
@@ -78,7 +78,8 @@ class Decision(NamedTuple):
     """
     reason: Reason
     """Why: `ok`; `borrowed`, a priority call that is allowed after `wait`; `paced`, admitted with a
-    `wait`; `over_limit`, refused; `store_down`, decided without the store, which is away.
+    `wait`; `over_limit`, refused; `store_down`, decided without the store, which is away;
+    `shadow`, admitted by a limit in shadow that would have refused, or delayed.
     """
     source: Source
     """The place that decided: `store` (Redis), or this process: `lease` from permits bought from

@@ -52,6 +52,8 @@ class CommandCache:
     paced or warm up: by that the strategy is chosen, how an entry and `acquire` wait, and what may
     be reserved. All else of the limits may be another for each key.
     """
+    clamps_costs = False
+    """A cost above the smallest limit counts as that, and is no mistake."""
     _previous_generation: Mapping[_CacheKey, Acquire] = {}
 
     def __init__(
@@ -101,13 +103,13 @@ class CommandCache:
                 self._cache(_cache_key(key, cost), command)
             return command
         limits = self.limits_of(key)
-        check_cost(cost, max_cost(limits))
-        charges = charges_of(key, ring_name_prefix(self.prefix, key), limits, cost)
+        charged = self._checked_cost(cost, limits)
+        charges = charges_of(key, ring_name_prefix(self.prefix, key), limits, charged)
         if cost > _MAX_CACHED_COST or key_length(key) > _MAX_CACHED_KEY_LENGTH:
             return self.command_type(charges)
-        frame_parts = self._frame_parts.get(cost) if limits is self.limits else _OWN_PARTS
+        frame_parts = self._frame_parts.get(charged) if limits is self.limits else _OWN_PARTS
         if frame_parts is None:
-            frame_parts = self._add_frame_parts(cost)
+            frame_parts = self._add_frame_parts(charged)
         command = self.command_type(charges, frame_parts=frame_parts[1])
         self._cache(_cache_key(key, cost), command)
         if self._previous_generation:
@@ -116,6 +118,14 @@ class CommandCache:
         # limit at once. The script is slower then, so this is not done once there are more keys
         # than are cached: any call could then seem to be the first of its key.
         return self.command_type(charges, write_limit=True, frame_parts=frame_parts[0])
+
+    def _checked_cost(self, cost: int, limits: Sequence[Limit]) -> int:
+        """Return what a call of `cost` is charged; raise `ValueError` for one that cannot be."""
+        most = max_cost(limits)
+        if self.clamps_costs and type(cost) is int and cost > most:
+            return most
+        check_cost(cost, most)
+        return cost
 
     def close(self) -> None:
         """Have each request for a command raise `ConfigurationError`."""
@@ -157,7 +167,7 @@ class CommandCache:
                 raise ValueError(f"{item!r} is not (key, limits, cost) or (key, limits)")
             key, limits = normalize_key(item[0]), parse_limits(item[1])
             cost = item[2] if len(item) == 3 else 1
-            check_cost(cost, max_cost(limits))
+            cost = self._checked_cost(cost, limits)
             calls.append(charges_of(key, ring_name_prefix(self.prefix, key), limits, cost))
             for charge in calls[-1]:
                 if charge.ring in seen:

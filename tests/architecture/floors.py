@@ -24,7 +24,16 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("ring",),
     ("runtime",),
     ("waiting", "observer"),
-    ("shaping", "borrow", "minute", "upstream", "breaker lower", "concurrency lower", "away lower"),
+    (
+        "shaping",
+        "borrow",
+        "minute",
+        "upstream",
+        "rules",
+        "breaker lower",
+        "concurrency lower",
+        "away lower",
+    ),
     ("local",),
     ("away",),
     ("stores",),
@@ -59,6 +68,7 @@ FEATURES: dict[str, set[str]] = {
     "concurrency": {"stores", "away", "guard"},
     "guard": set(),
     "upstream": {"stores"},
+    "rules": {"limiter"},
 }
 """What can be deleted, and the rooms which import it, besides the programs and the package."""
 _OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}

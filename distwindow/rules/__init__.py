@@ -1,0 +1,1 @@
+"""What a limit does without being enforced."""
