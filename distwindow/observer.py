@@ -48,6 +48,8 @@ _MANY = 1000
 """So many decisions are kept as they are; then a call adds them up, and not the worker."""
 _MAX_KEYS = 10_000
 """Of how many keys a tally knows the label."""
+_MAX_NAMES = 1000
+"""Of how many names one tally counts. Those beyond are `OTHER_LABELS`: clients may write paths."""
 _SLOW_S = 0.05
 """What takes an observer longer delays the flushes of the process, and is logged."""
 _LOG_EVERY_S = 60.0
@@ -190,10 +192,13 @@ class Tally(ScheduledSource):
         # Appending to these takes no lock, which a signal handler could find held.
         self._decisions: deque[Decision] = deque()
         self._notes: deque[tuple[Any, ...]] = deque()
+        self._events: deque[ObserverEvent] = deque()
         self._store_calls: deque[StoreCall] = deque()
         self._rows: dict[tuple[Any, ...], list[Any]] = {}
         self._label_of_key: dict[AnyKey, str] = {}
         self._labels = {OTHER_LABELS}
+        self._names: set[str] = set()
+        self._told_levels: Sequence[Level] = ()
         self._adding = threading.Lock()
         self._is_idle = True
         """Nothing was noted since the worker came; set before it takes what there is."""
@@ -207,11 +212,8 @@ class Tally(ScheduledSource):
         decisions.append(decision)
         if self._is_idle:
             self._begin()
-        elif len(decisions) > _MANY and self._adding.acquire(blocking=False):
-            try:
-                self._add_up()
-            finally:
-                self._adding.release()
+        elif len(decisions) > _MANY:
+            self._add_up_early()
 
     def counted(
         self,
@@ -223,18 +225,25 @@ class Tally(ScheduledSource):
         calls: int,
         permits: int,
         waited: tuple[float, ...] = (),
+        near: int = 0,
+        name: str | None = None,
     ) -> None:
         """Note decisions that were counted elsewhere. `calls` may be below 0 where earlier ones
-        were too many.
+        were too many. `name` takes the place of that of the object.
         """
-        self._notes.append((key, limit, result, reason, source, calls, permits, 0, waited))
+        notes = self._notes
+        notes.append((key, limit, result, reason, source, calls, permits, near, waited, name))
         if self._is_idle:
             self._begin()
+        elif len(notes) > _MANY:
+            self._add_up_early()
 
-    def failed(self, key: AnyKey, cost: int, limits: Sequence[Limit]) -> None:
+    def failed(
+        self, key: AnyKey, cost: int, limits: Sequence[Limit | int], name: str | None = None
+    ) -> None:
         """Note a call that raises, as neither the store nor `on_store_error` has decided it."""
         limit = ", ".join(map(str, limits))
-        self.counted(key, limit, "error", "store_down", "policy", 1, cost)
+        self.counted(key, limit, "error", "store_down", "policy", 1, cost, name=name)
 
     def held(
         self, key: AnyKey, limit: Limit, allowed: bool, source: Source, calls: int, permits: int
@@ -244,11 +253,11 @@ class Tally(ScheduledSource):
         reason = "ok" if allowed else "over_limit"
         self.counted(key, limit, result, reason, source, calls, permits)
 
-    def waited(self, decision: Decision, seconds: float) -> None:
+    def waited(self, decision: Decision, seconds: float, name: str | None = None) -> None:
         """Note how long a call has waited for `decision`, which is counted already."""
         result: Result = "allowed" if decision.allowed else "refused"
         limit, reason, source = decision.limit, decision.reason, decision.source
-        self.counted(decision.key, limit, result, reason, source, 0, 0, (seconds,))
+        self.counted(decision.key, limit, result, reason, source, 0, 0, (seconds,), name=name)
 
     def called(self, operation: str, seconds: float, error: BaseException | None) -> None:
         """Note an exchange with the store, and the error with which it ended."""
@@ -266,9 +275,19 @@ class Tally(ScheduledSource):
         if self._is_idle:
             self._begin()
 
-    def changed(self, change: Any) -> None:
-        """Tell of a change at once."""
-        self._tell(self._observer.on_event, ObserverEvent(self._source_kind, self.name, change))
+    def changed(self, change: Any, name: str | None = None) -> None:
+        """Note a change. Who has noticed it may be in a call, or hold a lock."""
+        self._events.append(ObserverEvent(self._source_kind, name or self.name, change))
+        if self._is_idle:
+            self._begin()
+
+    levels: Callable[[], Sequence[Level]] | None = None
+    """Returns the levels of now, for an object that has some."""
+
+    def level_changed(self) -> None:
+        """Have the levels told."""
+        if self._is_idle:
+            self._begin()
 
     def _begin(self) -> None:
         self._is_idle = False
@@ -286,6 +305,11 @@ class Tally(ScheduledSource):
             self._tell(self._observer.on_counts, batch)
         while self._store_calls:
             self._tell(self._observer.on_store_call, self._store_calls.popleft())
+        while self._events:
+            self._tell(self._observer.on_event, self._events.popleft())
+        if self.levels is not None and (levels := self.levels()) != self._told_levels:
+            self._told_levels = levels
+            self._tell(self._observer.on_levels, levels)
 
     def _take(self) -> list[Counts]:
         """Return what was noted, added up, and begin again."""
@@ -298,12 +322,14 @@ class Tally(ScheduledSource):
             for name, row in list(self._rows.items()):
                 limit, calls, permits, near, waited = row
                 if calls < 0:
-                    continue  # those of a call that is being counted now
+                    continue  # those of a call that is being counted now, or is still to come
                 del self._rows[name]
-                _, label, result, reason, source = name
+                if not (calls or permits or waited):
+                    continue
+                _, label, result, reason, source, of = name
                 counts = Counts(
-                    self._source_kind, self.name, str(limit), label, result, reason, source, False,
-                    calls, permits, near, tuple(waited),
+                    self._source_kind, of or self.name, str(limit), label, result, reason, source,
+                    False, calls, permits, near, tuple(waited),
                 )  # fmt: skip
                 same = batch.get(counts[:8])  # of an equal limit
                 batch[counts[:8]] = counts if same is None else _sum_of(same, counts)
@@ -317,6 +343,13 @@ class Tally(ScheduledSource):
     def _next_due_at(self, now: float) -> float:
         return NEVER if self._is_idle else now + self._schedule.interval_s
 
+    def _add_up_early(self) -> None:
+        if self._adding.acquire(blocking=False):
+            try:
+                self._add_up()
+            finally:
+                self._adding.release()
+
     def _add_up(self) -> None:
         """Add what was noted to the rows. Under `_adding`."""
         while self._decisions:
@@ -324,14 +357,19 @@ class Tally(ScheduledSource):
             allowed, key, cost, limit, remaining = decision[:5]
             near = 1 if allowed and remaining * 5 < limit.amount else 0
             result = "allowed" if allowed else "refused"
-            self._add((key, limit, result, decision[8], decision[9], 1, cost, near, ()))
+            self._add((key, limit, result, decision[8], decision[9], 1, cost, near, (), None))
         while self._notes:
             self._add(self._notes.popleft())
 
     def _add(self, note: tuple[Any, ...]) -> None:
-        key, limit, result, reason, source, calls, permits, near, waited = note
+        key, limit, result, reason, source, calls, permits, near, waited, of = note
+        if of is not None and of not in self._names:
+            if len(self._names) < _MAX_NAMES:
+                self._names.add(of)
+            else:
+                of = OTHER_LABELS
         # By its identity, as the hash of a limit takes longer; the row keeps the limit alive.
-        name = (id(limit), self._label_of(key), result, reason, source)
+        name = (id(limit), self._label_of(key), result, reason, source, of)
         row = self._rows.get(name)
         if row is None:
             row = self._rows[name] = [limit, 0, 0, 0, []]
