@@ -46,6 +46,8 @@ OTHER_LABELS = "other"
 MAX_LABELS = 100
 _MAX_KEYS = 10_000
 """Of how many keys a tally knows the label."""
+_MAX_NAMES = 1000
+"""Of how many names one tally counts. Those beyond are `OTHER_LABELS`: clients may write paths."""
 _SLOW_S = 0.05
 """What takes an observer longer delays the flushes of the process, and is logged."""
 _LOG_EVERY_S = 60.0
@@ -219,6 +221,9 @@ class Tally(ScheduledSource):
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._telling = threading.RLock()
         self._rows: dict[tuple[Any, ...], _Row] = {}
+        self._names: set[str | None] = {None}
+        self._events: deque[ObserverEvent] = deque()
+        self._told_levels: Sequence[Level] = ()
         self._last_row = _Row(None, "", "", "")
         self._label_of_key: dict[AnyKey, str] = {}
         self._labels = {OTHER_LABELS}
@@ -242,7 +247,7 @@ class Tally(ScheduledSource):
             or self._key_label is not None
         ):
             result = "allowed" if allowed else "refused"
-            row = self._last_row = self._row(limit, self._label_of(key), result, reason, source)
+            row = self._last_row = self._row(key, limit, result, reason, source, None)
         near = 1 if left * 5 < limit.amount and allowed else 0
         if SWITCHES_ONLY_AT_CALLS:  # no call in these lines
             row.calls += 1
@@ -265,21 +270,28 @@ class Tally(ScheduledSource):
         source: str,
         calls: int,
         permits: int,
+        waited: Sequence[float] = (),
+        near: int = 0,
+        name: str | None = None,
     ) -> None:
         """Note decisions that were counted elsewhere. `calls` may be below 0 where earlier ones
-        were too many.
+        were too many. `name` takes the place of that of the object.
         """
-        row = self._row(limit, self._label_of(key), result, reason, source)
+        row = self._row(key, limit, result, reason, source, name)
         with self._lock:
             row.calls += calls
             row.permits += permits
+            row.near += near
+        row.waited.extend(waited)
         if self._is_idle:
             self._begin()
 
-    def failed(self, key: AnyKey, cost: int, limits: Sequence[Limit]) -> None:
+    def failed(
+        self, key: AnyKey, cost: int, limits: Sequence[Limit | int], name: str | None = None
+    ) -> None:
         """Note a call that raises, as neither the store nor `on_store_error` has decided it."""
         limit = ", ".join(map(str, limits))
-        self.counted(key, limit, "error", "store_down", "policy", 1, cost)
+        self.counted(key, limit, "error", "store_down", "policy", 1, cost, name=name)
 
     def held(
         self, key: AnyKey, limit: Limit, allowed: bool, source: Source, calls: int, permits: int
@@ -289,13 +301,11 @@ class Tally(ScheduledSource):
         reason = "ok" if allowed else "over_limit"
         self.counted(key, limit, result, reason, source, calls, permits)
 
-    def waited(self, decision: Decision, seconds: float) -> None:
+    def waited(self, decision: Decision, seconds: float, name: str | None = None) -> None:
         """Note how long a call has waited for `decision`, which is counted already."""
-        result = "allowed" if decision.allowed else "refused"
-        label, reason, source = self._label_of(decision.key), decision.reason, decision.source
-        self._row(decision.limit, label, result, reason, source).waited.append(seconds)
-        if self._is_idle:
-            self._begin()
+        result: Result = "allowed" if decision.allowed else "refused"
+        limit, reason, source = decision.limit, decision.reason, decision.source
+        self.counted(decision.key, limit, result, reason, source, 0, 0, (seconds,), name=name)
 
     def called(self, operation: str, seconds: float, error: BaseException | None) -> None:
         """Note an exchange with the store, and the error with which it ended."""
@@ -317,9 +327,19 @@ class Tally(ScheduledSource):
         """Return what takes the seconds of such exchanges."""
         return self._seconds.setdefault((operation, outcome, charged), deque())
 
-    def changed(self, change: Any) -> None:
-        """Tell of a change at once."""
-        self._tell(self._observer.on_event, ObserverEvent(self._source_kind, self.name, change))
+    def changed(self, change: Any, name: str | None = None) -> None:
+        """Note a change. Who has noticed it may be in a call, or hold a lock."""
+        self._events.append(ObserverEvent(self._source_kind, name or self.name, change))
+        if self._is_idle:
+            self._begin()
+
+    levels: Callable[[], Sequence[Level]] | None = None
+    """Returns the levels of now, for an object that has some."""
+
+    def level_changed(self) -> None:
+        """Have the levels told."""
+        if self._is_idle:
+            self._begin()
 
     def _begin(self) -> None:
         self._is_idle = False
@@ -339,18 +359,23 @@ class Tally(ScheduledSource):
             if taken := tuple([seconds.popleft() for _ in range(len(seconds))]):
                 call = StoreCall(self._source_kind, self.name, operation, outcome, charged, taken)
                 self._tell(self._observer.on_store_call, call)
+        while self._events:
+            self._tell(self._observer.on_event, self._events.popleft())
+        if self.levels is not None and (levels := self.levels()) != self._told_levels:
+            self._told_levels = levels
+            self._tell(self._observer.on_levels, levels)
 
     def _take(self) -> list[Counts]:
         """Return what was noted since the last time."""
         batch: dict[tuple[Any, ...], Counts] = {}
         with self._telling:
-            for (_, label, result, reason, source), row in list(self._rows.items()):
+            for (_, label, result, reason, source, name), row in list(self._rows.items()):
                 calls, permits, near, waited = row.take()
                 if not (calls or permits or near or waited):
                     continue
                 counts = Counts(
-                    self._source_kind, self.name, str(row.limit), label, result, reason, source,
-                    self._shadow, calls, permits, near, waited,
+                    self._source_kind, name or self.name, str(row.limit), label, result, reason,
+                    source, self._shadow, calls, permits, near, waited,
                 )  # fmt: skip
                 same = batch.get(counts[:8])  # of an equal limit
                 batch[counts[:8]] = counts if same is None else _sum_of(same, counts)
@@ -362,12 +387,19 @@ class Tally(ScheduledSource):
     def _next_due_at(self, now: float) -> float:
         return NEVER if self._is_idle else now + self._schedule.interval_s
 
-    def _row(self, limit: Any, label: str | None, result: str, reason: str, source: str) -> _Row:
+    def _row(
+        self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None
+    ) -> _Row:
+        if name not in self._names:
+            if len(self._names) <= _MAX_NAMES:
+                self._names.add(name)
+            else:
+                name = OTHER_LABELS
         # By its identity, as the hash of a limit takes longer; the row keeps the limit alive.
-        name = (id(limit), label, result, reason, source)
-        row = self._rows.get(name)
+        what = (id(limit), self._label_of(key), result, reason, source, name)
+        row = self._rows.get(what)
         if row is None:
-            row = self._rows.setdefault(name, _Row(limit, result, reason, source))
+            row = self._rows.setdefault(what, _Row(limit, result, reason, source))
         return row
 
     def _label_of(self, key: AnyKey) -> str | None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from ..away.outages import RETRY_AFTER_S
 from ..away.policy import OnStoreError
 from ..errors import ConfigurationError, StoreError, short_repr
+from ..observer import Observer
 from ..ring.clock import SYSTEM, Clock
+from ..ring.key import AnyKey
 from ..ring.limit import LimitSpec
 from ..runtime.options import ClockChoice, Consistency
 from . import http, needs
@@ -99,12 +101,13 @@ class RateLimits(http.AsyncRateLimits[RequestLimit]):
         self, store: Any, *, on_store_error: OnStoreError = http.NOT_GIVEN,
         prefix: str | None = None, timeout: float = 0.25, clock: ClockChoice = "server",
         consistency: Consistency = "direct", share: float | None = None, enabled: bool = True,
-        require: bool = False, name: str | None = None, time: Clock = SYSTEM,
+        require: bool = False, name: str | None = None, observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None, time: Clock = SYSTEM,
     ) -> None:  # fmt: skip
         super().__init__(
             store, on_store_error=on_store_error, prefix=prefix, timeout=timeout, clock=clock,
             consistency=consistency, share=share, enabled=enabled, require=require, name=name,
-            time=time,
+            observer=observer, key_label=key_label, time=time,
         )  # fmt: skip
 
     def limit(self, *_: Any, **options: Any) -> NoReturn:

@@ -10,11 +10,13 @@ from weakref import WeakValueDictionary
 
 from .. import AsyncLimiter, Limit, Limiter
 from ..lifecycle.connect import is_opened, open_async_store, open_store, share_store, store_name
-from ..observer import UNOBSERVED
+from ..observer import UNOBSERVED, AsyncTimedStore, SourceKind, Tally, TimedStore, tally_of
 from ..runtime.options import Options
 from ..support.fork import register_after_fork
 
 L = TypeVar("L", Limiter, AsyncLimiter)
+_ANY_LIMIT = (Limit("1/second"),)
+"""For what concerns the store, and no limit."""
 
 
 class _Pool(Generic[L]):
@@ -28,11 +30,16 @@ class _Pool(Generic[L]):
     capacity = 1000
     _limiter_type: Callable[..., L]
     _open_store: Callable[..., Any]
+    _timed_store: Callable[[Any, Tally], Any]
+    tally: Tally | None = None
+    """What adds up for an observer, where `observe` was called; the limiters have none."""
+    _flushed_with: L
 
     def __init__(self, store: Any, options: Options) -> None:
         self.store = self._open_store(store, options)
         self._owns_store = is_opened(self.store, store)
-        self._shared_store = share_store(self.store, store_name(store), owned=self._owns_store)
+        self._store_name = store_name(store)
+        self._shared_store = share_store(self.store, self._store_name, owned=self._owns_store)
         self._options = options
         self._recent: OrderedDict[Any, L] = OrderedDict()
         self._alive: WeakValueDictionary[Any, L] = WeakValueDictionary()
@@ -42,6 +49,22 @@ class _Pool(Generic[L]):
     def after_fork(self) -> None:
         """Have a lock that no thread of the parent holds."""
         self._lock = threading.RLock()
+
+    def observe(self, options: Options, source_kind: SourceKind) -> Tally | None:
+        """Make what adds up what is decided here, if `options` have an observer, before there is a
+        limiter. It is flushed with one that nobody asks, and told of the store.
+        """
+        tally = self.tally = tally_of(options, source_kind, self.store.clock.monotonic)
+        if tally is not None:
+            if self.store.decided_by != "local":
+                timed = self._timed_store(self.store, tally)
+                timed.shown_name = self._store_name
+                self._shared_store = share_store(timed, self._store_name, owned=self._owns_store)
+            limiter = self._flushed_with = self.get(_ANY_LIMIT)
+            policy = limiter.decider.policy
+            policy.flush_source.add_first(tally)
+            policy.add_listener(tally.changed)
+        return tally
 
     def get(self, limits: tuple[Limit, ...], on_store_error: Any = "raise") -> L:
         """Return the limiter for these limits."""
@@ -74,6 +97,7 @@ class AsyncLimiterPool(_Pool[AsyncLimiter]):
     """`LimiterPool` for tasks."""
 
     _limiter_type = AsyncLimiter
+    _timed_store = AsyncTimedStore
     _open_store = staticmethod(open_async_store)
 
     async def aclose(self) -> None:
@@ -88,6 +112,7 @@ class LimiterPool(_Pool[Limiter]):
     """The limiters of an application with threads. Survives `fork`."""
 
     _limiter_type = Limiter
+    _timed_store = TimedStore
     _open_store = staticmethod(open_store)
 
     def after_fork(self) -> None:

@@ -114,7 +114,9 @@ def _key_of_value(kind: str, name: str, request: Any) -> str:
 
 
 def settings_options() -> dict[str, Any]:
-    """Return `settings.DISTWINDOW`, checked, with functions in place of their dotted paths."""
+    """Return `settings.DISTWINDOW`, checked, with functions and an observer in place of their
+    dotted paths.
+    """
     given = getattr(settings, "DISTWINDOW", None)
     if isinstance(given, dict) and (unknown := sorted(map(str, given.keys() - _KNOWN))):
         raise ConfigurationError(
@@ -127,7 +129,7 @@ def settings_options() -> dict[str, Any]:
             '{"store": "redis://localhost:6379/0", "on_store_error": "allow"}'
         )
     options = {**given}
-    for name in ("exempt", "key", "refusal_view"):
+    for name in ("exempt", "key", "key_label", "observer", "refusal_view"):
         path = options.get(name)
         if isinstance(path, str) and "." in path and ":" not in path:
             try:

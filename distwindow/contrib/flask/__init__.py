@@ -23,6 +23,8 @@ from ... import ConfigurationError
 from ...away.outages import Health
 from ...away.policy import OnStoreError
 from ...errors import RateLimitExceeded
+from ...observer import Observer
+from ...ring.key import AnyKey
 from ...runtime.options import ClockChoice, Consistency
 from ...support.callables import check_decorated, function_name
 from .. import http, needs
@@ -138,12 +140,15 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
         require: bool | None = None,
         name: str | None = None,
         default_limits: http.DefaultLimits | None = None,
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
     ) -> None:
         self._options = {
             "url": store, "on_store_error": on_store_error, "prefix": prefix, "timeout": timeout,
             "clock": clock, "consistency": consistency, "share": share, "headers": headers,
             "trusted_proxies": trusted_proxies, "enabled": enabled, "name": name,
             "max_local_keys": max_local_keys, "require": require, "default_limits": default_limits,
+            "observer": observer, "key_label": key_label,
         }  # fmt: skip
         self._apps: WeakKeyDictionary[Flask, AppRateLimits] = WeakKeyDictionary()
         self._of_all: dict[str, DeclaredLimit] = {}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
 
 from ... import ConfigurationError, Decision, Limit, StoreError
@@ -13,13 +14,16 @@ from ...away.outages import Health
 from ...away.policy import OnStoreError, check_options
 from ...errors import DistwindowError, RateLimitExceeded, short_repr
 from ...lifecycle.connect import store_name
+from ...observer import UNOBSERVED, Observer, observer_of
 from ...ring.clock import SYSTEM, Clock
+from ...ring.key import AnyKey
 from ...ring.limit import LimitSpec
 from ...runtime.options import ClockChoice, Consistency, Options
 from ...support.async_use import only_async_with, running_loop
 from ..limiter_pool import AsyncLimiterPool, LimiterPool
 from ..shared_windows import SharedWindows
 from .address import ClientAddress
+from .counts import label_of_request
 from .fields import Headers, LimitAnswer, Policies, PolicyNames, Unit
 from .request_limit import NOT_GIVEN, RateLimited, counted_by
 
@@ -99,7 +103,9 @@ class BaseRateLimits(MakesLimits[R]):
     (`ClientAddress`). `headers` says which header fields responses get: `"ietf"`,
     `"x-ratelimit"`, `"both"`, `"none"`. Without `enabled` nothing is asked, and no field is
     written. `store`, `prefix`, `timeout`, `clock`, `consistency`, `share`, `max_local_keys` and
-    `name` are as for `Limiter`. With `require` the application does not start while the store
+    `name` are as for `Limiter`. `observer` is told what each limit has decided, by its name; a
+    request that a later limit has refused counts for that alone. `key_label` is a function of what
+    `key` has returned. With `require` the application does not start while the store
     cannot be asked, whatever `on_store_error` says. Without a `prefix`, which is "distwindow"
     then, names such as "GET /search" are those of other applications on the store, too; that is
     logged once. `default_limits` are the limits of each route that has none of its own, in FastAPI
@@ -137,6 +143,8 @@ class BaseRateLimits(MakesLimits[R]):
         require: bool = False,
         name: str | None = None,
         default_limits: DefaultLimits | None = None,
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
         time: Clock = SYSTEM,
     ) -> None:
         if default_limits is not None and not self.knows_routes:
@@ -172,6 +180,11 @@ class BaseRateLimits(MakesLimits[R]):
             on_unknown="local",  # a limit may have a share, whatever `on_store_error` is here
         )  # fmt: skip
         check_options(self._options)
+        # The limiters have no observer: one is that of several limits of requests.
+        self._observed = replace(
+            self._options, observer=observer_of(observer) or UNOBSERVED,
+            key_label=None if key_label is None else label_of_request(key_label),
+        )  # fmt: skip
         is_here = store_name(store).lower().startswith("memory")
         self._has_own_names = prefix is not None or is_here
         self.shared_windows = SharedWindows(_LOG)
@@ -245,7 +258,9 @@ class BaseRateLimits(MakesLimits[R]):
         return f"{type(self).__name__}({shown!r}, on_store_error={self.on_store_error!r})"
 
     def _open(self) -> Any:
-        return type(self)._pool_type(self._given_store, self._options)
+        opened = type(self)._pool_type(self._given_store, self._options)
+        opened.observe(self._observed, "web")
+        return opened
 
 
 @only_async_with

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 from ... import ConfigurationError, Decision, Limit, StoreError
 from ...away.policy import OnStoreError
 from ...errors import RateLimitExceeded, short_repr
+from ...observer import Tally
 from ...ring.decision import limits_in
 from ...ring.key import AnyKey, Key, normalize_key
 from ...ring.limit import LimitSpec, parse_limits
 from ...support.async_use import result_of
 from ...support.callables import check_not_async, check_takes, function_name, stable_name
+from .counts import count, count_failed, count_one
 from .fields import LimitAnswer, Policies, Unit, distinct, fields_to_set, problem
 
 if TYPE_CHECKING:
@@ -121,13 +123,13 @@ class RequestLimit:
         """
         arguments = 1 if self.takes_request else 0
         self._check_function("key", self._key, arguments)
-        for option, function, count in (
+        for option, function, takes in (
             ("exempt", exempt, arguments),
             ("count_when", count_when, 1),
             ("cost_after", cost_after, arguments + 1),
         ):
             if function is not None:
-                self._check_function(option, function, count)
+                self._check_function(option, function, takes)
         if callable(limits):
             self._check_function("limits", limits, arguments)
         else:
@@ -208,11 +210,18 @@ class RequestLimit:
         clamp = self.cost_after is not None  # so that no guess refuses every request
         if question.is_above_limit():
             await conclude(earlier, never_admitted(question), self.rate_limits)  # which raises
+        try:
+            if self.settles:
+                steps = limiter.try_reserve(question.key, question.cost, clamp=clamp)
+            else:
+                steps = limiter.try_acquire(question.key, question.cost, self.priority)
+            answer: Any = await result_of(steps)
+        except StoreError:
+            count_failed(question)
+            raise
         if not self.settles:
-            decision = limiter.try_acquire(question.key, question.cost, self.priority)
-            return await self._conclude(earlier, decision, question.policies, limiter)
-        steps = limiter.try_reserve(question.key, question.cost, clamp=clamp)
-        reservation = await result_of(steps)
+            return await self._conclude(earlier, answer, question.policies, limiter)
+        reservation = answer
         decision = reservation.decision
         if not decision.allowed:
             # What others give back is there at once: a refusal that is kept would not see it.
@@ -294,16 +303,19 @@ class RequestLimit:
         full_key = beginning + key
         if earlier and any(each.decision.key == full_key for each in earlier):
             return self.decide(request, earlier, None, key)  # which may be charged already
-        decision: Any = limiter.decider.decide_locally(
-            full_key, self._cost
-        )  # as `try_acquire` begins
+        # As `try_acquire` begins.
+        decision: Any = limiter.decider.decide_locally(full_key, self._cost)
         # `.allowed` and `.wait`: a name takes three times as long as an index.
         if decision is not None and decision[0] and not decision[7]:
-            earlier.append(AskedLimit(decision, policies, self, limiter))
+            asked = AskedLimit(decision, policies, self, limiter)
+            earlier.append(asked)
+            tally = rate_limits.opened.tally
+            if tally is not None:
+                count(tally, asked)
             return decision  # type: ignore[no-any-return]
         if decision is None:
             decision = limiter.try_acquire(full_key, self._cost)
-        return self._conclude(earlier, decision, policies, limiter)
+        return self._conclude(earlier, decision, policies, limiter, key=full_key)
 
     async def _conclude(
         self,
@@ -313,12 +325,18 @@ class RequestLimit:
         limiter: Any,
         reservation: Any = None,
         arguments: tuple[Any, ...] = (),
+        key: AnyKey = "",
     ) -> Decision:
         """Add an answer to `earlier`, and raise or wait as it says. The `decision` of an
-        `AsyncLimiter` is awaited.
+        `AsyncLimiter` is awaited, for `key`.
         """
         if type(decision) is not Decision:  # `result_of`, without a call of Python
-            decision = await decision
+            try:
+                decision = await decision
+            except StoreError:
+                cost: Any = self._cost  # no function, where this is awaited here
+                count_failed(Question(self, key, policies.given[1], cost, policies, limiter))
+                raise
         asked = AskedLimit(decision, policies, self, limiter, reservation, arguments)
         await conclude(earlier, asked, self.rate_limits)
         return decision  # type: ignore[no-any-return]  # a `Decision` by now
@@ -352,11 +370,20 @@ class RequestLimit:
 
     async def settle(self, asked: AskedLimit, response: Any, *, was_refused: bool) -> None:
         """End the charge of one request; see `LimitedRequest.settle`."""
+        actual = 0
         if asked.reservation is not None:
             actual = await self.actual(asked.decision.cost, asked.arguments, response, was_refused)
+        if was_refused and not actual and (tally := self.rate_limits.opened.tally) is not None:
+            self.count(tally, asked, -1)
+        if asked.reservation is not None:
             await result_of(asked.reservation.commit(actual, now=True))
         elif was_refused:
             await result_of(asked.limiter.refund(asked.decision))
+
+    def count(self, tally: Tally, asked: AskedLimit, calls: int = 1) -> None:
+        """Count what was decided; with -1, take it back, as another limit has refused."""
+        decision = asked.decision
+        count_one(tally, decision, asked.policies.given[0], decision[3], decision[2], calls)
 
     async def actual(
         self, cost: int, arguments: tuple[Any, ...], response: Any, was_refused: bool
@@ -600,6 +627,9 @@ class Question(NamedTuple):
 async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any) -> None:
     """Add an answer to `earlier`, and raise or wait as it says."""
     earlier.append(asked)
+    tally = rate_limits.opened.tally
+    if tally is not None:
+        count(tally, asked)
     if asked.decision.allowed:
         if asked.decision.wait > 0:  # borrowed, or paced: it begins later
             await result_of(rate_limits.sleep(asked.decision.wait))

@@ -7,10 +7,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import KeysOnSeveralNodes
+from ...errors import KeysOnSeveralNodes, StoreError
+from ...observer import Tally
 from ...ring.decision import Decision
 from ...ring.key import normalize_key
 from ...support.async_use import result_of
+from .counts import count_failed, count_one
 from .request_limit import (
     AskedLimit,
     LimitedRequest,
@@ -106,15 +108,20 @@ def _can_be_asked_together(questions: Sequence[Question]) -> bool:
 
 async def _ask(questions: Sequence[Question], earlier: LimitedRequest) -> Decision:
     limiter, reservation = questions[0].limiter, None
-    if any(each.limit.settles for each in questions):
-        items = [(each.key, each.limits, _estimate(each)) for each in questions]
-        reservation = await result_of(limiter.reserve_all(items))
-        decision: Decision = reservation.decision
-        if decision.charged is not None:
-            earlier.needs_response = True
-    else:
-        items = [each[1:4] for each in questions]
-        decision = await result_of(limiter.try_acquire_all(items))
+    try:
+        if any(each.limit.settles for each in questions):
+            items = [(each.key, each.limits, _estimate(each)) for each in questions]
+            reservation = await result_of(limiter.reserve_all(items))
+            decision: Decision = reservation.decision
+            if decision.charged is not None:
+                earlier.needs_response = True
+        else:
+            items = [each[1:4] for each in questions]
+            decision = await result_of(limiter.try_acquire_all(items))
+    except StoreError:
+        for question in questions:
+            count_failed(question)
+        raise
     binding = next(
         (
             each
@@ -124,7 +131,8 @@ async def _ask(questions: Sequence[Question], earlier: LimitedRequest) -> Decisi
         questions[0],
     )
     policies = binding.policies.with_all([each.policies for each in questions])
-    limit = LimitsTogether([each._replace(arguments=()) for each in questions], binding.limit)
+    without = [each._replace(arguments=()) for each in questions]
+    limit = LimitsTogether(without, binding._replace(arguments=()))
     has_charge = reservation is not None and decision.charged is not None
     arguments = tuple(each.arguments for each in questions) if has_charge else ()
     asked = AskedLimit(decision, policies, limit, limiter, reservation, arguments)
@@ -142,7 +150,7 @@ def _estimate(question: Question) -> int:
 class LimitsTogether:
     """What was asked together for one request, in the place of one `RequestLimit`."""
 
-    def __init__(self, questions: Sequence[Question], binding: RequestLimit) -> None:
+    def __init__(self, questions: Sequence[Question], binding: Question) -> None:
         self._questions = questions
         self._binding = binding
 
@@ -152,15 +160,31 @@ class LimitsTogether:
 
     def refusal(self, earlier: LimitedRequest, asked: AskedLimit) -> Exception:
         """See `RequestLimit.refusal`."""
-        return self._binding.refusal(earlier, asked)
+        return self._binding.limit.refusal(earlier, asked)
+
+    def count(self, tally: Tally, asked: AskedLimit) -> None:
+        """See `RequestLimit.count`: the one that refuses, or all."""
+        for each in self._questions if asked.decision.allowed else [self._binding]:
+            self._count_one(tally, asked.decision, each, 1)
+
+    def _count_one(self, tally: Tally, decision: Decision, of: Question, calls: int) -> None:
+        is_binding = of.limit is self._binding.limit and of.key == self._binding.key
+        limit, cost = decision.limit if is_binding else of.limits[0], _estimate(of)
+        count_one(tally, decision, of.policies.given[0], limit, cost, calls)
 
     async def settle(self, asked: AskedLimit, response: Any, *, was_refused: bool) -> None:
         """See `RequestLimit.settle`."""
+        tally = self._binding.limit.rate_limits.opened.tally
+        actuals = [0] * len(self._questions)
         if asked.reservation is not None:
             actuals = [
                 await each.limit.actual(_estimate(each), arguments, response, was_refused)
                 for each, arguments in zip(self._questions, asked.arguments, strict=True)
             ]
+        for each, actual in zip(self._questions, actuals, strict=True):
+            if was_refused and not actual and tally is not None:
+                self._count_one(tally, asked.decision, each, -1)
+        if asked.reservation is not None:
             await result_of(asked.reservation.commit(*actuals, now=True))
         elif was_refused:
             await result_of(asked.limiter.refund(asked.decision))

@@ -1,0 +1,253 @@
+"""What an observer is told of what stands on limiters, and of what decides besides them, is what an
+application has seen: by name, limit, result, reason and source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from distwindow import Counts, Key, StoreError
+from distwindow.contrib import http
+from distwindow.support.async_use import run_at_once
+from tests.away.stores import NOT_SENT, AsyncRemoteStore, RemoteStore
+from tests.clock_and_stores import ManualClock
+from tests.observer.told import Told
+from tests.web.test_rate_limits import Awaiting, Blocking
+
+CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
+Row = tuple[str, str, str, str, str]
+
+
+async def result_of(answer: Any) -> Any:
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def run(in_tasks: bool, calls: Coroutine[Any, Any, None]) -> None:
+    if in_tasks:
+        asyncio.run(calls)
+    else:
+        run_at_once(calls)  # it awaits nothing
+
+
+class Named(Told):
+    """Adds up by name, too."""
+
+    def rows(self) -> dict[Row, int]:
+        """Return the calls by name, limit, result, reason and source."""
+        return self._sum(lambda counts: counts.calls)
+
+    def permits_by_row(self) -> dict[Row, int]:
+        return self._sum(lambda counts: counts.permits)
+
+    def _sum(self, of: Callable[[Counts], int]) -> dict[Row, int]:
+        rows: Counter[Row] = Counter()
+        for each in self.counts:
+            rows[each.name, each.limit, each.result, each.reason, each.source] += of(each)
+        return {row: count for row, count in rows.items() if count}
+
+
+def store_of(in_tasks: bool, clock: ManualClock) -> tuple[RemoteStore, Any]:
+    store = RemoteStore(clock)
+    return store, AsyncRemoteStore(store) if in_tasks else store
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+class Site:
+    """Runs requests through limits, as an integration does, and notes what these have seen."""
+
+    def __init__(self, way: str, store: Any, **options: Any) -> None:
+        self.way = way
+        self.of: Any = (Blocking if way == "blocking" else Awaiting)(store, **options)
+        self.calls: Counter[Row] = Counter()
+        self.permits: Counter[Row] = Counter()
+
+    async def request(self, limits: Sequence[Any], key: str, status: int, asks: str) -> None:
+        asked, request = http.LimitedRequest(), {"peer": key}
+        seen: list[tuple[Any, Any]] = []
+        """Limits with their decisions; a refusal is the last."""
+        under = limits[:1] if asks == "first" else limits
+        failed: Sequence[Any] = ()
+        try:
+            if asks == "together" and len(under) > 1:
+                failed = under
+                decision = await result_of(self.of.run(http.decide_all(under, request, asked)))
+                seen += [(each, decision) for each in under]
+            else:
+                for limit in under:
+                    failed = (limit,)
+                    if self.way == "at once":
+                        decision = await http.result_of(limit.decide_at_once(request, asked))
+                    else:
+                        decision = await result_of(self.of.run(limit.decide(request, asked)))
+                    seen.append((limit, decision))
+        except http.RateLimited as refused:
+            status, seen = refused.status_code, self._kept(seen, status)
+            named = str(refused.decision.key).partition(":")[0]
+            binding = next((each for each in failed if each.name == named), failed[0])
+            seen.append((binding, refused.decision))
+        except StoreError:
+            status, seen = 503, [*seen]
+            for limit in failed:
+                self.note(limit.name, limit.text, "error", "store_down", "policy", limit.fixed_cost)
+        for limit, decision in seen:
+            result = "allowed" if decision.allowed else "refused"
+            shown = decision.limit
+            if asks == "together" and decision.allowed and limit.text != str(decision.limit):
+                shown = limit.text
+            self.note(
+                limit.name, str(shown), result, decision.reason, decision.source, limit.fixed_cost
+            )
+        if asked.needs_response:
+            await result_of(self.of.run(asked.settle(None, status)))
+
+    @staticmethod
+    def _kept(seen: list[tuple[Any, Any]], status: int) -> list[tuple[Any, Any]]:
+        """Return what was not given back for a request that another limit has refused."""
+        return [
+            (limit, decision)
+            for limit, decision in seen
+            if decision.charged is None or (limit.count_when and limit.count_when(None))
+        ]
+
+    def note(self, *row: Any) -> None:
+        *what, cost = row
+        self.calls[tuple(what)] += 1
+        self.permits[tuple(what)] += cost
+
+
+@CONSISTENCIES
+@pytest.mark.parametrize("way", ["blocking", "awaiting", "at once"])
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+@pytest.mark.parametrize("answers", ["raise", "allow", "deny", "local"])
+def test_requests_are_counted_by_the_limit_that_admits_or_refuses(
+    consistency: Any, way: str, place: str, answers: Any
+) -> None:
+    """Several limits of a request, one by one and together; the store goes away and returns. What a
+    limit admits and a later one refuses is given back, and counts for that one alone.
+    """
+    in_tasks = way != "blocking"
+    clock, told = ManualClock(), Named()
+    remote, store = store_of(in_tasks, clock)
+    site = Site(
+        way, "memory://" if place == "memory" else store, time=clock, consistency=consistency,
+        on_store_error=answers, share=0.5 if answers == "local" else None, observer=told,
+        prefix="shop",
+    )  # fmt: skip
+    of: dict[str, tuple[str, dict[str, Any]]] = {
+        "all": ("30/second", {}),
+        "search": ("12/second", {"cost": 2}),
+        "login": ("8/second", {"count_when": lambda response: True}),
+        "token": ("20/second", {"count_when": lambda response: False}),
+    }
+    limits = [site.of.limit(limit, name=name, **options) for name, (limit, options) in of.items()]
+    for limit in limits:
+        limit.fixed_cost = of[limit.name][1].get("cost", 1)
+    chance = random.Random(f"{consistency} {way} {place} {answers}")
+
+    async def ask_at_random() -> None:
+        for _ in range(150):
+            asked = chance.sample(limits, chance.randrange(1, 4))
+            if chance.random() < 0.1:
+                remote.failure = NOT_SENT
+            key, asks = (
+                f"10.0.0.{chance.randrange(2)}",
+                chance.choice(["first", "each", "together"]),
+            )
+            await site.request(asked, key, 200, asks)
+            remote.failure = None
+            clock.advance(chance.choice([0, 0, 0.001, 0.1]))
+            if chance.random() < 0.1:
+                flushed_with = site.of.opened._flushed_with
+                await result_of(flushed_with.flush())
+        await result_of(site.of.aclose() if in_tasks else site.of.close())
+
+    run(in_tasks, ask_at_random())
+    assert told.rows() == dict(site.calls)
+    assert told.permits_by_row() == dict(site.permits)
+    assert {counts.source_kind for counts in told.counts} == {"web"}
+    assert {call.name for call in told.store_calls} == ({"shop"} if place == "elsewhere" else set())
+
+
+def test_a_request_that_is_refused_after_it_was_told_is_taken_out_of_the_next() -> None:
+    told = Named()
+    of = Blocking("memory://", on_store_error="raise", observer=told)
+    first, second = of.limit("9/minute", name="first"), of.limit("1/minute", name="second")
+
+    def ask(*limits: Any, told_between: bool = False) -> None:
+        asked = http.LimitedRequest()
+        try:
+            for limit in limits:
+                of.run(limit.decide({}, asked))
+                if told_between:
+                    of.opened._flushed_with.flush()
+        except http.RateLimited as refused:
+            of.run(asked.settle(None, refused.status_code))
+
+    ask(first, second)
+    ask(first, second, told_between=True)
+    for _ in range(2):
+        ask(first)
+    of.close()
+    assert told.rows() == {
+        ("first", "9/minute", "allowed", "ok", "local"): 3,
+        ("second", "1/minute", "allowed", "ok", "local"): 1,
+        ("second", "1/minute", "refused", "over_limit", "local"): 1,
+    }
+
+
+def text_of(key: Any) -> str:
+    return key.decode() if isinstance(key, bytes) else str(key)
+
+
+def test_labels_of_requests_are_of_their_keys() -> None:
+    told = Named()
+    keys = ["ann", b"bob", Key("cid", tag="t"), None]
+    of = Blocking(
+        "memory://",
+        on_store_error="raise",
+        observer=told,
+        key_label=lambda key: f"<{text_of(key)}>",
+    )
+    limit = of.limit("9/minute", name="a:b", key=lambda request: keys[request["number"]])
+    for number in range(len(keys)):
+        of.run(limit.decide({"number": number}, http.LimitedRequest()))
+    of.close()
+    labels = {str(counts.label) for counts in told.counts}
+    assert labels == {"<ann>", "<bob>", "<{t}cid>", "<9.9.9.9>"}
+    assert {counts.name for counts in told.counts} == {"a:b"}
+
+
+def test_names_are_at_most_1000_and_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the path of a mount may be what a client has written."""
+    monkeypatch.setattr("distwindow.observer._MAX_NAMES", 2)
+    told = Named()
+    of = Blocking("memory://", on_store_error="raise", observer=told)
+    limit = of.limit("9/minute")
+    for number in range(5):
+        of.run(limit.decide({"route": f"GET /{number}"}, http.LimitedRequest()))
+    of.close()
+    assert {counts.name: counts.calls for counts in told.counts} == {
+        "GET /0": 1, "GET /1": 1, "other": 3,
+    }  # fmt: skip
+
+
+def test_requests_that_wait_are_told_for_how_long() -> None:
+    told = Named()
+    of = Blocking(
+        "memory://", on_store_error="raise", observer=told, time=ManualClock(auto_advance=True)
+    )
+    limit = of.limit("1/second paced 5s", name="search")
+    for _ in range(3):
+        of.run(limit.decide({}, http.LimitedRequest()))
+    of.close()
+    assert sorted(told.waited) == [pytest.approx(1, abs=0.1)] * 2
+    assert sum(told.calls.values()) == 3
