@@ -247,7 +247,7 @@ class Tally(ScheduledSource):
             or self._key_label is not None
         ):
             result = "allowed" if allowed else "refused"
-            row = self._last_row = self._row(key, limit, result, reason, source, None)
+            row = self._last_row = self._row(key, limit, result, reason, source, None, self._shadow)
         near = 1 if left * 5 < limit.amount and allowed else 0
         if SWITCHES_ONLY_AT_CALLS:  # no call in these lines
             row.calls += 1
@@ -273,11 +273,12 @@ class Tally(ScheduledSource):
         waited: Sequence[float] = (),
         near: int = 0,
         name: str | None = None,
+        shadow: bool = False,
     ) -> None:
         """Note decisions that were counted elsewhere. `calls` may be below 0 where earlier ones
         were too many. `name` takes the place of that of the object.
         """
-        row = self._row(key, limit, result, reason, source, name)
+        row = self._row(key, limit, result, reason, source, name, shadow or self._shadow)
         with self._lock:
             row.calls += calls
             row.permits += permits
@@ -369,13 +370,14 @@ class Tally(ScheduledSource):
         """Return what was noted since the last time."""
         batch: dict[tuple[Any, ...], Counts] = {}
         with self._telling:
-            for (_, label, result, reason, source, name), row in list(self._rows.items()):
+            for what, row in list(self._rows.items()):
+                _, label, result, reason, source, name, shadow = what
                 calls, permits, near, waited = row.take()
                 if not (calls or permits or near or waited):
                     continue
                 counts = Counts(
                     self._source_kind, name or self.name, str(row.limit), label, result, reason,
-                    source, self._shadow, calls, permits, near, waited,
+                    source, shadow, calls, permits, near, waited,
                 )  # fmt: skip
                 same = batch.get(counts[:8])  # of an equal limit
                 batch[counts[:8]] = counts if same is None else _sum_of(same, counts)
@@ -388,15 +390,16 @@ class Tally(ScheduledSource):
         return NEVER if self._is_idle else now + self._schedule.interval_s
 
     def _row(
-        self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None
-    ) -> _Row:
+        self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None,
+        shadow: bool,
+    ) -> _Row:  # fmt: skip
         if name not in self._names:
             if len(self._names) <= _MAX_NAMES:
                 self._names.add(name)
             else:
                 name = OTHER_LABELS
         # By its identity, as the hash of a limit takes longer; the row keeps the limit alive.
-        what = (id(limit), self._label_of(key), result, reason, source, name)
+        what = (id(limit), self._label_of(key), result, reason, source, name, shadow)
         row = self._rows.get(what)
         if row is None:
             row = self._rows.setdefault(what, _Row(limit, result, reason, source))

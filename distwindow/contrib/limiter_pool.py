@@ -66,9 +66,11 @@ class _Pool(Generic[L]):
             policy.add_listener(tally.changed)
         return tally
 
-    def get(self, limits: tuple[Limit, ...], on_store_error: Any = "raise") -> L:
+    def get(
+        self, limits: tuple[Limit, ...], on_store_error: Any = "raise", shadow: bool = False
+    ) -> L:
         """Return the limiter for these limits."""
-        asked, options = (limits, on_store_error), self._options
+        asked, options = (limits, on_store_error, shadow), self._options
         has_share = on_store_error == "local" or options.consistency == "eventual"
         with self._lock:
             limiter = self._alive.get(asked)
@@ -79,7 +81,7 @@ class _Pool(Generic[L]):
                     share=options.share if has_share else None, on_store_error=on_store_error,
                     max_local_keys=options.max_local_keys, time=options.time,
                     observer=options.observer or UNOBSERVED, metric_name=options.metric_name,
-                    key_label=options.key_label,
+                    key_label=options.key_label, shadow=shadow,
                 )  # fmt: skip
             self._recent[asked] = limiter
             self._recent.move_to_end(asked)

@@ -91,12 +91,17 @@ class AsyncShadowStore(ShadowStore):
 _mistake_log_at = 0.0
 
 
-def answered_by_policy(exc: ConfigurationError) -> StoreUnavailable:
-    """Return the error in whose place `exc` is answered, and log it, once a minute."""
+def log_mistake(exc: Exception) -> None:
+    """Log what a limit in shadow has failed with, once a minute."""
     global _mistake_log_at
     if time.monotonic() >= _mistake_log_at:
         _mistake_log_at = time.monotonic() + _LOG_EVERY_S
         _LOG.error("a limit in shadow cannot be decided, and admits all calls: %s", exc)
+
+
+def answered_by_policy(exc: ConfigurationError) -> StoreUnavailable:
+    """Return the error in whose place `exc` is answered, and log it."""
+    log_mistake(exc)
     return StoreUnavailable(str(exc), charged=False)
 
 

@@ -18,7 +18,7 @@ from ...ring.key import AnyKey, Key
 from ...ring.limit import Limit
 
 if TYPE_CHECKING:
-    from .request_limit import AskedLimit, Question
+    from .request_limit import AskedLimit, Question, RequestLimit
 
 
 def count(tally: Tally, asked: AskedLimit) -> None:
@@ -30,16 +30,25 @@ def count(tally: Tally, asked: AskedLimit) -> None:
 
 
 def count_one(
-    tally: Tally, decision: Decision, name: str, limit: Limit, cost: int, calls: int
+    tally: Tally,
+    of: RequestLimit,
+    decision: Decision,
+    name: str,
+    limit: Limit,
+    cost: int,
+    calls: int,
 ) -> None:
     """Count the answer of one limit; with -1 `calls`, take it back."""
     # By index, as a name takes three times as long: 0 is `allowed`, 1 `key`, 3 `limit`,
-    # 4 `remaining`, 8 `reason`, 9 `source`.
-    allowed = decision[0]
+    # 4 `remaining`, 8 `reason`, 9 `source`, 11 `charged`.
+    allowed, reason, shadow = decision[0], decision[8], of.shadow
+    if reason == "shadow":
+        allowed = decision[11] is not None  # `charged`: it was delayed, and not refused
+        reason = "paced" if allowed else "over_limit"
     is_near = allowed and limit is decision[3] and decision[4] * 5 < limit.amount
     tally.counted(
-        decision[1], limit, "allowed" if allowed else "refused", decision[8], decision[9], calls,
-        calls * cost, (), calls if is_near else 0, name,
+        decision[1], limit, "allowed" if allowed else "refused", reason, decision[9], calls,
+        calls * cost, (), calls if is_near else 0, name, shadow,
     )  # fmt: skip
 
 

@@ -65,6 +65,7 @@ class MakesLimits(Generic[R]):
         priority: bool = False,
         unit: Unit = "requests",
         override_defaults: bool = True,
+        shadow: bool = False,
     ) -> R:
         """Return one limit, for the place where the framework has such things.
 
@@ -81,13 +82,14 @@ class MakesLimits(Generic[R]):
         response that returns the real cost: `cost`, or the limit if that is less, is reserved
         before. `priority` is that of `Limiter.try_acquire`. `unit` is what the limit counts:
         "requests" or "content-bytes". `override_defaults` says whether it takes the place of the
-        `default_limits` at its route, for its methods. Raises `ConfigurationError` for what can
-        never work.
+        `default_limits` at its route, for its methods. With `shadow` it is decided and counted,
+        under a prefix of its own; it refuses nothing, is in no header field, and whatever it raises
+        is logged. Raises `ConfigurationError` for what can never work.
         """
         return self.limit_type(
             self, limits, name=name, key=key, cost=cost, exempt=exempt, methods=methods,
             on_store_error=on_store_error, count_when=count_when, cost_after=cost_after,
-            priority=priority, unit=unit, override_defaults=override_defaults,
+            priority=priority, unit=unit, override_defaults=override_defaults, shadow=shadow,
         )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from ...observer import Tally
 from ...ring.decision import limits_in
 from ...ring.key import AnyKey, Key, normalize_key
 from ...ring.limit import LimitSpec, parse_limits
+from ...rules.shadow import is_in_shadow, log_mistake
 from ...support.async_use import result_of
 from ...support.callables import check_not_async, check_takes, function_name, stable_name
 from .counts import count, count_failed, count_one
@@ -66,8 +67,10 @@ class RequestLimit:
         priority: bool = False,
         unit: Unit = "requests",
         override_defaults: bool = True,
+        shadow: bool = False,
     ) -> None:
         self.rate_limits = rate_limits
+        self.shadow = is_in_shadow(shadow)
         self._methods = None if methods is None else _read_methods(methods)
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigurationError(f"name={short_repr(name)} is not the name of a limit, a str")
@@ -141,7 +144,7 @@ class RequestLimit:
                     "change what it has promised to later requests; write a plain limit"
                 )
             self._open_limiter(self._limits)
-            if name is not None:
+            if name is not None and not self.shadow:
                 advice = "give them names of their own"
                 rate_limits.shared_windows.add(name, self._limits, "a limit of requests", advice)
                 rate_limits.policy_names.add(
@@ -152,7 +155,9 @@ class RequestLimit:
         else:
             self._check_fixed_cost(cost)
         only_asks = (
-            exempt is None and methods is None and not (callable(cost) or priority or self.settles)
+            exempt is None
+            and methods is None
+            and not (callable(cost) or priority or self.settles or self.shadow)
         )
         self._limits_at_once = self._limits if only_asks and self.takes_request else None
         """The limits that `decide_at_once` decides by; None where `decide` has to."""
@@ -197,12 +202,27 @@ class RequestLimit:
         back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
         `on_store_error="raise"`, and always `ConfigurationError`.
         """
+        if self.shadow:
+            await self.decide_in_shadow(request, earlier, cost=cost, key=key, limits=limits)
+            return None
         question = await self.question(request, cost, key, limits)
         if question is None:
             return None
         if earlier and (met := charged_before(earlier, question)) is not None:
             return met
         return await self.ask(question, earlier)
+
+    async def decide_in_shadow(self, request: Any, earlier: LimitedRequest, **options: Any) -> None:
+        """Decide about `request` without a consequence; what is wrong is logged."""
+        try:
+            question = await self.question(request, **options)
+            if question is None:
+                return
+            shadows = [each for asked in earlier.in_shadow for each in asked.questions()]
+            if not any(is_same_question(question, each) for each in shadows):
+                await self.ask(question, earlier)
+        except Exception as exc:
+            log_mistake(exc)
 
     async def ask(self, question: Question, earlier: LimitedRequest) -> Decision:
         """Ask the store, and conclude; see `decide`."""
@@ -357,7 +377,7 @@ class RequestLimit:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
         # Another thread may close `rate_limits` meanwhile, or come here with other limits.
         opened = self.rate_limits.opened
-        limiter = self._limiter = opened.get(limits, self.on_store_error)
+        limiter = self._limiter = opened.get(limits, self.on_store_error, self.shadow)
         self._opened = opened
         return limiter
 
@@ -383,7 +403,8 @@ class RequestLimit:
     def count(self, tally: Tally, asked: AskedLimit, calls: int = 1) -> None:
         """Count what was decided; with -1, take it back, as another limit has refused."""
         decision = asked.decision
-        count_one(tally, decision, asked.policies.given[0], decision[3], decision[2], calls)
+        name = asked.policies.given[0]
+        count_one(tally, self, decision, name, decision[3], decision[2], calls)
 
     async def actual(
         self, cost: int, arguments: tuple[Any, ...], response: Any, was_refused: bool
@@ -444,7 +465,8 @@ class RequestLimit:
         # So that no key of one limit is one of another.
         beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
         policies = Policies(name, limits, self._unit, self.rate_limits.headers)
-        self.rate_limits.policy_names.add(self, policies)
+        if not self.shadow:
+            self.rate_limits.policy_names.add(self, policies)
         named = self._named[known_as] = beginning, policies
         return named
 
@@ -475,7 +497,7 @@ class RequestLimit:
                 f"cost={short_repr(cost)} is neither a whole number of at least 1 nor a function"
             )
         smallest = min((limit.amount for limit in self._limits or ()), default=cost)
-        if cost > smallest and self.cost_after is None:
+        if cost > smallest and self.cost_after is None and not self.shadow:
             raise ConfigurationError(
                 f"cost={cost} can never be admitted: the smallest limit is {smallest}"
             )
@@ -506,7 +528,7 @@ class LimitedRequest(list["AskedLimit"]):
     keeps with the request from its first limit on.
     """
 
-    __slots__ = ("is_refused", "needs_response", "under_way")
+    __slots__ = ("in_shadow", "is_refused", "needs_response", "under_way")
     is_watched = True
     """True if who keeps it sees the response, and runs `settle`."""
 
@@ -515,6 +537,8 @@ class LimitedRequest(list["AskedLimit"]):
         """True if what the response is decides about a charge, so that `settle` has to be run."""
         self.is_refused = False
         """True once a refusal has been made the response, whatever its status is."""
+        self.in_shadow: Sequence[AskedLimit] = ()
+        """The answers of limits in shadow, which are nothing to the response."""
         self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
         """What tasks are asking for it now; each event is set when its call has ended."""
 
@@ -538,7 +562,7 @@ class LimitedRequest(list["AskedLimit"]):
         """
         self.needs_response = False
         was_refused = self.is_refused or (status_code in _REFUSALS and self.refusal() is not None)
-        for each in [*(self if own is None else own)]:
+        for each in [*(self if own is None else own), *self.in_shadow]:
             if each.settled:
                 continue
             each.settled = True
@@ -555,9 +579,13 @@ class LimitedRequest(list["AskedLimit"]):
         with the end of the response, or now, if nobody sees one.
         """
         self.is_refused = True
-        self.needs_response = any(not each.settled for each in self)
+        self.needs_response = self.has_charges()
         if self.needs_response and not self.is_watched:
             await asyncio.shield(self.settle(None, 0))
+
+    def has_charges(self) -> bool:
+        """Return whether a charge is still to be settled."""
+        return any(not each.settled for each in (*self, *self.in_shadow))
 
     def refusal(self) -> AskedLimit | None:
         """Return the last answer that is a refusal, if there is one."""
@@ -621,12 +649,15 @@ class Question(NamedTuple):
     def is_above_limit(self) -> bool:
         """Return whether the cost can never be admitted."""
         smallest = min(limit.amount for limit in self.limits)
-        return self.cost > smallest and self.limit.cost_after is None
+        return self.cost > smallest and self.limit.cost_after is None and not self.limit.shadow
 
 
 async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any) -> None:
     """Add an answer to `earlier`, and raise or wait as it says."""
-    earlier.append(asked)
+    if asked.limit.shadow:
+        earlier.in_shadow = (*earlier.in_shadow, asked)
+    else:
+        earlier.append(asked)
     tally = rate_limits.opened.tally
     if tally is not None:
         count(tally, asked)
@@ -637,7 +668,7 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
     if not earlier.is_watched:
         earlier.is_refused = True
         await earlier.settle(None, 0)
-    elif any(not each.settled for each in earlier):
+    elif earlier.has_charges():
         earlier.needs_response = True  # the response says whether it is one
     # No variable has it: its traceback has this frame, and would be left to the garbage collector.
     raise asked.limit.refusal(earlier, asked)
@@ -681,7 +712,7 @@ def is_same_question(question: Question, other: Question) -> bool:
     have one window.
     """
     one, two = question.limit, other.limit
-    if one.rate_limits.namespace != two.rate_limits.namespace:
+    if one.rate_limits.namespace != two.rate_limits.namespace or one.shadow != two.shadow:
         return False
     if normalize_key(question.key) != normalize_key(other.key):
         return False

@@ -45,6 +45,9 @@ async def decide_all(
     """
     asked: list[Question] = []
     for limit, own in zip(limits, given or ({},) * len(limits), strict=True):
+        if limit.shadow:
+            await limit.decide_in_shadow(request, earlier, **{"cost": cost, **own})
+            continue
         question = await limit.question(request, **{"cost": cost, **own})
         if question is not None:
             asked.append(question)
@@ -150,6 +153,8 @@ def _estimate(question: Question) -> int:
 class LimitsTogether:
     """What was asked together for one request, in the place of one `RequestLimit`."""
 
+    shadow = False  # those in shadow are asked by themselves
+
     def __init__(self, questions: Sequence[Question], binding: Question) -> None:
         self._questions = questions
         self._binding = binding
@@ -170,7 +175,7 @@ class LimitsTogether:
     def _count_one(self, tally: Tally, decision: Decision, of: Question, calls: int) -> None:
         is_binding = of.limit is self._binding.limit and of.key == self._binding.key
         limit, cost = decision.limit if is_binding else of.limits[0], _estimate(of)
-        count_one(tally, decision, of.policies.given[0], limit, cost, calls)
+        count_one(tally, of.limit, decision, of.policies.given[0], limit, cost, calls)
 
     async def settle(self, asked: AskedLimit, response: Any, *, was_refused: bool) -> None:
         """See `RequestLimit.settle`."""
