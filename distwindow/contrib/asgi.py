@@ -184,6 +184,7 @@ class RateLimitMiddleware:
         cost_after: Callable[..., Any] | None = None,
         priority: bool = False,
         unit: Any = "requests",
+        shadow: bool = False,
     ) -> None:
         if not isinstance(rate_limits, AsgiRateLimits):
             raise ConfigurationError(
@@ -195,6 +196,7 @@ class RateLimitMiddleware:
         options = {
             "key": key, "cost": cost, "exempt": exempt, "on_store_error": on_store_error,
             "count_when": count_when, "cost_after": cost_after, "priority": priority, "unit": unit,
+            "shadow": shadow,
         }  # fmt: skip
         self.app = app
         self.rate_limits = rate_limits

@@ -49,6 +49,8 @@ class Placed(NamedTuple):
     """The status of the responses that are counted; all are without it."""
     methods: Sequence[str] | None = None
     override_defaults: bool = False
+    shadow: bool = False
+    key: Callable[..., Any] | None = None
 
 
 class Meeting(NamedTuple):
@@ -103,6 +105,11 @@ def options_of(placed: Placed, **functions: Any) -> dict[str, Any]:
         options["methods"] = placed.methods
     if placed.override_defaults:
         options["override_defaults"] = True
+    if placed.shadow:
+        options["shadow"] = True
+        options.pop("override_defaults", None)
+    if placed.key is not None:
+        options["key"] = placed.key
     return options
 
 
@@ -414,6 +421,36 @@ def test_limits_of_one_name_that_differ_are_a_mistake(meeting: Meeting, options:
         with Site(meeting, (outer, False, NAME), (inner, False, NAME), options) as site:
             with pytest.raises(ConfigurationError, match="name of its own"):
                 site.ask()
+
+
+CAN_SHADOW = [
+    each
+    for each in MEETINGS
+    if "throttle" not in each
+    and (each.outer != "middleware" or not each.integration.startswith(("django", "drf")))
+]
+"""The others have their options in the settings, or as attributes of a class."""
+
+
+def fails(*_: object) -> str:
+    raise LookupError("a function of a limit in shadow")
+
+
+@pytest.mark.parametrize("options", ["memory"], indirect=True)  # it is no matter of the store
+@pytest.mark.parametrize("meeting", CAN_SHADOW, ids=", ".join)
+def test_a_limit_in_shadow_is_nothing_to_the_other(meeting: Meeting, options: Any) -> None:
+    """It refuses nothing, is in no field, and costs the other nothing; also where both have one
+    name, where it is of a route that has a default limit, and where one of its functions fails.
+    """
+    enforced, shadow = Placed("", "3/hour"), Placed("", "1/hour", shadow=True)
+    named = [each._replace(name=NAME) for each in (enforced, shadow)]
+    for number, (outer, inner) in enumerate([
+        (enforced, shadow), (shadow, enforced), named, (enforced, shadow._replace(key=fails)),
+    ]):  # fmt: skip
+        own = {**options, "prefix": f"{options['prefix']}{number}"}
+        with Site(meeting, outer[1:], inner[1:], own) as site:
+            assert len(site.policies()) == 1
+            assert site.admits(5) == 2
 
 
 CAN_SERVE = [

@@ -96,7 +96,8 @@ class RequestLimit:
         for option, given in (("priority", priority), ("override_defaults", override_defaults)):
             if not isinstance(given, bool):
                 raise ConfigurationError(f"{option}={short_repr(given)} is no bool")
-        self.methods_without_default = self._methods if override_defaults else frozenset[str]()
+        overrides = override_defaults and not self.shadow
+        self.methods_without_default = self._methods if overrides else frozenset[str]()
         """The methods at which a route that has this limit has no default one; None for all."""
         self.priority = priority
         if priority and self.settles:
