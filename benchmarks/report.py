@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -12,7 +13,10 @@ from typing import Any
 
 from benchmarks.measure import Quartiles
 
-PACKAGES = ("redis", "hiredis", "limits", "throttled-py", "pyrate-limiter", "coredis", "valkey")
+PACKAGES = (
+    "redis", "hiredis", "limits", "throttled-py", "pyrate-limiter", "coredis", "valkey",
+    "langchain-core", "fastmcp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def environment(server: str) -> dict[str, str]:
         "server": server,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "load": f"load average {os.getloadavg()[0]:.2f} at the start",
+        "date": time.strftime("%Y-%m-%d"),
     }
     for name in PACKAGES:
         try:
@@ -146,7 +151,7 @@ def summary(sections: Sequence[Section]) -> list[str]:
 def markdown(command: str, environment: dict[str, str], sections: Sequence[Section]) -> str:
     """Return the whole report in Markdown."""
     facts = ", ".join(
-        value if name in ("server", "machine", "load") else f"{name} {value}"
+        value if name in ("server", "machine", "load", "date") else f"{name} {value}"
         for name, value in environment.items()
     )
     parts = [f"`{command}`: {facts}"]

@@ -15,12 +15,13 @@ from ..observer import Observer
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.limit import LimitSpec
-from ..runtime.options import ClockChoice, Consistency
+from ..runtime.options import ClockChoice, Consistency, Options
 from . import http, needs
+from .tasks import REPORT_EVERY_S, FailureLog
 
 with needs("fastmcp"):
     import mcp
-    from fastmcp.exceptions import ToolError
+    from fastmcp.exceptions import FastMCPError, ToolError
     from fastmcp.server.middleware import Middleware
 if TYPE_CHECKING:  # older versions have it elsewhere
     from fastmcp.server.middleware import CallNext, MiddlewareContext
@@ -30,6 +31,8 @@ Context: TypeAlias = "MiddlewareContext[Any]"
 OfContext: TypeAlias = "Callable[[Context], Any]"
 _LOG = logging.getLogger("distwindow")
 _REFUSED = -32000  # as FastMCP's own limits have it; JSON-RPC leaves it to servers
+_MCP: Any = mcp
+_MCPError: Any = getattr(mcp, "MCPError", None) or _MCP.McpError  # before mcp 2
 
 
 class _Everybody(http.ClientAddress):
@@ -38,30 +41,34 @@ class _Everybody(http.ClientAddress):
 
 
 class RequestLimit(http.RequestLimit):
+    rate_limits: RateLimits
+
     async def check(self, context: Context) -> None:
         """Ask for a request; raise what FastMCP answers a refused one with."""
+        cause: Exception
+        limit, after_s = self.text, math.inf
         try:
             await self.decide(context, http.UnwatchedRequest())
-        except http.RateLimited as refused:
-            text, limit, after_s = str(refused), str(refused.decision.limit), refused.retry_after
-            self._refuse(context, refused, text, limit, after_s)
-        except (StoreError, ConfigurationError) as exc:
-            if isinstance(exc, ConfigurationError):  # a mistake, which is not for clients to read
-                _LOG.error("a request was refused, as its limit cannot be checked: %s", exc)
+            return
+        except (FastMCPError, _MCPError):  # of a function, as its own answer
+            raise
+        except http.RateLimited as exc:
+            cause, text, after_s, limit = exc, str(exc), exc.retry_after, str(exc.decision.limit)
+        except StoreError as exc:
+            cause, after_s = exc, RETRY_AFTER_S
             text = "the rate limit of this request cannot be checked now; try again in 1 s"
-            self._refuse(context, exc, text, self.text, RETRY_AFTER_S)
-
-    def _refuse(
-        self, context: Context, cause: Exception, text: str, limit: str, after_s: float
-    ) -> NoReturn:
+        except Exception as exc:  # a mistake; FastMCP 2 would send its text and log nothing
+            cause = exc
+            text = "the rate limit of this request cannot be checked: the server is misconfigured"
+            if self.rate_limits.failures.unlogged_before((self.name, type(exc))) is not None:
+                _LOG.exception("requests are refused: their limit %r raises %r", self.name, exc)
         if context.method == "tools/call":
             raise ToolError(text) from cause
         seconds = None if math.isinf(after_s) else math.ceil(after_s * 1000) / 1000
         data = {"retry_after": seconds, "limit": limit}
         if hasattr(mcp, "MCPError"):
-            raise mcp.MCPError(_REFUSED, text, data) from cause
-        mcp_1: Any = mcp
-        raise mcp_1.McpError(mcp_1.ErrorData(code=_REFUSED, message=text, data=data)) from cause
+            raise _MCPError(_REFUSED, text, data) from cause
+        raise _MCPError(_MCP.ErrorData(code=_REFUSED, message=text, data=data)) from cause
 
 
 class _Requests(Middleware):
@@ -104,11 +111,13 @@ class RateLimits(http.AsyncRateLimits[RequestLimit]):
         require: bool = False, name: str | None = None, observer: Observer | None = None,
         key_label: Callable[[AnyKey], str] | None = None, time: Clock = SYSTEM,
     ) -> None:  # fmt: skip
+        Options(on_store_error=on_store_error, consistency=consistency, share=share)  # or raises
         super().__init__(
             store, on_store_error=on_store_error, prefix=prefix, timeout=timeout, clock=clock,
             consistency=consistency, share=share, enabled=enabled, require=require, name=name,
             observer=observer, key_label=key_label, time=time,
         )  # fmt: skip
+        self.failures = FailureLog(REPORT_EVERY_S, time.monotonic)
 
     def limit(self, *_: Any, **options: Any) -> NoReturn:
         """Raise `ConfigurationError`: neither this object nor a limit by itself is middleware."""
@@ -129,7 +138,8 @@ class RateLimits(http.AsyncRateLimits[RequestLimit]):
         limits need a `name` each. The answer to a refused call of a tool is a `ToolError`, and to
         others an error of code -32000 with `data`: `retry_after` (seconds) and `limit`.
         """
-        return _Requests(RequestLimit(self, limits, name=name, key=key, cost=cost, exempt=exempt))
+        options: dict[str, Any] = {"key": key, "cost": cost, "exempt": exempt}
+        return _Requests(RequestLimit(self, limits, name=name or "", **options))
 
     def tools(
         self, limits: Mapping[str, LimitSpec | OfContext | None], *, key: OfContext | None = None,
@@ -139,10 +149,15 @@ class RateLimits(http.AsyncRateLimits[RequestLimit]):
         names, in which `*` stands for any characters. A call counts under its own name, or else
         under the first that fits; None is no limit. The rest is as for `middleware`.
         """
-        if not isinstance(limits, Mapping) or not all(isinstance(tool, str) for tool in limits):
-            text = f'write tools({{"search": "10/minute"}}), and not {short_repr(limits)}'
-            raise ConfigurationError(text)
+        tools = list(limits) if isinstance(limits, Mapping) else []
+        if not tools or not all(each and isinstance(each, str) for each in (name, *tools)):
+            given = f"{short_repr(limits)}, name={short_repr(name)}"
+            raise ConfigurationError(f'write tools({{"search": "10/minute"}}), and not {given}')
+        for tool in tools:
+            first = next((each for each in tools if fnmatchcase(tool, each)), tool)
+            if "*" in tool and tool != first:
+                raise ConfigurationError(f"write {tool!r} before {first!r}, which fits all it fits")
         options: dict[str, Any] = {"key": key, "cost": cost, "exempt": exempt}
         of = {tool: RequestLimit(self, limit, name=f"{name} {tool}", **options)
               for tool, limit in limits.items() if limit is not None}  # fmt: skip
-        return _Tools({tool: of.get(tool) for tool in limits})
+        return _Tools({tool: of.get(tool) for tool in tools})

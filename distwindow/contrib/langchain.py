@@ -68,8 +68,8 @@ class RateLimiter(BaseRateLimiter):
     ) -> None:  # fmt: skip
         if not isinstance(store, str):
             raise ConfigurationError(
-                f"{type(store).__name__} is no URL: threads and tasks have connections of their "
-                "own here, and a client has those of one kind"
+                f"{type(store).__name__} is no URL; write one, such as 'redis://localhost:6379/0', "
+                "as threads and tasks have connections of their own here"
             )
         checked = Options(time=time, max_wait=0.0 if max_wait is None else max_wait)
         self._key, self._max_wait, self._shown_name = key, max_wait, store_name(store)

@@ -69,6 +69,8 @@ class ModelCalls:
         max_wait: float | None, options: Options,
     ) -> None:  # fmt: skip
         check_options(options)
+        if not key or not isinstance(key, str):
+            raise ConfigurationError(f'key={short_repr(key)} is no str such as "openai:acct1"')
         self._max_wait = longest_wait(max_wait)
         limits = {"requests": requests, "tokens": tokens}
         parsed = {kind: parse_limits(spec) for kind, spec in limits.items() if spec is not None}
@@ -104,9 +106,13 @@ class ModelCalls:
         store = self._pool.store
         ends_at = store.clock.monotonic() + self._max_wait
         reservation: AsyncReservation
-        reservation, _ = await reserve_in_time(
-            self._limiter, items, ends_at, store.clock, store.sleep
-        )
+        try:
+            reservation, _ = await reserve_in_time(
+                self._limiter, items, ends_at, store.clock, store.sleep
+            )
+        except RateLimitExceeded as exc:  # of tokens it has a key that nobody has written
+            decision = exc.decision._replace(key=self._keys["requests"])
+            raise RateLimitExceeded(decision) from None
         return reservation
 
     async def commit(self, reservation: AsyncReservation, tokens: int) -> None:

@@ -132,9 +132,16 @@ class RateLimitedModel(WrapperModel):
         estimate: int | Callable[..., int | Awaitable[int]] | None = None,
         max_wait: float | None = 30.0, on_store_error: OnStoreError = "allow",
         prefix: str = "distwindow", timeout: float = 1.0, clock: ClockChoice = "server",
-        consistency: Consistency = "direct", name: str | None = None, time: Clock = SYSTEM,
+        consistency: Consistency = "direct", share: float | None = None, name: str | None = None,
+        time: Clock = SYSTEM,
     ) -> None:  # fmt: skip
+        if not isinstance(wrapped, (Model, str)):
+            raise ConfigurationError(f'write "openai:gpt-5" or a Model, not {short_repr(wrapped)}')
         super().__init__(wrapped)
+        if estimate is not None and tokens is None:
+            raise ConfigurationError(
+                "estimate= means nothing without tokens=; give both, or neither"
+            )
         if callable(estimate):
             check_takes("estimate", estimate, 3)
         elif estimate is not None and (type(estimate) is not int or estimate < 1):
@@ -143,7 +150,7 @@ class RateLimitedModel(WrapperModel):
             )
         options = Options(
             prefix=prefix, consistency=consistency, on_store_error=on_store_error, timeout=timeout,
-            clock=clock, name=name, time=time,
+            clock=clock, share=share, name=name, time=time,
         )  # fmt: skip
         self._estimate = estimate
         key = f"{self.system}:{self.model_name}" if key is None else key
@@ -244,11 +251,11 @@ class RateLimitedModel(WrapperModel):
         await self._calls.aclose()
 
 
-def estimate_tokens(messages: list[ModelMessage], settings: Mapping[str, Any]) -> int:
+def estimate_tokens(messages: list[ModelMessage], settings: Mapping[str, Any] | None) -> int:
     """Return a quarter of the characters of `messages`, 1000 for what is no text, such as an image,
     and `max_tokens`. Without that setting the answer is not in the estimate.
     """
-    tokens = int(settings.get("max_tokens") or 1)
+    tokens = int((settings or {}).get("max_tokens") or 1)
     for message in messages:
         tokens += len(getattr(message, "instructions", None) or "") // 4
         for part in message.parts:

@@ -1,6 +1,6 @@
 """Put a benchmark report into docs/benchmarks.md, and some rows each into README.md, docs/index.md,
 docs/consistency.md, docs/howto/breakers.md, docs/howto/waiting.md and the pages of
-docs/make/sections.py:
+docs/make/sections.py, which has the sections that are measured by themselves, too:
 
 python -m benchmarks --markdown report.md --json report.json
 python docs/make/benchmarks.py report.md report.json

@@ -1,5 +1,8 @@
 """Put the rows of sections that have a page of their own into these pages.
-`docs/make/benchmarks.py` calls it: all figures are of one run.
+`docs/make/benchmarks.py` calls it: all figures are of one run, but for those of `OWN_RUNS`.
+
+python -m benchmarks --only agents --json docs/make/agents.json
+python docs/make/sections.py
 
 `tests/docs/test_sections.py` compares the pages with the rows, so that no page has a figure that
 was not measured.
@@ -22,7 +25,10 @@ PAGES = {
     "web": "docs/benchmarks.md",
     "second": "docs/benchmarks.md",
     "growth": "docs/benchmarks.md",
+    "agents": "docs/benchmarks.md",
 }
+OWN_RUNS = ("agents",)
+"""Sections of runs of their own, each in the file of its name here."""
 GUARDED = {
     "try_acquire": "`limiter.try_acquire(key)`",
     "an entry": "`limiter.entry(key)`",
@@ -50,7 +56,8 @@ class Growth(NamedTuple):
 
 def load(section: str) -> dict[str, Any]:
     """Return the report of one section."""
-    report: dict[str, Any] = json.loads(ROWS_FILE.read_text(encoding="utf-8"))
+    file = ROWS_FILE.with_name(f"{section}.json") if section in OWN_RUNS else ROWS_FILE
+    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return {**report, "rows": [row for row in report["rows"] if row["section"] == section]}
 
 
@@ -207,6 +214,21 @@ def growth_text(report: dict[str, Any]) -> str:
     )
 
 
+def agents_text(report: dict[str, Any]) -> str:
+    """Return the table of the calls of agents, of the date and versions of its own run."""
+    lines = ["| four processes | the most in any window | over the limit | target |"]
+    lines.append("|---|---:|---:|---|")
+    for row in report["rows"]:
+        most, target = row["detail"].partition(",")[0], ""
+        if row["target"] is not None:
+            target = "1x: " + {"met": "met", "MISSED": "missed"}[row["verdict"]]
+        what = row["what"].partition(":")[0]
+        lines.append(f"| {what} | {most} | {_short(row['measured'])}x | {target} |")
+    about = report["environment"]
+    run = ", ".join(f"{name} {about[name]}" for name in ("langchain-core", "fastmcp"))
+    return "\n".join(lines) + f"\n\n{about['date']}, {run}. {_where(report)}\n"
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
@@ -218,6 +240,7 @@ TEXTS = {
     "web": web_text,
     "second": second_text,
     "growth": growth_text,
+    "agents": agents_text,
 }
 
 

@@ -244,20 +244,64 @@ async def test_local_limits_by_the_share_of_the_process() -> None:
             assert [await search(client) is True for _ in range(3)] == [True, True, False]
 
 
+MISTAKE = "the rate limit of this request cannot be checked: the server is misconfigured"
+
+
 async def test_a_mistake_is_logged_and_clients_do_not_read_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Even where the store may be away: it would never come back."""
+    """Even where the store may be away: it would never come back, so no time is named."""
     with Standalone(password="right") as redis:
         limits = limits_in(redis.url.replace("right", "wrong"), on_store_error="allow")
         async with connected(limits, limits.tools({"*": "4/hour"})) as client:
-            assert await search(client) == Refused(AWAY)
+            assert await search(client) == Refused(MISTAKE)
     assert "it refuses the user name or password" in caplog.messages[-1]
     limits = limits_in()
     numbers: Any = lambda context: 7  # noqa: E731  # of a type that is no key
     async with connected(limits, limits.tools({"*": "4/hour"}, key=numbers)) as client:
-        assert await search(client) == Refused(AWAY)
+        assert await search(client) == Refused(MISTAKE)
     assert "the key of a request is 7; return a str" in caplog.messages[-1]
+    assert "address" not in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("option", ["key", "cost", "exempt", "limits"])
+async def test_a_function_that_raises_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture, option: str, is_async: bool
+) -> None:
+    """With its traceback; FastMCP 2 and 3 would send the text of its error, and log nothing."""
+
+    def of_this_test(context: Any) -> Any:
+        if context.method in ("tools/call", "resources/read"):
+            raise KeyError("a secret")
+        return {"key": "ann", "cost": 1, "exempt": True, "limits": "99/hour"}[option]
+
+    async def awaited(context: Any) -> Any:
+        return of_this_test(context)
+
+    limits = limits_in(time=(clock := ManualClock()))
+    options: dict[str, Any] = {"limits": "99/hour", option: awaited if is_async else of_this_test}
+    async with connected(limits, limits.middleware(**options)) as client:
+        for minutes in (1, 2):
+            for _ in range(3):
+                assert await search(client) == Refused(MISTAKE)
+                refused = await answer(client.read_resource("data://about"))
+                assert (refused.text, refused.code) == (MISTAKE, -32000)
+                assert refused.data["retry_after"] is None
+            logged = [each for each in caplog.records if each.name == "distwindow"]
+            assert len(logged) == minutes
+            assert "their limit 'requests' raises KeyError('a secret')" in logged[-1].getMessage()
+            assert "in of_this_test" in caplog.text
+            clock.advance(60)
+
+
+async def test_an_error_of_fastmcp_that_a_function_raises_is_the_answer() -> None:
+    def client_id(context: Any) -> str:
+        raise ToolError("who are you?")
+
+    limits = limits_in()
+    async with connected(limits, limits.tools({"*": "1/hour"}, key=client_id)) as client:
+        assert await search(client) == Refused("who are you?")
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -364,6 +408,14 @@ async def test_servers_over_stdio_share_their_limits(redis_url: str, prefix: str
     ("wrong", "text"),
     [
         (lambda limits: limits.tools("10/minute"), 'tools({"search": "10/minute"})'),
+        (lambda limits: limits.tools({}), 'tools({"search": "10/minute"}), and not {}'),
+        (lambda limits: limits.tools({"": "1/hour"}), "and not {'': '1/hour'}"),
+        (lambda limits: limits.tools({"*": "1/hour", "s*": "2/hour"}), "'s*' before '*'"),
+        (lambda limits: limits.tools({"search": "1/hour"}, name=4), "name=4"),
+        (lambda limits: limits.tools({"search": "1/hour"}, name=""), "name=''"),
+        (lambda limits: limits.tools({"search": "1/hour"}, name=None), "name=None"),
+        (lambda limits: limits.middleware("1/hour", name=4), "name=4 is not the name"),
+        (lambda limits: limits.middleware("1/hour", name=None), "is not the name"),
         (lambda limits: limits.tools({"search": "ten"}), "ten"),
         (lambda limits: limits.tools({b"search": "1/hour"}), "b'search'"),
         (lambda limits: limits.tools({"search": "1/hour"}, key="ann"), "key='ann'"),
@@ -372,7 +424,8 @@ async def test_servers_over_stdio_share_their_limits(redis_url: str, prefix: str
         (lambda limits: limits.middleware({"search": "1/hour"}), "search"),
         (lambda limits: limits.limit("1/hour"), 'rate_limits.middleware("9/minute")'),
         (lambda limits: limits("context", call_next=None), "rate_limits.tools("),
-        (lambda limits: RateLimits("memory://"), "on_store_error"),
+        (lambda limits: RateLimits("memory://"), '"deny" (refused)'),
+        (lambda limits: limits_in(share=0.5), "share=0.5 means nothing"),
         (lambda limits: limits_in(on_store_error="alow"), '"allow"'),
     ],
 )

@@ -249,6 +249,11 @@ def test_calls_of_a_stopped_redis_get_what_the_policy_says(
     assert outcome(call, model) is expected or outcome(call, model) == expected
 
 
+def test_a_process_may_have_its_share_of_the_limit(stopped_url: str, limiter_of: Make) -> None:
+    limiter = limiter_of(stopped_url, "4/hour", on_store_error="local", share=0.5, max_wait=0)
+    assert [limiter.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
 def test_errors_name_the_store_without_its_password(limiter_of: Make) -> None:
     url = "redis://:secret@127.0.0.1:1/0"
     limiter = limiter_of(url, "10/minute", key="acct", on_store_error="raise")
@@ -334,7 +339,8 @@ def test_a_copy_says_what_to_do(limiter_of: Make) -> None:
             ConfigurationError,
             '"allow"',
         ),
-        ((object(), "1/minute"), {"key": "k"}, ConfigurationError, "object is no URL"),
+        ((None, "1/minute"), {"key": "k"}, ConfigurationError, "is no URL; write one, such as"),
+        (("redis://h", "1/minute"), {"key": "k", "share": 0.5}, ConfigurationError, "share=0.5"),
     ],
 )
 def test_mistakes_are_found_when_it_is_made(

@@ -484,7 +484,7 @@ def test_who_finds_no_room_falls_back_to_another_model(clock: ManualClock, strea
     async def main() -> None:
         first = limited(
             FixedModel(custom_output_text="first"), store, clock, requests="2/minute strict",
-            tokens=None, max_wait=0,
+            tokens=None, estimate=None, max_wait=0,
         )  # fmt: skip
         agent = Agent(FallbackModel(first, FixedModel(custom_output_text="second")))
         answers = []
@@ -506,6 +506,21 @@ def test_who_finds_no_room_falls_back_to_another_model(clock: ManualClock, strea
         clock.advance(61)
         assert (await agent.run("do you?")).output == "first"
         await first.aclose()
+
+    asyncio.run(main())
+
+
+def test_an_error_names_the_key_that_was_given(clock: ManualClock) -> None:
+    """And not that of the tokens, which nobody has written."""
+
+    async def main() -> None:
+        model = limited(FixedModel(), "memory://", clock, tokens="100/minute", max_wait=0)
+        await model.request(ASKED, None, ModelRequestParameters())
+        with pytest.raises(ModelHTTPError, match="100/minute exceeded for 'k'; retry in") as caught:
+            await model.request(ASKED, None, ModelRequestParameters())
+        assert isinstance(caught.value.__cause__, RateLimitExceeded)
+        assert caught.value.__cause__.decision.key == "k"
+        await model.aclose()
 
     asyncio.run(main())
 
@@ -556,6 +571,7 @@ def test_the_default_estimate_counts_texts_and_the_largest_answer() -> None:
         ModelRequest(parts=[UserPromptPart(["d" * 40])]),
     ]
     assert estimate_tokens(asked, {"max_tokens": 50}) == 100 + 20 + 10 + 10 + 50
+    assert estimate_tokens(asked, None) == 100 + 20 + 10 + 10 + 1  # as `request` may have them
 
 
 def test_its_windows_are_those_of_everything_with_its_key(clock: ManualClock) -> None:
@@ -617,13 +633,30 @@ def test_without_the_store_requests_get_what_the_policy_says(
     asyncio.run(main())
 
 
+def test_without_the_store_a_process_may_have_its_share(prefix: str) -> None:
+    async def main() -> None:
+        model = RateLimitedModel(
+            FixedModel(custom_output_text="yes"), "redis://127.0.0.1:1/0", requests="4/hour",
+            prefix=prefix, on_store_error="local", share=0.5, max_wait=0,
+        )  # fmt: skip
+        async with closing(model):
+            for _ in range(2):
+                assert (await Agent(model).run("?")).output == "yes"
+            with pytest.raises(ModelHTTPError, match="4/hour exceeded"):
+                await Agent(model).run("?")
+
+    asyncio.run(main())
+
+
 # -- mistakes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"tokens": None}, "give requests= or tokens="),
+        ({"tokens": None, "estimate": None}, "give requests= or tokens="),
+        ({"requests": "9/minute", "tokens": None}, "estimate= means nothing without tokens="),
+        ({"share": 0.5}, "share=0.5 means nothing"),
         ({"requests": "9 per fortnight"}, "fortnight"),
         ({"tokens": "10/second paced 500ms"}, "paced or warms up"),
         ({"estimate": 0}, "estimate=0 is no whole number"),
@@ -632,12 +665,20 @@ def test_without_the_store_requests_get_what_the_policy_says(
         ({"max_wait": -1}, "max_wait=-1 is no number"),
         ({"on_store_error": "alow"}, "on_store_error='alow' is none of"),
         ({"timeout": 0}, "timeout=0"),
-        ({"key": ""}, "empty"),
+        ({"key": ""}, "key='' is no str such as"),
+        ({"key": 4}, "key=4 is no str such as"),
+        ({"key": Key("a", tag="b")}, "tag='b') is no str such as"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_of_a_model_are_named(clock: ManualClock, options: Any, text: str) -> None:
-    with pytest.raises((ConfigurationError, ValueError), match=re.escape(text)):
+    with pytest.raises(ConfigurationError, match=re.escape(text)):
         limited(FixedModel(), "memory://", clock, **options)
+
+
+@pytest.mark.parametrize("wrapped", [None, 4, Agent(FixedModel())])
+def test_what_is_no_model_is_named(clock: ManualClock, wrapped: Any) -> None:
+    with pytest.raises(ConfigurationError, match='write "openai:gpt-5" or a Model, not '):
+        limited(wrapped, "memory://", clock)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.sections import SECTIONS
 
 from .pages import ROOT
 
-NAMES = ["guard", "resource", "fleet", "web", "second", "growth"]
+NAMES = ["guard", "resource", "fleet", "web", "second", "growth", "agents"]
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +37,14 @@ def test_the_page_has_the_figures_of_the_rows(make: Any, name: str) -> None:
     assert report["rows"]
     assert [row["what"] for row in report["rows"] if row["error"]] == []
     assert make.between(name) == make.TEXTS[name](report)
+
+
+def test_the_page_of_agents_has_the_figures_of_its_run(make: Any) -> None:
+    page = (ROOT / "docs/howto/agents.md").read_text(encoding="utf-8")
+    found = [
+        *re.findall(r"sent (\d+) calls in a second, and with this one (\d+)", page),
+        *re.findall(r"served (\d+) calls of a\stool, and with this one (\d+)", page),
+    ]
+    rows = [row["detail"].split()[0] for row in make.load("agents")["rows"]]
+    assert [each for theirs, ours in found for each in (ours, theirs)] == rows
+    assert make.load("agents")["command"] == "python -m benchmarks --only agents"

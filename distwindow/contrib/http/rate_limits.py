@@ -165,7 +165,7 @@ class BaseRateLimits(MakesLimits[R]):
         if on_store_error is NOT_GIVEN:
             raise ConfigurationError(
                 "on_store_error says what requests get while the store does not answer, and has no "
-                'default: "allow" (they are served), "deny" (503), "raise" (StoreError), or '
+                'default: "allow" (they are served), "deny" (refused), "raise" (StoreError), or '
                 '"local" (by the share of this process)'
             )
         self.on_store_error: Any = on_store_error

@@ -482,7 +482,7 @@ class RequestLimit:
             return Key(resource, key.tag)  # type: ignore[arg-type]  # of str or bytes, no Key
         raise ConfigurationError(
             f"key={function_name(self._key)}: the key of a request is {short_repr(key)}; return a "
-            "str, bytes or a Key; or None for the address of the client"
+            "str, bytes or a Key; or None, which counts as without key="
         )
 
     def _check_function(self, option: str, function: Any, count: int) -> None:
