@@ -139,9 +139,7 @@ class RateLimitedModel(WrapperModel):
             raise ConfigurationError(f'write "openai:gpt-5" or a Model, not {short_repr(wrapped)}')
         super().__init__(wrapped)
         if estimate is not None and tokens is None:
-            raise ConfigurationError(
-                "estimate= means nothing without tokens=; give both, or neither"
-            )
+            raise ConfigurationError("estimate= means nothing without tokens=; give both or none")
         if callable(estimate):
             check_takes("estimate", estimate, 3)
         elif estimate is not None and (type(estimate) is not int or estimate < 1):
