@@ -47,7 +47,9 @@ MAX_LABELS = 100
 _MAX_KEYS = 10_000
 """Of how many keys a tally knows the label."""
 _MAX_NAMES = 1000
-"""Of how many names one tally counts. Those beyond are `OTHER_LABELS`: clients may write paths."""
+"""Of how many names and limits one tally counts. Those beyond are `OTHER_LABELS`: clients write
+paths, and a function may return any limit.
+"""
 _SLOW_S = 0.05
 """What takes an observer longer delays the flushes of the process, and is logged."""
 _LOG_EVERY_S = 60.0
@@ -182,12 +184,11 @@ class _Row:
     def take(self) -> tuple[int, int, int, tuple[float, ...]]:
         """Return calls, permits, near, and the seconds of waits, since the last time."""
         counted = (self.calls, self.permits, self.near)
-        if counted[0] < self.told[0]:  # of a call that is being counted now
+        calls, permits, near = (now - then for now, then in zip(counted, self.told, strict=True))
+        if calls < 0 or permits < 0 or near < 0:  # of a call that is being counted, or taken back
             return 0, 0, 0, ()
-        told, self.told = self.told, counted
-        waited = tuple([self.waited.popleft() for _ in range(len(self.waited))])
-        calls, permits, near = (now - then for now, then in zip(counted, told, strict=True))
-        return calls, permits, near, waited
+        self.told = counted
+        return calls, permits, near, tuple([self.waited.popleft() for _ in range(len(self.waited))])
 
 
 class Tally(ScheduledSource):
@@ -221,7 +222,8 @@ class Tally(ScheduledSource):
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._telling = threading.RLock()
         self._rows: dict[tuple[Any, ...], _Row] = {}
-        self._names: set[str | None] = {None}
+        self._names: set[str] = set()
+        self._limits: set[Limit | str] = set()
         self._events: deque[ObserverEvent] = deque()
         self._told_levels: Sequence[Level] = ()
         self._last_row = _Row(None, "", "", "")
@@ -368,20 +370,17 @@ class Tally(ScheduledSource):
 
     def _take(self) -> list[Counts]:
         """Return what was noted since the last time."""
-        batch: dict[tuple[Any, ...], Counts] = {}
+        batch = []
         with self._telling:
             for what, row in list(self._rows.items()):
-                _, label, result, reason, source, name, shadow = what
+                limit, label, result, reason, source, name, shadow = what
                 calls, permits, near, waited = row.take()
-                if not (calls or permits or near or waited):
-                    continue
-                counts = Counts(
-                    self._source_kind, name or self.name, str(row.limit), label, result, reason,
-                    source, shadow, calls, permits, near, waited,
-                )  # fmt: skip
-                same = batch.get(counts[:8])  # of an equal limit
-                batch[counts[:8]] = counts if same is None else _sum_of(same, counts)
-        return list(batch.values())
+                if calls or permits or near or waited:
+                    batch.append(Counts(
+                        self._source_kind, name or self.name, str(limit), label, result, reason,
+                        source, shadow, calls, permits, near, waited,
+                    ))  # fmt: skip
+        return batch
 
     def reschedule(self, now: float) -> None:
         self._schedule.recompute(now, [self._next_due_at])
@@ -393,17 +392,20 @@ class Tally(ScheduledSource):
         self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None,
         shadow: bool,
     ) -> _Row:  # fmt: skip
-        if name not in self._names:
-            if len(self._names) <= _MAX_NAMES:
-                self._names.add(name)
-            else:
-                name = OTHER_LABELS
-        # By its identity, as the hash of a limit takes longer; the row keeps the limit alive.
-        what = (id(limit), self._label_of(key), result, reason, source, name, shadow)
-        row = self._rows.get(what)
+        label = self._label_of(key)
+        row = self._rows.get((limit, label, result, reason, source, name, shadow))
         if row is None:
+            name, limit = self._bounded(self._names, name), self._bounded(self._limits, limit)
+            what = (limit, label, result, reason, source, name, shadow)
             row = self._rows.setdefault(what, _Row(limit, result, reason, source))
         return row
+
+    def _bounded(self, known: set[Any], value: Any) -> Any:
+        if value is not None and value not in known:
+            if len(known) >= _MAX_NAMES:
+                return OTHER_LABELS
+            known.add(value)
+        return value
 
     def _label_of(self, key: AnyKey) -> str | None:
         if self._key_label is None:
@@ -440,13 +442,6 @@ class Tally(ScheduledSource):
         if now >= self._log_at:
             self._log_at = now + _LOG_EVERY_S
             LOG.warning(text, *values, exc_info=sys.exc_info()[0] is not None)
-
-
-def _sum_of(one: Counts, two: Counts) -> Counts:
-    return one._replace(
-        calls=one.calls + two.calls, permits=one.permits + two.permits, near=one.near + two.near,
-        waited=one.waited + two.waited,
-    )  # fmt: skip
 
 
 def tally_of(

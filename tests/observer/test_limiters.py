@@ -18,13 +18,14 @@ from distwindow import (
     AsyncLimiter,
     ConfigurationError,
     Counts,
+    Limit,
     Limiter,
     Observer,
     RateLimitExceeded,
     StoreError,
     set_default_observer,
 )
-from distwindow.observer import MAX_LABELS
+from distwindow.observer import _MAX_NAMES, MAX_LABELS, Tally
 from distwindow.support.async_use import run_at_once
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
@@ -201,6 +202,30 @@ def test_labels_are_at_most_100_and_other(consistency: Any, place: str) -> None:
     assert len(labels) == MAX_LABELS + 1
     assert labels["other"] == 100
     assert len(asked) == MAX_LABELS + 50
+
+
+def test_names_and_limits_are_bounded() -> None:
+    told = Told()
+    tally = Tally(told, "web", "n", 1.0, ManualClock().monotonic)
+    for number in range(2 * _MAX_NAMES):
+        for _ in range(2):
+            limit = Limit(f"{number + 1}/minute")
+            tally.counted("", limit, "allowed", "ok", "store", 1, 1, name=f"GET /{number}")
+    tally.collect_commands(0.0, [])
+    assert len({counts.name for counts in told.counts}) == _MAX_NAMES + 1
+    assert len({counts.limit for counts in told.counts}) == _MAX_NAMES + 1
+    assert sum(told.calls.values()) == 4 * _MAX_NAMES
+    assert told.calls["other", "allowed", "ok", "store"] == 2 * _MAX_NAMES
+
+
+def test_what_is_taken_back_is_told_when_it_is_made_up_for() -> None:
+    told = Told()
+    tally = Tally(told, "web", "n", 1.0, ManualClock().monotonic)
+    for calls, permits in ((1, 1), (0, 0), (-1, -3), (1, 3), (1, 1)):
+        tally.counted("", "5/minute", "allowed", "ok", "store", calls, permits)
+        tally.collect_commands(0.0, [])
+        assert all(counts.calls >= 0 and counts.permits >= 0 for counts in told.counts)
+    assert sum(told.calls.values()) == 2
 
 
 def test_what_a_function_of_labels_raises_fails_nothing(caplog: pytest.LogCaptureFixture) -> None:
