@@ -7,14 +7,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
-from distwindow import Counts, Key, StoreError
+from distwindow import (
+    AsyncConcurrency,
+    Concurrency,
+    ConcurrencyExceeded,
+    Counts,
+    Key,
+    StoreError,
+)
 from distwindow.contrib import http
+from distwindow.ring.clock import SYSTEM
 from distwindow.support.async_use import run_at_once
 from tests.away.stores import NOT_SENT, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
@@ -53,9 +62,14 @@ class Named(Told):
         return {row: count for row, count in rows.items() if count}
 
 
-def store_of(in_tasks: bool, clock: ManualClock) -> tuple[RemoteStore, Any]:
+def store_of(in_tasks: bool, clock: Any) -> tuple[RemoteStore, Any]:
     store = RemoteStore(clock)
     return store, AsyncRemoteStore(store) if in_tasks else store
+
+
+def rows_of(*rows: tuple[Any, ...]) -> dict[Row, int]:
+    """Return these rows, each of which ends in its count."""
+    return {row[:5]: row[5] for row in rows if row[5]}
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -251,3 +265,95 @@ def test_requests_that_wait_are_told_for_how_long() -> None:
     of.close()
     assert sorted(told.waited) == [pytest.approx(1, abs=0.1)] * 2
     assert sum(told.calls.values()) == 3
+
+
+# -- slots -----------------------------------------------------------------------------------------
+
+
+async def entered(block: Any) -> Any:
+    """Return the slot of a block, entered."""
+    return await block.__aenter__() if hasattr(block, "__aenter__") else block.__enter__()
+
+
+@pytest.mark.parametrize("kind", [Concurrency, AsyncConcurrency])
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+def test_slots_are_counted_as_they_are_asked_for(kind: Any, place: str) -> None:
+    """Held, refused and failed, with `try_hold` and `hold`, and how many are held now."""
+    in_tasks = kind is AsyncConcurrency
+    told, seen = Named(), Counter[str]()
+    remote, store = store_of(in_tasks, SYSTEM)
+    where = "memory://" if place == "memory" else store
+    slots = kind(where, 3, observer=told, metric_name="reports")
+    chance, held = random.Random(f"{kind} {place}"), []
+    waited = 0
+
+    async def ask_at_random() -> None:
+        nonlocal waited
+        for _ in range(200):
+            if chance.random() < 0.1:
+                remote.failure = NOT_SENT
+            try:
+                if chance.random() < 0.5:
+                    slot = await result_of(slots.try_hold("key"))
+                    seen["allowed" if slot else "refused"] += 1
+                    held.extend([(slot, slot)] if slot else [])
+                else:
+                    block = slots.hold("key", timeout=0.003)
+                    held.append((await entered(block), block))
+                    seen["allowed"] += 1
+            except ConcurrencyExceeded:
+                seen["refused"] += 1
+                waited += 1
+            except StoreError:
+                seen["error"] += 1
+            remote.failure = None
+            if held and chance.random() < 0.4:
+                await result_of(held.pop()[0].release())
+            if chance.random() < 0.1:
+                await result_of(slots.flush())
+                assert told.levels[-1].value == len(held)
+        await result_of(slots.aclose() if in_tasks else slots.close())
+
+    run(in_tasks, ask_at_random())
+    source = "local" if place == "memory" else "store"
+    assert told.rows() == told.permits_by_row()
+    assert told.rows() == rows_of(
+        ("reports", "3", "allowed", "ok", source, seen["allowed"]),
+        ("reports", "3", "refused", "no_slot", source, seen["refused"]),
+        ("reports", "3", "error", "store_down", "policy", seen["error"]),
+    )
+    refused = [each for each in told.counts if each.result == "refused"]
+    assert sum(len(each.waited) for each in refused) == waited > 0
+    assert told.levels[-1][:4] == ("concurrency", "reports", "slots_held", "3")
+    assert told.levels[-1].value == 0
+    operations = {call.operation for call in told.store_calls}
+    assert operations >= {"hold", "free"} if place == "elsewhere" else not operations
+
+
+def test_slots_of_threads_are_counted_exactly() -> None:
+    """Some wait behind others, and are told for how long; a slot of `try_hold` is refused while
+    they do.
+    """
+    told, seen = Named(), Counter[str]()
+
+    def work() -> None:
+        for number in range(30):
+            if number % 3:
+                with slots.hold("key"):
+                    seen["allowed"] += 1
+                continue
+            with slots.try_hold("key") as slot:
+                seen["allowed" if slot else "refused"] += 1
+
+    with Concurrency("memory://", 1, observer=told, prefix="p") as slots:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    results = Counter[str]()
+    for (name, _, result, _, _), count in told.rows().items():
+        assert name == "p"
+        results[result] += count
+    assert +results == +seen
+    assert told.levels[-1].value == 0
