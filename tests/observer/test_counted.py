@@ -15,13 +15,22 @@ from typing import Any
 import pytest
 
 from distwindow import (
+    AdaptiveBreaker,
+    AsyncAdaptiveBreaker,
+    AsyncCircuitBreaker,
     AsyncConcurrency,
+    AsyncLimiter,
+    BreakerOpen,
+    CircuitBreaker,
     Concurrency,
     ConcurrencyExceeded,
     Counts,
+    ErrorRatio,
     Key,
+    Limiter,
     StoreError,
 )
+from distwindow.breaker.circuit_breaker import AsyncBreaker
 from distwindow.contrib import http
 from distwindow.ring.clock import SYSTEM
 from distwindow.support.async_use import run_at_once
@@ -357,3 +366,79 @@ def test_slots_of_threads_are_counted_exactly() -> None:
         results[result] += count
     assert +results == +seen
     assert told.levels[-1].value == 0
+
+
+# -- breakers --------------------------------------------------------------------------------------
+
+
+def breaker_of(kind: Any, where: Any, clock: ManualClock, told: Told) -> Any:
+    options = {"time": clock, "observer": told, "metric_name": "payments"}
+    if kind in (AdaptiveBreaker, AsyncAdaptiveBreaker):
+        return kind(where, draw=random.Random(1).random, **options)
+    return kind(where, ErrorRatio(0.5, min_calls=4, open_for=2.0), **options)
+
+
+async def called(breaker: Any, way: str, fails: bool) -> None:
+    """Make one call of a service in a way; raises `BreakerOpen`, or `OSError` if it fails."""
+    in_tasks = isinstance(breaker, AsyncBreaker)
+
+    def work() -> None:
+        if fails:
+            raise OSError
+
+    async def work_in_task() -> None:
+        work()
+
+    if way == "protect":
+        await result_of(breaker.protect("key")(work_in_task if in_tasks else work)())
+    elif way == "admit":
+        admission = await result_of(breaker.admit("key"))
+        await result_of(breaker.finish(admission, fails))
+    else:
+        limiter: Any = (AsyncLimiter if in_tasks else Limiter)("memory://", "1000/minute")
+        block = breaker.call("key") if way == "call" else limiter.entry("key", breaker=breaker)
+        if in_tasks:
+            async with block:
+                work()
+        else:
+            with block:
+                work()
+
+
+@pytest.mark.parametrize(
+    "kind", [CircuitBreaker, AsyncCircuitBreaker, AdaptiveBreaker, AsyncAdaptiveBreaker]
+)
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+@pytest.mark.parametrize("way", ["call", "protect", "admit", "entry"])
+def test_refused_calls_and_changes_of_breakers_are_told(kind: Any, place: str, way: str) -> None:
+    in_tasks = issubclass(kind, AsyncBreaker)
+    clock, told, refused = ManualClock(), Named(), 0
+    heard: list[Any] = []
+    _, store = store_of(in_tasks, clock)
+    breaker = breaker_of(kind, "memory://" if place == "memory" else store, clock, told)
+    if hasattr(breaker, "on_change"):
+        breaker.on_change(heard.append)
+    chance = random.Random(f"{kind} {place} {way}")
+
+    async def call_at_random() -> None:
+        nonlocal refused
+        for number in range(300):
+            try:
+                await called(breaker, way, number % 150 < 75 and chance.random() < 0.9)
+            except BreakerOpen:
+                refused += 1
+            except OSError:
+                pass
+            clock.advance(chance.choice([0, 0.01, 0.3]))
+            if chance.random() < 0.2:
+                await result_of(breaker.flush())
+        await result_of(breaker.aclose() if in_tasks else breaker.close())
+
+    run(in_tasks, call_at_random())
+    rule = "adaptive" if "Adaptive" in kind.__name__ else "error_ratio"
+    assert refused > 0
+    assert told.rows() == rows_of(("payments", rule, "refused", "open", "local", refused))
+    assert [event.change for event in told.events] == heard
+    assert {event[:2] for event in told.events} == ({("breaker", "payments")} if heard else set())
+    assert bool(heard) == hasattr(breaker, "on_change")
+    assert bool(told.store_calls) == (place == "elsewhere")
