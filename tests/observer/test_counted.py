@@ -19,16 +19,23 @@ from distwindow import (
     AsyncAdaptiveBreaker,
     AsyncCircuitBreaker,
     AsyncConcurrency,
+    AsyncGuard,
     AsyncLimiter,
+    AuthorityRule,
+    Blocked,
     BreakerOpen,
     CircuitBreaker,
     Concurrency,
     ConcurrencyExceeded,
     Counts,
+    DegradeRule,
     ErrorRatio,
+    FlowRule,
+    Guard,
     Key,
     Limiter,
     StoreError,
+    SystemRule,
 )
 from distwindow.breaker.circuit_breaker import AsyncBreaker
 from distwindow.contrib import http
@@ -442,3 +449,85 @@ def test_refused_calls_and_changes_of_breakers_are_told(kind: Any, place: str, w
     assert {event[:2] for event in told.events} == ({("breaker", "payments")} if heard else set())
     assert bool(heard) == hasattr(breaker, "on_change")
     assert bool(told.store_calls) == (place == "elsewhere")
+
+
+# -- guards ----------------------------------------------------------------------------------------
+
+RULES = [
+    AuthorityRule("write", "app-a,app-b"),
+    SystemRule(qps=14),
+    FlowRule("write", 8),
+    FlowRule("read", 6, strategy="relate", ref_resource="write"),
+    FlowRule("write", 2, grade="thread"),
+    DegradeRule("write", grade="error_ratio", count=0.5, time_window_s=2),
+]
+
+
+@CONSISTENCIES
+@pytest.mark.parametrize("kind", [Guard, AsyncGuard])
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+def test_each_rule_of_a_guard_counts_what_it_admits_or_refuses(
+    kind: Any, consistency: Any, place: str
+) -> None:
+    """Those before a rule that refuses have admitted the entry."""
+    in_tasks = kind is AsyncGuard
+    clock, told = ManualClock(), Named()
+    _, store = store_of(in_tasks, clock)
+    guard = kind(
+        "memory://" if place == "memory" else store, RULES, time=clock, observer=told,
+        metric_name="shop", consistency=consistency,
+    )  # fmt: skip
+    chance, stopped = random.Random(f"{kind} {consistency} {place}"), Counter[str]()
+    admitted: list[Any] = []
+
+    async def enter(entry: Any, fails: bool) -> None:
+        await result_of(entry.__aenter__() if in_tasks else entry.__enter__())
+        if chance.random() < 0.5:
+            admitted.append(entry)  # it holds its slot for a while
+        else:
+            await leave(entry, OSError() if fails else None)
+
+    async def leave(entry: Any, exc: Any = None) -> None:
+        ends = (type(exc) if exc else None, exc, None)
+        await result_of(entry.__aexit__(*ends) if in_tasks else entry.__exit__(*ends))
+
+    async def call_at_random() -> None:
+        for _ in range(400):
+            origin = chance.choice(["app-a", "app-b", "app-c"])
+            resource = chance.choice(["write", "write", "read"])
+            try:
+                await enter(guard.entry(resource, origin), chance.random() < 0.6)
+                stopped[resource] += 1
+            except Blocked as exc:
+                stopped[
+                    f"{resource} {type(exc.rule).__name__} {getattr(exc.rule, 'grade', '')}"
+                ] += 1
+            clock.advance(chance.choice([0, 0.01, 0.05]))
+            if admitted and chance.random() < 0.2:
+                await leave(admitted.pop())
+        for entry in admitted:
+            await leave(entry)
+        await result_of(guard.aclose() if in_tasks else guard.close())
+
+    run(in_tasks, call_at_random())
+    by_rule: Counter[Any] = Counter()
+    for (name, limit, result, reason, _), count in told.rows().items():
+        assert name == "shop"
+        by_rule[limit, result, reason] += count
+    found = +stopped
+    opened, slots = found["write DegradeRule error_ratio"], found["write FlowRule thread"]
+    entered = found["write"] + opened
+    expected = {
+        ("allow app-a,app-b", "refused", "authority"): found["write AuthorityRule "],
+        ("qps 14", "refused", "system"): found["write SystemRule "] + found["read SystemRule "],
+        ("8/second", "refused", "over_limit"): found["write FlowRule qps"],
+        ("6/second", "refused", "over_limit"): found["read FlowRule qps"],
+        ("8/second", "allowed", "ok"): entered + slots,
+        ("2", "refused", "no_slot"): slots,
+        ("2", "allowed", "ok"): entered,
+        ("error_ratio", "refused", "open"): opened,
+    }
+    assert dict(by_rule) == {what: count for what, count in expected.items() if count}
+    assert len(by_rule) >= 6
+    kinds = {counts.source_kind for counts in told.counts}
+    assert {"limiter", "concurrency"} <= kinds <= {"limiter", "concurrency", "breaker"}
