@@ -293,7 +293,7 @@ class Tally(ScheduledSource):
         self, key: AnyKey, cost: int, limits: Sequence[Limit | int], name: str | None = None
     ) -> None:
         """Note a call that raises, as neither the store nor `on_store_error` has decided it."""
-        limit = ", ".join(map(str, limits))
+        limit = sys.intern(", ".join(map(str, limits)))  # rows are told apart by identity
         self.counted(key, limit, "error", "store_down", "policy", 1, cost, name=name)
 
     def held(

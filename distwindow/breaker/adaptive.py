@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
+from ..observer import Observer
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, ring_name_prefix
 from ..ring.store import AsyncStore, Store
@@ -85,6 +86,8 @@ class AdaptiveAdmission(NamedTuple):
 class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveAdmission]):
     """Base class of both adaptive breakers."""
 
+    _rule_name = "adaptive"
+
     def __init__(
         self,
         store: Any,
@@ -102,13 +105,15 @@ class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         flush_interval: float = 0.25,
         max_local_keys: int = 10_000,
         draw: Callable[[], float] | None = None,
+        observer: Observer | None = None,
+        metric_name: str | None = None,
         time: Clock = SYSTEM,
     ) -> None:
         self._algorithm = adaptive_options(k, window, buckets, draw)
         options = Options(
             prefix=prefix, errors=errors, ignore=ignore, on_store_error="allow", timeout=timeout,
             clock=clock, name=name, sync_interval=sync_interval, flush_interval=flush_interval,
-            max_local_keys=max_local_keys, time=time,
+            max_local_keys=max_local_keys, observer=observer, metric_name=metric_name, time=time,
         )  # fmt: skip
         super().__init__(store, options)
 

@@ -9,6 +9,7 @@ from ..support import fork
 from ..support.async_use import EnteredBlock, only_async_with
 from ..support.failure_types import FailureTypes
 from .cache import BreakerCache
+from .record import BreakerOpen
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,6 +29,9 @@ class CallDriver(Protocol):
 
     def _send(self, admission: Any) -> Any:
         """Send what was counted, as the end of this call decides."""
+
+    def count_refused(self, refused: BreakerOpen) -> None:
+        """Count a call that was refused."""
 
 
 class _BaseBreakerCall(EnteredBlock, Generic[A]):
@@ -99,8 +103,12 @@ class BreakerCall(_BaseBreakerCall[A]):
     _written = "`with breaker.call(key):`, which raises `BreakerOpen` if refused"
 
     def __enter__(self) -> Self:
-        admission = self._begin()
-        self._admission = self._breaker._ask(self._key) if admission is None else admission
+        try:
+            admission = self._begin()
+            self._admission = self._breaker._ask(self._key) if admission is None else admission
+        except BreakerOpen as refused:
+            self._breaker.count_refused(refused)
+            raise
         return self
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
@@ -125,8 +133,13 @@ class AsyncBreakerCall(_BaseBreakerCall[A]):
     _written = "`async with breaker.call(key):`, which raises `BreakerOpen` if refused"
 
     async def __aenter__(self) -> Self:
-        admission = self._begin()
-        self._admission = await self._breaker._ask(self._key) if admission is None else admission
+        try:
+            admission = self._begin()
+            known = admission is not None
+            self._admission = admission if known else await self._breaker._ask(self._key)
+        except BreakerOpen as refused:
+            self._breaker.count_refused(refused)
+            raise
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:

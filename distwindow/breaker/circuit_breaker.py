@@ -23,9 +23,11 @@ from ..lifecycle.lifecycle import (
     raise_failure,
 )
 from ..limiter.decorator import DecoratorKey
+from ..observer import AsyncTimedStore, Observer, Tally, TimedStore, tally_of
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
+from ..runtime.flush import JoinedSources
 from ..runtime.options import ClockChoice, Options
 from ..sentinel.circuit_breakers import BreakerState
 from ..support.callables import (
@@ -58,6 +60,9 @@ class BaseBreaker(Flushed, Generic[S, A]):
     _instead = "@breaker.protect(key), or enter breaker.call(key)"
     _shared = "store, prefix and rule share their breakers"
     _states: BreakerCache[S, A]
+    _rule_name: str
+    """The kind of rule by which calls are refused."""
+    _timed_store: Callable[[Any, Tally], Any]
 
     def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -71,14 +76,24 @@ class BaseBreaker(Flushed, Generic[S, A]):
         self._name = f"breaker {options.prefix!r} at {self._store_name}"
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._open_store(store, options)
+        self._tally = tally = tally_of(options, "breaker", self._store.clock.monotonic)
+        if tally is not None and self._store.decided_by != "local":
+            self._store = self._timed_store(self._store, tally)
         self._states = self._open_states(self._store)
         self._name_store(self._name)
-        in_background = not self._states.in_process
-        self._flush_job = self._new_flush_job(self._states, self._name, in_background=in_background)
+        source = self._states if tally is None else JoinedSources(self._states, tally)
+        in_background = tally is not None or not self._states.in_process
+        self._flush_job = self._new_flush_job(source, self._name, in_background=in_background)
 
     def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
         """Return what this breaker knows and counts in this process."""
         raise NotImplementedError  # each kind of breaker has its own
+
+    def count_refused(self, refused: BreakerOpen) -> None:
+        """Count a call that was refused; for its blocks."""
+        if self._tally is not None:
+            rule = self._rule_name
+            self._tally.counted(refused.key, rule, "refused", "open", "local", 1, 0)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
@@ -242,6 +257,8 @@ def _check(function: Any, fallback: Any) -> None:
 class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
     """A breaker for tasks."""
 
+    _timed_store = AsyncTimedStore
+
     def call(self, key: AnyKey) -> AsyncBreakerCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
         if key.__class__ is not str:
@@ -270,12 +287,16 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
 
     async def _end_calls(self) -> None:
         self._states.is_closed = True
-        self._states.wake = ignore_wake
+        self._flush_job.wake = ignore_wake
 
     async def admit(self, key: AnyKey) -> A:
         """See `BlockingBreaker.admit`."""
-        admission = self._states.decide(key)
-        return await self._ask(key) if admission is None else admission
+        try:
+            admission = self._states.decide(key)
+            return await self._ask(key) if admission is None else admission
+        except BreakerOpen as refused:
+            self.count_refused(refused)
+            raise
 
     async def _ask(self, key: AnyKey) -> A:
         return await self._run(self._states.admit(self._states.get_or_create(key)))
@@ -292,6 +313,8 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
 
 class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
     """A breaker for threads."""
+
+    _timed_store = TimedStore
 
     def call(self, key: AnyKey) -> BreakerCall[A]:
         """Return a context manager for one call of the service: raises `BreakerOpen` at the
@@ -329,12 +352,16 @@ class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
 
     def _end_calls(self) -> None:
         self._states.is_closed = True
-        self._states.wake = ignore_wake  # the thread that closes flushes from here on
+        self._flush_job.wake = ignore_wake  # the thread that closes flushes from here on
 
     def admit(self, key: AnyKey) -> A:
         """Begin a call without a block, for other parts of this package. Raises `BreakerOpen`."""
-        admission = self._states.decide(key)
-        return self._ask(key) if admission is None else admission
+        try:
+            admission = self._states.decide(key)
+            return self._ask(key) if admission is None else admission
+        except BreakerOpen as refused:
+            self.count_refused(refused)
+            raise
 
     def _ask(self, key: AnyKey) -> A:
         return self._run(self._states.admit(self._states.get_or_create(key)))
@@ -372,6 +399,8 @@ class WithRule(BaseBreaker[BreakerKeyState, BreakerAdmission]):
         sync_interval: float = 0.25,
         flush_interval: float = 0.25,
         max_local_keys: int = 10_000,
+        observer: Observer | None = None,
+        metric_name: str | None = None,
         time: Clock = SYSTEM,
     ) -> None:
         if not isinstance(rule, BreakerRule) or type(rule) is BreakerRule:
@@ -379,11 +408,12 @@ class WithRule(BaseBreaker[BreakerKeyState, BreakerAdmission]):
                 f"{short_repr(rule)} is no rule of a circuit breaker; give one of "
                 f"{', '.join(each.__name__ for each in RULES)}"
             )
-        self._rule = rule
+        self._rule, self._rule_name = rule, rule.kind
         options = Options(
             prefix=prefix, errors=errors, ignore=ignore, on_store_error=on_store_error,
             timeout=timeout, clock=clock, name=name, sync_interval=sync_interval,
-            flush_interval=flush_interval, max_local_keys=max_local_keys, time=time,
+            flush_interval=flush_interval, max_local_keys=max_local_keys, observer=observer,
+            metric_name=metric_name, time=time,
         )  # fmt: skip
         super().__init__(store, options)
 
@@ -403,6 +433,8 @@ class WithRule(BaseBreaker[BreakerKeyState, BreakerAdmission]):
             )
         self.listeners = register_after_fork(Listeners(self._name))
         """What hears of changes; for other parts of this package."""
+        if self._tally is not None:
+            self.listeners.add(self._tally.changed)
         states = BreakerStates(
             options, store, self._store_name, self._rule, self.listeners.notify,
             owns_store=self._owns_store,
@@ -476,9 +508,10 @@ class CircuitBreaker(WithRule, BlockingBreaker[BreakerKeyState, BreakerAdmission
     known yet, or an open breaker's time has come), `on_store_error="allow"` lets calls through, an
     open breaker's one at a time as a probe of this process; `"deny"` refuses them.
 
-    `timeout`, `clock`, `name`, `max_local_keys` and `time` are those of `Limiter`. Raises
-    `ConfigurationError` for arguments that can never work; nothing is connected to before the first
-    call.
+    `observer` is told of changes as `on_change` is, and how many calls were refused, by
+    `metric_name` (default: the prefix). `timeout`, `clock`, `name`, `max_local_keys` and `time` are
+    those of `Limiter`. Raises `ConfigurationError` for arguments that can never work; nothing is
+    connected to before the first call.
     """
 
     def state(self, key: AnyKey) -> BreakerState:

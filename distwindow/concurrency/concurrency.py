@@ -11,12 +11,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from ..errors import ConfigurationError, DistwindowError, short_repr
+from ..errors import (
+    ConcurrencyExceeded,
+    ConfigurationError,
+    DistwindowError,
+    StoreError,
+    short_repr,
+)
 from ..lifecycle.connect import store_name
 from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, Flushed
+from ..observer import AsyncTimedStore, Observer, Tally, TimedStore, tally_of
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
+from ..runtime.flush import FlushSource, JoinedSources
 from ..runtime.options import ClockChoice, Options, check_timeout
 from ..runtime.steps import Operation, run_async, run_blocking
 from ..support.async_use import Unawaited, UnawaitedCoroutine
@@ -39,6 +47,7 @@ class BaseConcurrency(Flushed):
     _shared = "store and prefix share their slots"
     _driver: SlotDriver
     _new_driver: Callable[[], SlotDriver]
+    _timed_store: Callable[[Any, Tally], Any]
 
     def __init__(
         self,
@@ -50,9 +59,15 @@ class BaseConcurrency(Flushed):
         timeout: float = 0.5,
         clock: ClockChoice = "server",
         name: str | None = None,
+        observer: Observer | None = None,
+        metric_name: str | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
         time: Clock = SYSTEM,
     ) -> None:
-        options = Options(prefix=prefix, timeout=timeout, clock=clock, name=name, time=time)
+        options = Options(
+            prefix=prefix, timeout=timeout, clock=clock, name=name, time=time, observer=observer,
+            metric_name=metric_name, key_label=key_label,
+        )  # fmt: skip
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_LIMIT:
             raise ConfigurationError(
                 f"limit={short_repr(limit)} is not a whole number from 1 to {_MAX_LIMIT:,}: "
@@ -72,6 +87,13 @@ class BaseConcurrency(Flushed):
         self._name = options.name
         self._held = register_after_fork(HeldSlots(limit, round(ttl * 1000), self._owner))
         self._open_store(store, replace(options, timeout=self._timeout / 2))
+        source: FlushSource = self._held
+        self._held.tally = tally = tally_of(options, "concurrency", self._store.clock.monotonic)
+        if tally is not None:
+            tally.levels = self._held.levels
+            source = JoinedSources(self._held, tally)
+            if self._store.decided_by != "local":
+                self._store = self._timed_store(self._store, tally)
         self._wait_queues = register_after_fork(WaitQueues(self._store.clock))
         self._operations = SlotOperations(
             self._held, self._wait_queues, self._store.clock.monotonic, self._timeout
@@ -79,7 +101,7 @@ class BaseConcurrency(Flushed):
         self._held.wait_queues = self._wait_queues
         self._driver = self._new_driver()
         self._name_store(self._job_name)
-        self._flush_job = self._new_flush_job(self._held, self._job_name, job_type=SlotJob)
+        self._flush_job = self._new_flush_job(source, self._job_name, job_type=SlotJob)
 
     def __repr__(self) -> str:
         return (
@@ -144,12 +166,13 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
 
     `timeout` (seconds) is the time that the store has to answer: a request without a reply is sent
     again after half of it, which is harmless, because a holder has one slot however often it asks.
-    `name` is shown by `stats`; by default it is host and process id. `clock`, `prefix`
-    and `time` are those of `Limiter`. Raises `ConfigurationError` for arguments that can never
-    work; nothing is connected to before the first call.
+    `name` is shown by `stats`; by default it is host and process id. `clock`, `prefix`, `observer`,
+    `metric_name`, `key_label` and `time` are those of `Limiter`. Raises `ConfigurationError` for
+    arguments that can never work; nothing is connected to before the first call.
     """
 
     _driver: _ThreadSlots
+    _timed_store = TimedStore
 
     def _new_driver(self) -> SlotDriver:
         return _ThreadSlots(self._store, self._operations)
@@ -212,30 +235,42 @@ class _ThreadSlots(SlotDriver):
 
     def ask(self, claim: SlotClaim) -> HoldReply:
         """Ask once for a slot. Refused while others wait in this process: nobody overtakes them."""
+        source = None
         if claim.name in self._wait_queues.by_name:
-            reply = HoldReply(False, claim.command.limit, 0, 0)
+            reply, source = HoldReply(False, claim.command.limit, 0, 0), "local"
         else:
-            reply = self._ask_first(claim, 0.0)
+            try:
+                reply = self._ask_first(claim, 0.0)
+            except StoreError:
+                self.count(claim, "error")
+                raise
         if reply.granted:
             self._held.on_granted(claim)
         else:
             self.abandon(claim)
+        self.count(claim, "allowed" if reply.granted else "refused", source=source)
         return reply
 
     def wait(self, claim: SlotClaim, timeout: float | None) -> None:
         """Wait until `claim` is granted. If this raises, the caller abandons the claim."""
         began_at = self._monotonic()
-        reply = None
+        reply = queued_at = None
         try:
             if claim.name not in self._wait_queues.by_name:
                 reply = self._ask_first(claim, timeout)
             if reply is None or not reply.granted:
+                queued_at = began_at
                 waiter = Waiter(self._wait_queues, claim.name, timeout, began_at=began_at)
                 self._queue_up(claim, waiter, reply)
             self._held.on_granted(claim)
-        except BaseException:  # raised by a signal handler, too
+        except BaseException as exc:  # raised by a signal handler, too
             self.leave_line(claim)
+            if isinstance(exc, StoreError):
+                self.count(claim, "error")
+            elif isinstance(exc, ConcurrencyExceeded):
+                self.count(claim, "refused", queued_at)
             raise
+        self.count(claim, "allowed", queued_at)
 
     def _ask_first(self, claim: SlotClaim, timeout: float | None) -> HoldReply:
         """Ask while nobody waits. No operation is needed unless that fails."""
@@ -307,6 +342,7 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
     """
 
     _driver: _TaskSlots
+    _timed_store = AsyncTimedStore
 
     def _new_driver(self) -> SlotDriver:
         return _TaskSlots(self._store, self._operations)
@@ -355,29 +391,41 @@ class _TaskSlots(SlotDriver):
     _store: AsyncStore
 
     async def ask(self, claim: SlotClaim) -> HoldReply:
+        source = None
         if claim.name in self._wait_queues.by_name:
-            reply = HoldReply(False, claim.command.limit, 0, 0)
+            reply, source = HoldReply(False, claim.command.limit, 0, 0), "local"
         else:
-            reply = await self._ask_first(claim, 0.0)
+            try:
+                reply = await self._ask_first(claim, 0.0)
+            except StoreError:
+                self.count(claim, "error")
+                raise
         if reply.granted:
             self._held.on_granted(claim)
         else:
             self.abandon(claim)
+        self.count(claim, "allowed" if reply.granted else "refused", source=source)
         return reply
 
     async def wait(self, claim: SlotClaim, timeout: float | None) -> None:
         began_at = self._monotonic()
-        reply = None
+        reply = queued_at = None
         try:
             if claim.name not in self._wait_queues.by_name:
                 reply = await self._ask_first(claim, timeout)
             if reply is None or not reply.granted:
+                queued_at = began_at
                 waiter = AsyncWaiter(self._wait_queues, claim.name, timeout, began_at=began_at)
                 await self._queue_up(claim, waiter, reply)
             self._held.on_granted(claim)
-        except BaseException:  # raised by a signal handler, too
+        except BaseException as exc:  # raised by a signal handler, too
             self.leave_line(claim)
+            if isinstance(exc, StoreError):
+                self.count(claim, "error")
+            elif isinstance(exc, ConcurrencyExceeded):
+                self.count(claim, "refused", queued_at)
             raise
+        self.count(claim, "allowed", queued_at)
 
     async def _ask_first(self, claim: SlotClaim, timeout: float | None) -> HoldReply:
         if self._held.hold_call is not None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..errors import DistwindowError, StoreError, closed_failure, short_repr
+from ..observer import Level, Tally
 from ..ring.key import AnyKey
 from ..runtime.flush import FlushSource, OutgoingCommand
 from ..runtime.flush_job import FlushJob
@@ -45,6 +46,7 @@ class HeldSlots(FlushSource):
 
     def __init__(self, limit: int, ttl_ms: int, owner: Callable[[], str]) -> None:
         self._limit, self._ttl_ms = limit, ttl_ms
+        self.limit_text = str(limit)
         self._find_owner = owner
         self.wake: Callable[[], object] = _ignore
         self.wait_queues: WaitQueues | None = None
@@ -52,6 +54,8 @@ class HeldSlots(FlushSource):
         self._claims: dict[bytes, SlotClaim] = {}
         self._left_lines: set[bytes] = set()
         """The names of slots for which nobody waits here any more."""
+        self.tally: Tally | None = None
+        """What adds up for an observer."""
         self.hold_call: Callable[[], object] | None = None
         """Holds up a call while the process ends; None at other times."""
         self._is_closed = False
@@ -112,11 +116,14 @@ class HeldSlots(FlushSource):
         """Note that the block of `claim` has ended, or that its caller has given up. The worker
         frees it at `free_at` (monotonic seconds), unless that is done before.
         """
+        was_held = claim.is_renewed
         claim.ended = True
         if claim.is_gone:
             self.forget(claim)
         else:
             self._set_due(claim, free_at)
+        if was_held and self.tally is not None:
+            self.tally.level_changed()
 
     def forget(self, claim: SlotClaim) -> None:
         """Drop a claim that is gone."""
@@ -160,6 +167,13 @@ class HeldSlots(FlushSource):
         """Return when all can be freed for good: after deadlines of holds whose reply was lost."""
         ended = [claim.deadline for claim in self._claims.copy().values() if claim.ended]
         return max(ended, default=-math.inf)
+
+    def levels(self) -> list[Level]:
+        """Return how many slots are held here."""
+        assert self.tally is not None
+        held = sum(claim.is_renewed for claim in self._claims.copy().values())
+        name = self.tally.name
+        return [Level("concurrency", name, "slots_held", self.limit_text, float(held))]
 
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
@@ -238,6 +252,8 @@ class HeldSlots(FlushSource):
     def _lose(self, claim: SlotClaim, why: str) -> None:
         claim.next_due_at = math.inf
         if claim.lose(why):
+            if self.tally is not None:
+                self.tally.level_changed()
             LOG.warning(
                 "a slot of %s was lost while it was held: %s; another holder may have it, so "
                 "what it guards should stop",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import ref
 
 from ..errors import ConcurrencyExceeded, short_repr
+from ..observer import Result
 from ..ring.key import AnyKey
 from ..runtime.steps import StoreStep
 from ..support.async_use import EnteredBlock, only_async_with
@@ -45,6 +46,28 @@ class SlotDriver:
         self._operations = operations
         self._held, self._wait_queues = operations.held, operations.queues
         self._monotonic = store.clock.monotonic
+
+    def count(
+        self,
+        claim: SlotClaim,
+        result: Result,
+        queued_at: float | None = None,
+        source: str | None = None,
+    ) -> None:
+        """Count how a call has ended that asked for a slot; `queued_at` is when it began to wait
+        in this process, `source` what decided it, by default the store.
+        """
+        tally = self._held.tally
+        if tally is None:
+            return
+        if result == "error":
+            tally.failed(claim.key, 1, (claim.command.limit,))
+            return
+        waited = () if queued_at is None else (self._monotonic() - queued_at,)
+        reason = "ok" if result == "allowed" else "no_slot"
+        decided_by = source or self._store.decided_by
+        limit = self._held.limit_text
+        tally.counted(claim.key, limit, result, reason, decided_by, 1, 1, waited)
 
     def is_lost(self, claim: SlotClaim) -> bool:
         """True if the slot of `claim` was lost."""

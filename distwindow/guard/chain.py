@@ -25,7 +25,9 @@ from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import Blocked, ConfigurationError, DistwindowError, short_repr
+from ..observer import Tally
 from ..runtime.options import check_origin
+from .counts import count_refused
 
 LOG = logging.getLogger("distwindow")
 
@@ -73,6 +75,8 @@ class ChainSlot:
 
     rule: object | None = None
     """The rule that refusals name."""
+    tally: Tally | None = None
+    """What adds up the refusals of a slot that nobody else counts."""
     _settle: Callable[[GuardCall, Any], Any] | None = None
     """Given the answer to the question that `enter` has returned; returns the token."""
     order: int = 500
@@ -166,6 +170,9 @@ class SlotStack:
             except Blocked as exc:
                 if exc.rule is None:
                     exc.rule = getattr(slot, "rule", None)
+                tally = getattr(slot, "tally", None)
+                if tally is not None:
+                    count_refused(tally, self.call, exc)
                 raise
             if has_exit:
                 self.taken.append((adapter, token))

@@ -23,7 +23,9 @@ from ..lifecycle.connect import (
 from ..lifecycle.lifecycle import AsyncClosable, BlockingClosable
 from ..limiter.entry import EXITED_IN_OTHER_THREAD
 from ..limiter.limiter import AsyncLimiter, Limiter
+from ..observer import UNOBSERVED, Observer, observer_of, tally_of
 from ..ring.clock import SYSTEM, Clock
+from ..ring.key import AnyKey
 from ..ring.limit import Limit
 from ..runtime.options import ClockChoice, Consistency, Options, check_origin
 from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
@@ -65,6 +67,10 @@ if TYPE_CHECKING:
 _DEFAULT_URL = "redis://localhost:6379/0"
 """That of the command line, too."""
 
+_COUNTED_HERE = (AuthoritySlot, SystemSlot, RelateSlot)
+"""The slots whose refusals nobody else counts."""
+_ANY_LIMIT = Limit("1/second")
+
 Chain = tuple[SlotAdapter, ...]
 
 
@@ -101,11 +107,16 @@ class BaseGuard:
         timeout: float = 0.25,
         clock: ClockChoice = "server",
         name: str | None = None,
+        observer: Observer | None = None,
+        metric_name: str | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
         time: Clock = SYSTEM,
     ) -> None:
         options = Options(
             prefix=prefix, consistency=consistency, sync_interval=sync_interval, share=share,
             errors=errors, ignore=ignore, timeout=timeout, clock=clock, name=name, time=time,
+            observer=observer_of(observer) or UNOBSERVED, metric_name=metric_name,
+            key_label=key_label,
         )  # fmt: skip
         self._options = options
         self._rules = check_rules(rules)
@@ -150,6 +161,7 @@ class BaseGuard:
         self._clock = self._store.clock
         self._lent_store = share_store(self._store, self._store_name, owned=self._owns_store)
         self._common: list[Any] = list(self._slots)
+        self._tally = tally_of(self._options, "limiter", self._clock.monotonic)
         of_resource: dict[str, list[Any]] = {}
         named: dict[str, set[str]] = {}
         for rule in self._rules:
@@ -157,10 +169,15 @@ class BaseGuard:
                 named.setdefault(rule.resource, set()).add(rule.limit_app)
         for rule in _in_order(self._rules):
             if isinstance(rule, SystemRule):
-                slot = SystemSlot(rule, self._clock, self._sampling_of(rule))
-                self._common.append(register_after_fork(slot))
-                continue
-            of_resource.setdefault(rule.resource, []).append(self._slot_of(rule, named))
+                of_all = SystemSlot(rule, self._clock, self._sampling_of(rule))
+                slot: ChainSlot = register_after_fork(of_all)
+                self._common.append(slot)
+            else:
+                slot = self._slot_of(rule, named)
+                of_resource.setdefault(rule.resource, []).append(slot)
+            if self._tally is not None and isinstance(slot, _COUNTED_HERE):
+                slot.tally = self._tally
+                self._part(self._make_flushed_with, _ANY_LIMIT)
         for counting, limit in rules_that_count(self._rules, self.prefix):
             counter = RateSlot(counting, frozenset(), self._part(self._make_counter, limit))
             of_resource.setdefault(counting.resource, []).append(counter)
@@ -181,15 +198,26 @@ class BaseGuard:
         options = self._options
         consistency = "direct" if options.consistency == "direct" else "eventual"
         return self._new_limiter(
-            limit, consistency=consistency, sync_interval=options.sync_interval
+            limit, consistency=consistency, sync_interval=options.sync_interval, observer=UNOBSERVED
         )
+
+    def _make_flushed_with(self, limit: Limit) -> Any:
+        """Return a limiter that nobody asks, with which the refusals that are counted here are
+        told.
+        """
+        assert self._tally is not None
+        limiter = self._new_limiter(limit, observer=UNOBSERVED)
+        limiter.decider.policy.flush_source.add_first(self._tally)
+        return limiter
 
     def _new_limiter(self, limit: Limit, **changes: Any) -> Any:
         """Return a limiter that asks the store at each call, but for `changes`."""
         options = self._options
+        changes = {"observer": options.observer, **changes}
         return self._limiter_class(
             self._lent_store, limit, prefix=options.prefix, timeout=options.timeout,
-            clock=options.clock, time=options.time, **changes,
+            clock=options.clock, time=options.time, metric_name=options.metric_name,
+            key_label=options.key_label, **changes,
         )  # fmt: skip
 
     def _make_concurrency(self, limit: int) -> Any:
@@ -197,6 +225,7 @@ class BaseGuard:
         return self._concurrency_class(
             self._lent_store, limit, prefix=options.prefix, timeout=2 * options.timeout,
             ttl=max(30.0, 4 * options.timeout), name=options.name, time=options.time,
+            observer=options.observer, metric_name=options.metric_name, key_label=options.key_label,
         )  # fmt: skip
 
     def _make_breaker(self, rule: BreakerRule) -> Any:
@@ -204,6 +233,7 @@ class BaseGuard:
         return self._breaker_class(
             self._lent_store, rule, prefix=options.prefix, errors=options.errors,
             ignore=options.ignore, timeout=options.timeout, clock=options.clock, time=options.time,
+            observer=options.observer, metric_name=options.metric_name,
         )  # fmt: skip
 
     def _sampling_of(self, rule: SystemRule) -> SystemSampling | None:
@@ -547,8 +577,11 @@ class Guard(BaseGuard, BlockingClosable):
 
     `consistency` is that of the flow rules with the grade `"qps"`, with `sync_interval` (seconds)
     and `share` (0 to 1) for `"eventual"`, as in `Limiter`; so are `prefix`, `timeout` (seconds),
-    `clock`, `name` and `time`. Raises `ConfigurationError` for rules and arguments that can never
-    work; nothing is connected to before the first call.
+    `clock`, `name`, `observer`, `metric_name`, `key_label` and `time`. The limits and breakers of
+    the rules have this observer, which is told besides how many calls other rules refuse. An entry
+    that a later rule refuses was admitted by the earlier ones, and counts for each. Raises
+    `ConfigurationError` for rules and arguments that can never work; nothing is connected to before
+    the first call.
     """
 
     _worker = THREAD_WORKER

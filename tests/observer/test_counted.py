@@ -7,14 +7,39 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
-from distwindow import Counts, Key, StoreError
+from distwindow import (
+    AdaptiveBreaker,
+    AsyncAdaptiveBreaker,
+    AsyncCircuitBreaker,
+    AsyncConcurrency,
+    AsyncGuard,
+    AsyncLimiter,
+    AuthorityRule,
+    Blocked,
+    BreakerOpen,
+    CircuitBreaker,
+    Concurrency,
+    ConcurrencyExceeded,
+    Counts,
+    DegradeRule,
+    ErrorRatio,
+    FlowRule,
+    Guard,
+    Key,
+    Limiter,
+    StoreError,
+    SystemRule,
+)
+from distwindow.breaker.circuit_breaker import AsyncBreaker
 from distwindow.contrib import http
+from distwindow.ring.clock import SYSTEM
 from distwindow.support.async_use import run_at_once
 from tests.away.stores import NOT_SENT, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
@@ -53,9 +78,14 @@ class Named(Told):
         return {row: count for row, count in rows.items() if count}
 
 
-def store_of(in_tasks: bool, clock: ManualClock) -> tuple[RemoteStore, Any]:
+def store_of(in_tasks: bool, clock: Any) -> tuple[RemoteStore, Any]:
     store = RemoteStore(clock)
     return store, AsyncRemoteStore(store) if in_tasks else store
+
+
+def rows_of(*rows: tuple[Any, ...]) -> dict[Row, int]:
+    """Return these rows, each of which ends in its count."""
+    return {row[:5]: row[5] for row in rows if row[5]}
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -251,3 +281,253 @@ def test_requests_that_wait_are_told_for_how_long() -> None:
     of.close()
     assert sorted(told.waited) == [pytest.approx(1, abs=0.1)] * 2
     assert sum(told.calls.values()) == 3
+
+
+# -- slots -----------------------------------------------------------------------------------------
+
+
+async def entered(block: Any) -> Any:
+    """Return the slot of a block, entered."""
+    return await block.__aenter__() if hasattr(block, "__aenter__") else block.__enter__()
+
+
+@pytest.mark.parametrize("kind", [Concurrency, AsyncConcurrency])
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+def test_slots_are_counted_as_they_are_asked_for(kind: Any, place: str) -> None:
+    """Held, refused and failed, with `try_hold` and `hold`, and how many are held now."""
+    in_tasks = kind is AsyncConcurrency
+    told, seen = Named(), Counter[str]()
+    remote, store = store_of(in_tasks, SYSTEM)
+    where = "memory://" if place == "memory" else store
+    slots = kind(where, 3, observer=told, metric_name="reports")
+    chance, held = random.Random(f"{kind} {place}"), []
+    waited = 0
+
+    async def ask_at_random() -> None:
+        nonlocal waited
+        for _ in range(200):
+            if chance.random() < 0.1:
+                remote.failure = NOT_SENT
+            try:
+                if chance.random() < 0.5:
+                    slot = await result_of(slots.try_hold("key"))
+                    seen["allowed" if slot else "refused"] += 1
+                    held.extend([(slot, slot)] if slot else [])
+                else:
+                    block = slots.hold("key", timeout=0.003)
+                    held.append((await entered(block), block))
+                    seen["allowed"] += 1
+            except ConcurrencyExceeded:
+                seen["refused"] += 1
+                waited += 1
+            except StoreError:
+                seen["error"] += 1
+            remote.failure = None
+            if held and chance.random() < 0.4:
+                await result_of(held.pop()[0].release())
+            if chance.random() < 0.1:
+                await result_of(slots.flush())
+                assert told.levels[-1].value == len(held)
+        await result_of(slots.aclose() if in_tasks else slots.close())
+
+    run(in_tasks, ask_at_random())
+    source = "local" if place == "memory" else "store"
+    assert told.rows() == told.permits_by_row()
+    assert told.rows() == rows_of(
+        ("reports", "3", "allowed", "ok", source, seen["allowed"]),
+        ("reports", "3", "refused", "no_slot", source, seen["refused"]),
+        ("reports", "3", "error", "store_down", "policy", seen["error"]),
+    )
+    refused = [each for each in told.counts if each.result == "refused"]
+    assert sum(len(each.waited) for each in refused) == waited > 0
+    assert told.levels[-1][:4] == ("concurrency", "reports", "slots_held", "3")
+    assert told.levels[-1].value == 0
+    operations = {call.operation for call in told.store_calls}
+    assert operations >= {"hold", "free"} if place == "elsewhere" else not operations
+
+
+def test_slots_of_threads_are_counted_exactly() -> None:
+    """Some wait behind others, and are told for how long; a slot of `try_hold` is refused while
+    they do.
+    """
+    told, seen = Named(), Counter[str]()
+
+    def work() -> None:
+        for number in range(30):
+            if number % 3:
+                with slots.hold("key"):
+                    seen["allowed"] += 1
+                continue
+            with slots.try_hold("key") as slot:
+                seen["allowed" if slot else "refused"] += 1
+
+    with Concurrency("memory://", 1, observer=told, prefix="p") as slots:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    results = Counter[str]()
+    for (name, _, result, _, _), count in told.rows().items():
+        assert name == "p"
+        results[result] += count
+    assert +results == +seen
+    assert told.levels[-1].value == 0
+
+
+# -- breakers --------------------------------------------------------------------------------------
+
+
+def breaker_of(kind: Any, where: Any, clock: ManualClock, told: Told) -> Any:
+    options = {"time": clock, "observer": told, "metric_name": "payments"}
+    if kind in (AdaptiveBreaker, AsyncAdaptiveBreaker):
+        return kind(where, draw=random.Random(1).random, **options)
+    return kind(where, ErrorRatio(0.5, min_calls=4, open_for=2.0), **options)
+
+
+async def called(breaker: Any, way: str, fails: bool) -> None:
+    """Make one call of a service in a way; raises `BreakerOpen`, or `OSError` if it fails."""
+    in_tasks = isinstance(breaker, AsyncBreaker)
+
+    def work() -> None:
+        if fails:
+            raise OSError
+
+    async def work_in_task() -> None:
+        work()
+
+    if way == "protect":
+        await result_of(breaker.protect("key")(work_in_task if in_tasks else work)())
+    elif way == "admit":
+        admission = await result_of(breaker.admit("key"))
+        await result_of(breaker.finish(admission, fails))
+    else:
+        limiter: Any = (AsyncLimiter if in_tasks else Limiter)("memory://", "1000/minute")
+        block = breaker.call("key") if way == "call" else limiter.entry("key", breaker=breaker)
+        if in_tasks:
+            async with block:
+                work()
+        else:
+            with block:
+                work()
+
+
+@pytest.mark.parametrize(
+    "kind", [CircuitBreaker, AsyncCircuitBreaker, AdaptiveBreaker, AsyncAdaptiveBreaker]
+)
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+@pytest.mark.parametrize("way", ["call", "protect", "admit", "entry"])
+def test_refused_calls_and_changes_of_breakers_are_told(kind: Any, place: str, way: str) -> None:
+    in_tasks = issubclass(kind, AsyncBreaker)
+    clock, told, refused = ManualClock(), Named(), 0
+    heard: list[Any] = []
+    _, store = store_of(in_tasks, clock)
+    breaker = breaker_of(kind, "memory://" if place == "memory" else store, clock, told)
+    if hasattr(breaker, "on_change"):
+        breaker.on_change(heard.append)
+    chance = random.Random(f"{kind} {place} {way}")
+
+    async def call_at_random() -> None:
+        nonlocal refused
+        for number in range(300):
+            try:
+                await called(breaker, way, number % 150 < 75 and chance.random() < 0.9)
+            except BreakerOpen:
+                refused += 1
+            except OSError:
+                pass
+            clock.advance(chance.choice([0, 0.01, 0.3]))
+            if chance.random() < 0.2:
+                await result_of(breaker.flush())
+        await result_of(breaker.aclose() if in_tasks else breaker.close())
+
+    run(in_tasks, call_at_random())
+    rule = "adaptive" if "Adaptive" in kind.__name__ else "error_ratio"
+    assert refused > 0
+    assert told.rows() == rows_of(("payments", rule, "refused", "open", "local", refused))
+    assert [event.change for event in told.events] == heard
+    assert {event[:2] for event in told.events} == ({("breaker", "payments")} if heard else set())
+    assert bool(heard) == hasattr(breaker, "on_change")
+    assert bool(told.store_calls) == (place == "elsewhere")
+
+
+# -- guards ----------------------------------------------------------------------------------------
+
+RULES = [
+    AuthorityRule("write", "app-a,app-b"),
+    SystemRule(qps=14),
+    FlowRule("write", 8),
+    FlowRule("read", 6, strategy="relate", ref_resource="write"),
+    FlowRule("write", 2, grade="thread"),
+    DegradeRule("write", grade="error_ratio", count=0.5, time_window_s=2),
+]
+
+
+@CONSISTENCIES
+@pytest.mark.parametrize("kind", [Guard, AsyncGuard])
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+def test_each_rule_of_a_guard_counts_what_it_admits_or_refuses(
+    kind: Any, consistency: Any, place: str
+) -> None:
+    """Those before a rule that refuses have admitted the entry."""
+    in_tasks = kind is AsyncGuard
+    clock, told = ManualClock(), Named()
+    _, store = store_of(in_tasks, clock)
+    guard = kind(
+        "memory://" if place == "memory" else store, RULES, time=clock, observer=told,
+        metric_name="shop", consistency=consistency,
+    )  # fmt: skip
+    chance, stopped = random.Random(f"{kind} {consistency} {place}"), Counter[str]()
+    admitted: list[Any] = []
+
+    async def enter(entry: Any, fails: bool) -> None:
+        await result_of(entry.__aenter__() if in_tasks else entry.__enter__())
+        if chance.random() < 0.5:
+            admitted.append(entry)  # it holds its slot for a while
+        else:
+            await leave(entry, OSError() if fails else None)
+
+    async def leave(entry: Any, exc: Any = None) -> None:
+        ends = (type(exc) if exc else None, exc, None)
+        await result_of(entry.__aexit__(*ends) if in_tasks else entry.__exit__(*ends))
+
+    async def call_at_random() -> None:
+        for _ in range(400):
+            origin = chance.choice(["app-a", "app-b", "app-c"])
+            resource = chance.choice(["write", "write", "read"])
+            try:
+                await enter(guard.entry(resource, origin), chance.random() < 0.6)
+                stopped[resource] += 1
+            except Blocked as exc:
+                stopped[
+                    f"{resource} {type(exc.rule).__name__} {getattr(exc.rule, 'grade', '')}"
+                ] += 1
+            clock.advance(chance.choice([0, 0.01, 0.05]))
+            if admitted and chance.random() < 0.2:
+                await leave(admitted.pop())
+        for entry in admitted:
+            await leave(entry)
+        await result_of(guard.aclose() if in_tasks else guard.close())
+
+    run(in_tasks, call_at_random())
+    by_rule: Counter[Any] = Counter()
+    for (name, limit, result, reason, _), count in told.rows().items():
+        assert name == "shop"
+        by_rule[limit, result, reason] += count
+    found = +stopped
+    opened, slots = found["write DegradeRule error_ratio"], found["write FlowRule thread"]
+    entered = found["write"] + opened
+    expected = {
+        ("allow app-a,app-b", "refused", "authority"): found["write AuthorityRule "],
+        ("qps 14", "refused", "system"): found["write SystemRule "] + found["read SystemRule "],
+        ("8/second", "refused", "over_limit"): found["write FlowRule qps"],
+        ("6/second", "refused", "over_limit"): found["read FlowRule qps"],
+        ("8/second", "allowed", "ok"): entered + slots,
+        ("2", "refused", "no_slot"): slots,
+        ("2", "allowed", "ok"): entered,
+        ("error_ratio", "refused", "open"): opened,
+    }
+    assert dict(by_rule) == {what: count for what, count in expected.items() if count}
+    assert len(by_rule) >= 6
+    kinds = {counts.source_kind for counts in told.counts}
+    assert {"limiter", "concurrency"} <= kinds <= {"limiter", "concurrency", "breaker"}
