@@ -1,5 +1,6 @@
 """Small applications with a limit of 20 for all calls, whose metrics are in multiprocess mode:
-`wsgi` for gunicorn, `asgi` for uvicorn, `celery` for its workers.
+`wsgi` for gunicorn and `asgi` for uvicorn; celery_app.py uses the limiters. `GET /tell` tells the
+observer of all that there is.
 
 DISTWINDOW_URL: the store. PROMETHEUS_MULTIPROC_DIR: where prometheus_client keeps the metrics.
 """
@@ -15,6 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from distwindow import AsyncLimiter, Limiter
 from distwindow.contrib.prometheus import PrometheusObserver
+from tests.observer.batches import tell_all
 from tests.patience import PATIENT_S
 
 URL = os.environ["DISTWINDOW_URL"]
@@ -44,6 +46,8 @@ def wsgi(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterabl
     path, status, body = environ["PATH_INFO"], "200 OK", b""
     if path == "/metrics":
         body = metrics()
+    elif path == "/tell":
+        tell_all(observer)
     elif path in limiters and not limiters[path].try_acquire("all"):
         status = "429 Too Many Requests"
     start_response(status, [("Content-Length", str(len(body))), ("X-Process", str(os.getpid()))])
