@@ -25,14 +25,14 @@ HOW: tuple[tuple[Any, str, str], ...] = (
     ("allowed", "ok", "local"),
     ("error", "store_down", "policy"),
 )
+OF = (("search", "5/s", None), ("search", "9/h", None), ("search", "5/s", "acme"),
+      ("login", "5/s", None))  # fmt: skip
+"""Names, limits and labels of keys."""
 COUNTS = [
     Counts(kind, name, limit, label, result, reason, source, shadow,
            calls=n, permits=3 * n, near=n % 3, waited=(0.02 * n, 0.7)[: n % 3])
-    for n, (kind, name, limit, label, (result, reason, source), shadow) in enumerate(
-        itertools.product(
-            KINDS, ("search", "login"), ("5/s", "9/h"), (None, "acme"), HOW, (False, True)
-        ),
-        start=1,
+    for n, (kind, (name, limit, label), (result, reason, source), shadow) in enumerate(
+        itertools.product(KINDS, OF, HOW, (False, True)), start=1
     )
 ]  # fmt: skip
 """Each with another number of calls, so that a sum tells which of them are in it."""
