@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
+from distwindow import Limiter, StoreError
+from distwindow.contrib.prometheus import PrometheusObserver
 from tests.observer.batches import Series, series, total
 from tests.programs import ROOT
 from tests.servers import Standalone
@@ -135,14 +138,20 @@ def kill(pid: int) -> None:
     """Kill a worker, and wait until gunicorn knows that: then nobody is connected to it."""
     os.kill(pid, signal.SIGKILL)
 
-    def is_gone() -> bool:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
+    until(lambda: not is_there(pid), what=f"process {pid} is gone")
 
-    until(is_gone, what=f"process {pid} is gone")
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pid_of(file: Path) -> int:
+    """Return the process whose metrics are in a file."""
+    return int(file.stem.rpartition("_")[2])
 
 
 def settled(served: Served) -> bool:
@@ -181,8 +190,55 @@ def test_celery_with_processes_that_are_replaced(redis: Standalone, run: OfRun) 
                 expected = {"allowed": 20, "refused": 40}
                 until(partial(is_decided, run.found, way, expected), 60, what=way)
                 assert {word: int(seen.get(f"/{way} {word}") or 0) for word in expected} == expected
+        with_gauges = {pid_of(path) for path in run.folder.glob("gauge_live*.db")}
+        assert all(is_there(pid) for pid in with_gauges)
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
-    pids = {path.stem.rpartition("_")[2] for path in run.folder.glob("counter_*.db")}
-    assert len(pids) > 2  # they were replaced
+    processes = {pid_of(path) for path in run.folder.glob("counter_*.db")}
+    assert len(processes) > 2  # they were replaced
+
+
+# -- a store that goes away ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["allow", "deny", "raise"])
+def test_what_is_decided_while_redis_is_away(policy: Any, redis: Standalone) -> None:
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+
+    def of(name: str, **labels: str) -> float:
+        return total(series(registry), f"distwindow_{name}", **labels)
+
+    seen: Counter[str] = Counter()
+    with Limiter(redis.url, "1000/day", on_store_error=policy, observer=observer) as limiter:
+
+        def call() -> str:
+            try:
+                decision = limiter.try_acquire("key")
+            except StoreError:
+                answer = "error"
+            else:
+                answer = ("refused", "allowed")[decision.allowed] + f" {decision.source}"
+            seen[answer] += 1
+            return answer
+
+        def is_told(up: int) -> bool:
+            call()
+            return of("store_up", limiter="distwindow") == up
+
+        until(lambda: is_told(up=1))
+        redis.kill()
+        until(lambda: is_told(up=0))
+        redis.restart()
+        until(lambda: is_told(up=1))
+        until(lambda: call() == "allowed store")
+        limiter.flush()
+        assert of("failed_open_total") == seen["allowed policy"]
+        assert of("failed_closed_total") == seen["refused policy"]
+        assert of("decisions_total", result="error") == seen["error"]
+        assert of("decisions_total", source="store") == seen["allowed store"]
+        assert of("decisions_total") == sum(seen.values())
+        assert of("store_errors_total") > 0
+    word = {"allow": "allowed policy", "deny": "refused policy", "raise": "error"}[policy]
+    assert set(seen) == {"allowed store", word}
