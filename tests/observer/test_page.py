@@ -171,7 +171,8 @@ def test_a_worker_of_celery_says_what_it_has_started(tmp_path: Path) -> None:
                     client.send_task("proj.fetch", ["url"])
 
             def found() -> Series:
-                return read(get(f"http://127.0.0.1:{port}/metrics").body.decode())
+                answer = get(f"http://127.0.0.1:{port}/metrics")
+                return read(answer.body.decode() if answer.status == 200 else "")
 
             started = {"kind": "queue", "limiter": "proj.fetch", "result": "allowed"}
             until(lambda: decided(found(), **started) == 10, 60, what="ten starts")
