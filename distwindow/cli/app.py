@@ -11,6 +11,7 @@ from .bench import bench
 from .command import check_output
 from .demo import demo
 from .doctor import doctor
+from .grafana import grafana
 from .plan import plan
 from .render import prepare_output
 from .reset import reset
@@ -59,6 +60,7 @@ app.command()(reset)
 app.command()(doctor)
 app.command()(bench)
 app.command()(plan)
+app.command()(grafana)
 
 
 def run() -> None:

@@ -1,0 +1,343 @@
+"""`distwindow grafana`: a dashboard of the metrics of `PrometheusObserver`, and alert rules for
+Prometheus. docs/grafana has both as files.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from .command import report_errors
+
+_OF = 'limiter=~"$limiter"'
+_OF_LIMIT = f'{_OF}, limit=~"$limit"'
+_RATE = "[$__rate_interval]"
+_ENFORCED = 'shadow="false"'
+
+
+class Query(NamedTuple):
+    """One expression, and the legend of its series."""
+
+    expression: str
+    legend: str
+
+
+class Panel(NamedTuple):
+    """One picture. `text` says what moves it."""
+
+    title: str
+    text: str
+    unit: str
+    queries: tuple[Query, ...]
+    most: float | None = None
+    """The end of the axis."""
+
+
+def _rate(by: str, metric: str, of: str) -> str:
+    return f"sum by ({by}) (rate({metric}{{{of}}}{_RATE}))"
+
+
+def _quantiles(metric: str, by: str, of: str) -> tuple[Query, ...]:
+    legend = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
+    return tuple(
+        Query(
+            f"histogram_quantile({quantile}, {_rate(f'le, {by}', f'{metric}_bucket', of)})",
+            f"{name} {legend}",
+        )
+        for quantile, name in ((0.5, "p50"), (0.99, "p99"))
+    )
+
+
+_DECISIONS = "distwindow_decisions_total"
+_REFUSED = f'{_OF_LIMIT}, result="refused"'
+_REFUSED_BY = _rate("limiter, limit, reason", _DECISIONS, f"{_REFUSED}, {_ENFORCED}")
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Who is refused": (
+        Panel(
+            "Refused, by limit", "Calls that each limit has refused.", "reqps",
+            (Query(f"topk(10, {_REFUSED_BY})", "{{limiter}} {{limit}} {{reason}}"),),
+        ),
+        Panel(
+            "Share refused", "Of all calls of a limiter.", "percentunit",
+            (Query(f"{_rate('limiter', _DECISIONS, f'{_REFUSED}, {_ENFORCED}')}"
+                   f" / {_rate('limiter', _DECISIONS, f'{_OF}, {_ENFORCED}')}", "{{limiter}}"),),
+            1.0,
+        ),
+        Panel(
+            "Near the limit",
+            "Admitted calls that left less than a fifth of the limit, where that is known: not of "
+            "calls that a lease has admitted.", "reqps",
+            (Query(_rate("limiter, limit", "distwindow_near_limit_total", _OF_LIMIT),
+                   "{{limiter}} {{limit}}"),),
+        ),
+        Panel(
+            "Decisions, by result and source", "Who has decided: the store, or a process.",
+            "reqps",
+            (Query(_rate("result, source", _DECISIONS, f"{_OF_LIMIT}, {_ENFORCED}"),
+                   "{{result}} {{source}}"),),
+        ),
+        Panel(
+            "Permits, by result", "Where calls cost more than one permit, these are more.", "ops",
+            (Query(_rate("limiter, result", "distwindow_permits_total", _OF_LIMIT),
+                   "{{limiter}} {{result}}"),),
+        ),
+        Panel(
+            "Shadow: refused, if it were enforced", "Beside what is refused by enforced limits.",
+            "reqps",
+            tuple(Query(_rate("limiter, limit", _DECISIONS, f'{_REFUSED}, shadow="{shadow}"'),
+                        f"{name} {{{{limiter}}}} {{{{limit}}}}")
+                  for shadow, name in (("true", "shadow"), ("false", "enforced"))),
+        ),
+    ),
+    "The store": (
+        Panel(
+            "Store up", "0 while a process has found it to be away.", "short",
+            (Query(f"min by (limiter) (distwindow_store_up{{{_OF}}})", "{{limiter}}"),), 1.0,
+        ),
+        Panel(
+            "Exchanges with the store", "The p99 is of those that were answered, and of timeouts.",
+            "s", _quantiles("distwindow_store_call_seconds", "operation", ""),
+        ),
+        Panel(
+            "Exchanges, by outcome", "An exchange may have many commands in it.", "ops",
+            (Query(_rate("operation, outcome", "distwindow_store_call_seconds_count", ""),
+                   "{{operation}} {{outcome}}"),),
+        ),
+        Panel(
+            "Errors of the store",
+            "charged: whether it was counted; unknown: nobody knows, and it may have been.", "ops",
+            (Query(_rate("operation, charged", "distwindow_store_errors_total", ""),
+                   "{{operation}} charged: {{charged}}"),),
+        ),
+        Panel(
+            "Admitted and refused without the store", "By on_store_error.", "reqps",
+            (Query(_rate("kind, limiter", "distwindow_failed_open_total", _OF),
+                   "admitted {{kind}} {{limiter}}"),
+             Query(_rate("kind, limiter", "distwindow_failed_closed_total", _OF),
+                   "refused {{kind}} {{limiter}}")),
+        ),
+    ),
+    "Waiting": (
+        Panel(
+            "How long calls wait", "Of calls that wait for permits, slots or turns.", "s",
+            _quantiles("distwindow_wait_seconds", "limiter, result", _OF),
+        ),
+        Panel(
+            "Calls that waited", "refused: in vain.", "reqps",
+            (Query(_rate("limiter, result", "distwindow_wait_seconds_count", _OF),
+                   "{{limiter}} {{result}}"),),
+        ),
+        Panel(
+            "Tasks held back", "By the workers of queues, and why.", "short",
+            (Query("sum by (task, reason) (distwindow_tasks_waiting)", "{{task}} {{reason}}"),),
+        ),
+        Panel(
+            "The oldest task held back", "For how long it has waited.", "s",
+            (Query("max by (task, reason) (distwindow_tasks_oldest_wait_seconds)",
+                   "{{task}} {{reason}}"),),
+        ),
+        Panel(
+            "Slots held", "Of concurrency limits, in all processes.", "short",
+            (Query(f"sum by (limiter) (distwindow_slots_held{{{_OF}}})", "{{limiter}}"),),
+        ),
+    ),
+    "Breakers and upstreams": (
+        Panel(
+            "Changes of breakers", "Each process counts those that it sees.", "short",
+            (Query(f"sum by (breaker, to) (increase(distwindow_breaker_changes_total{_RATE}))",
+                   "{{breaker}} {{to}}"),),
+        ),
+        Panel(
+            "Refused by breakers", "Calls that an open breaker has refused.", "reqps",
+            (Query(f"sum by (breaker) (rate(distwindow_breaker_rejected_total{_RATE}))",
+                   "{{breaker}}"),),
+        ),
+        Panel(
+            "Pauses of upstreams", "Each process counts those that it sees.", "short",
+            (Query(f"sum by (limiter) (increase(distwindow_upstream_pauses_total{{{_OF}}}{_RATE}))",
+                   "{{limiter}}"),),
+        ),
+    ),
+}  # fmt: skip
+
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
+
+
+def dashboard() -> dict[str, Any]:
+    """Return the dashboard as Grafana imports it: of schema 39, without plugins."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for title, row in ROWS.items():
+        panels.append(
+            {
+                "id": len(panels) + 1, "type": "row", "title": title, "collapsed": False,
+                "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}, "panels": [],
+            }
+        )  # fmt: skip
+        y += 1
+        for number, panel in enumerate(row):
+            line, column = divmod(number, _COLUMNS)
+            place = {
+                "x": column * _WIDTH, "y": y + line * _HEIGHT, "w": _WIDTH, "h": _HEIGHT
+            }  # fmt: skip
+            panels.append(_picture(len(panels) + 1, panel, place))
+        y += -(-len(row) // _COLUMNS) * _HEIGHT
+    return {
+        "uid": "distwindow",
+        "title": "distwindow",
+        "description": "Rate limits, concurrency limits, breakers and queues.",
+        "tags": ["distwindow"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "refresh": "30s",
+        "timezone": "browser",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": _variables()},
+        "annotations": {"list": []},
+        "panels": panels,
+    }
+
+
+def _picture(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    if panel.most is not None:
+        defaults["max"] = panel.most
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.text,
+        "datasource": _SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+        "targets": [
+            {
+                "refId": chr(ord("A") + index), "datasource": _SOURCE, "expr": query.expression,
+                "legendFormat": query.legend, "range": True,
+            }
+            for index, query in enumerate(panel.queries)
+        ],
+    }  # fmt: skip
+
+
+def _variables() -> list[dict[str, Any]]:
+    chosen = {"text": "All", "value": "$__all"}
+    labels = {"limiter": f"{_DECISIONS}", "limit": f"{_DECISIONS}{{{_OF}}}"}
+    return [
+        {
+            "name": "datasource", "type": "datasource", "query": "prometheus", "label": "Source",
+            "hide": 0, "refresh": 1, "regex": "", "multi": False, "includeAll": False,
+        },
+        *(
+            {
+                "name": label, "type": "query", "label": label.capitalize(),
+                "datasource": _SOURCE, "query": f"label_values({metric}, {label})",
+                "definition": f"label_values({metric}, {label})", "refresh": 2, "sort": 1,
+                "hide": 0, "regex": "", "multi": True, "includeAll": True, "allValue": ".*",
+                "current": chosen,
+            }
+            for label, metric in labels.items()
+        ),
+    ]  # fmt: skip
+
+
+RULES = """\
+# Alerts on the metrics of distwindow, from `distwindow grafana --alerts`. The page "See it in
+# Prometheus" says what to do about each. The shares and times are for you to change.
+groups:
+  - name: distwindow
+    rules:
+      - alert: DistwindowStoreAway
+        expr: min by (limiter) (distwindow_store_up) == 0
+        for: 30s
+        labels:
+          severity: critical
+        annotations:
+          summary: The store of {{ $labels.limiter }} does not answer.
+          description: >-
+            Calls are decided by on_store_error. See whether Redis runs, is full, or has become a
+            replica: distwindow doctor says which.
+
+      - alert: DistwindowStoreErrors
+        expr: >-
+          sum by (operation) (rate(distwindow_store_errors_total[5m]))
+          / sum by (operation) (rate(distwindow_store_call_seconds_count[5m])) > 0.01
+        labels:
+          severity: warning
+        annotations:
+          summary: >-
+            {{ $value | humanizePercentage }} of the exchanges of {{ $labels.operation }} with the
+            store fail.
+          description: It was away for a moment, or is slower than the timeout of the limiters.
+
+      - alert: DistwindowFailedOpen
+        expr: sum by (kind, limiter) (increase(distwindow_failed_open_total[5m])) > 0
+        labels:
+          severity: warning
+        annotations:
+          summary: >-
+            About {{ $value | humanize }} calls of {{ $labels.limiter }} were admitted without the
+            store in the last five minutes.
+          description: The limit did not hold for them. on_store_error decides it so.
+
+      - alert: DistwindowLimitRefusesMuch
+        expr: >-
+          sum by (kind, limiter, limit) (rate(distwindow_decisions_total{result="refused",
+          shadow="false", reason!~"store_down|open"}[5m]))
+          / on (kind, limiter) group_left
+          sum by (kind, limiter) (rate(distwindow_decisions_total{shadow="false"}[5m])) > 0.2
+        for: 10m
+        labels:
+          severity: warning
+        annotations:
+          summary: >-
+            {{ $labels.limit }} of {{ $labels.limiter }} refuses {{ $value | humanizePercentage }}
+            of its calls.
+          description: >-
+            One caller sends too much, or the limit is too low. distwindow stats shows the keys with
+            the most refusals.
+
+      - alert: DistwindowBreakerOpensOften
+        expr: >-
+          count_over_time((sum by (breaker)
+          (increase(distwindow_breaker_changes_total{to="open"}[2m])) > 0)[15m:1m]) >= 5
+        labels:
+          severity: warning
+        annotations:
+          summary: The breaker {{ $labels.breaker }} has opened again and again.
+          description: >-
+            What it protects does not recover between two tries: look there first. While it is open,
+            calls are refused at once.
+
+      - alert: DistwindowTasksWaiting
+        expr: max by (task, reason) (distwindow_tasks_oldest_wait_seconds) > 300
+        for: 5m
+        labels:
+          severity: warning
+        annotations:
+          summary: >-
+            Tasks of {{ $labels.task }} are held back for {{ $value | humanizeDuration }}
+            ({{ $labels.reason }}).
+          description: More of them come than their limit starts.
+"""
+
+
+@report_errors
+def grafana(
+    alerts: Annotated[
+        bool, typer.Option("--alerts", help="Print alert rules for Prometheus instead.")
+    ] = False,
+) -> None:
+    """Print a dashboard for Grafana, or alert rules for Prometheus, of the metrics that
+    `distwindow.contrib.prometheus` keeps: `distwindow grafana > dashboard.json`.
+    """
+    typer.echo(RULES if alerts else json.dumps(dashboard(), indent=2), nl=not alerts)
