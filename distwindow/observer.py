@@ -367,6 +367,8 @@ class Tally(ScheduledSource):
         if self.levels is not None and (levels := self.levels()) != self._told_levels:
             self._told_levels = levels
             self._tell(self._observer.on_levels, levels)
+            if any(level.what == "oldest_wait_s" and level.value for level in levels):
+                self._is_idle = False  # it grows
 
     def _take(self) -> list[Counts]:
         """Return what was noted since the last time."""

@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from .. import ConfigurationError
+from ..observer import Observer
+from ..ring.key import AnyKey
 from ..runtime.options import ClockChoice
 from . import needs
 from .tasks import AsyncTaskGate, TaskLimits, WhileStoreIsAway
@@ -51,11 +53,15 @@ class RateLimits:
         timeout: float = 0.5,
         clock: ClockChoice = "server",
         max_wait: float = 0.0,
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
     ) -> None:
         number = isinstance(max_wait, (int, float)) and not isinstance(max_wait, bool)
         if not number or not max_wait >= 0:
             raise ConfigurationError(f"max_wait={max_wait!r} is not a number of seconds from 0")
-        self._gate = AsyncTaskGate(store, prefix, on_store_error, timeout, clock)
+        self._gate = AsyncTaskGate(
+            store, prefix, on_store_error, timeout, clock, observer=observer, key_label=key_label
+        )
         self._max_wait = max_wait
 
     def limit(self, *, limits: Any, limit_key: Any = None, limit_cost: Any = 1) -> Callable[[C], C]:

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from .. import ConfigurationError
+from ..observer import Observer
+from ..ring.key import AnyKey
 from ..runtime.options import ClockChoice
 from . import needs
 from .tasks import TASK_OPTIONS, TaskGate, TaskLimits, WhileStoreIsAway, broker_failed, read_options
@@ -52,8 +55,12 @@ class RateLimits(Middleware):
         on_store_error: WhileStoreIsAway = "hold",
         timeout: float = 0.5,
         clock: ClockChoice = "server",
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
     ) -> None:
-        self._gate = TaskGate(store, prefix, on_store_error, timeout, clock)
+        self._gate = TaskGate(
+            store, prefix, on_store_error, timeout, clock, observer=observer, key_label=key_label
+        )
         self._tasks: dict[str, TaskLimits] = {}
 
     @property

@@ -21,6 +21,8 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from .. import ConfigurationError
+from ..observer import Observer
+from ..ring.key import AnyKey
 from ..runtime.options import ClockChoice
 from . import needs
 from .tasks import TaskGate, TaskLimits, WhileStoreIsAway, broker_failed
@@ -111,8 +113,12 @@ class RateLimits:
         on_store_error: WhileStoreIsAway = "hold",
         timeout: float = 0.5,
         clock: ClockChoice = "server",
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
     ) -> None:
-        self._gate = TaskGate(store, prefix, on_store_error, timeout, clock)
+        self._gate = TaskGate(
+            store, prefix, on_store_error, timeout, clock, observer=observer, key_label=key_label
+        )
 
     def limit(self, *, limits: Any, limit_key: Any = None, limit_cost: Any = 1) -> Callable[[F], F]:
         """Return a decorator that gives a function its limits, and returns the same function.

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 from .. import ConfigurationError
+from ..observer import Observer
+from ..ring.key import AnyKey
 from ..runtime.options import ClockChoice
 from . import needs
 from .tasks import (
@@ -102,9 +105,13 @@ class RateLimits(TaskiqMiddleware):
         timeout: float = 0.5,
         clock: ClockChoice = "server",
         max_hold: float | None = None,
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
     ) -> None:
         super().__init__()
-        self._gate = AsyncTaskGate(store, prefix, on_store_error, timeout, clock)
+        self._gate = AsyncTaskGate(
+            store, prefix, on_store_error, timeout, clock, observer=observer, key_label=key_label
+        )
         self._max_hold = max_hold
         self._tasks: dict[str, TaskLimits | None] = {}
 

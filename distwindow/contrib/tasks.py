@@ -8,7 +8,9 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from .. import (
@@ -21,6 +23,7 @@ from .. import (
     StoreError,
 )
 from ..errors import KeysOnSeveralNodes, short_repr
+from ..observer import Observer, Result, Tally
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.key import AnyKey, Key, encode_key, normalize_key
 from ..ring.limit import parse_limits, reads_as_limit
@@ -29,6 +32,7 @@ from ..runtime.options import ClockChoice, Options
 from ..support.async_use import result_of, run_at_once
 from ..support.callables import FunctionArguments, KeyTemplate, check_not_async, function_name
 from .limiter_pool import AsyncLimiterPool, LimiterPool
+from .queue_counts import Asked, TaskLevels, Waiting, count_task, text_of
 from .shared_windows import SharedWindows
 
 _log = logging.getLogger("distwindow")
@@ -595,7 +599,8 @@ class _Gate:
     refused call takes a place in the virtual line of its limit (`waiting/waiting.py`), in the same
     script call, and its delay ends at its *turn*. A hint: who comes back asks like everyone else.
 
-    `timeout` (seconds) bounds one exchange with the store; `clock` is as for `Limiter`.
+    `timeout` (seconds) bounds one exchange with the store; `clock` is as for `Limiter`. `observer`
+    is told of tasks by their names (`queue_counts.py`), with `key_label` of their limit keys.
     """
 
     _pool_type: Callable[[Any, Options], Any]
@@ -608,6 +613,8 @@ class _Gate:
         timeout: float = 0.5,
         clock: ClockChoice = "server",
         time: Clock = SYSTEM,
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
     ) -> None:
         if on_store_error not in get_args(WhileStoreIsAway):
             raise ConfigurationError(
@@ -615,6 +622,13 @@ class _Gate:
             )
         options = Options(prefix=prefix, timeout=timeout, clock=clock, time=time)
         self._limiters = type(self)._pool_type(store, options)
+        # The limiters have no observer: they do not know the tasks.
+        observed = replace(options, observer=observer, key_label=key_label)
+        self._tally: Tally | None = self._limiters.observe(observed, "queue")
+        self._held_here: dict[object, tuple[str, str, float]] = {}
+        """The tasks that wait here: their names, why, and since when (monotonic seconds)."""
+        if self._tally is not None:
+            TaskLevels(self._tally, self._waiting)
         self._on_store_error = on_store_error
         self._time = time
         self._held_until = -math.inf
@@ -632,6 +646,16 @@ class _Gate:
     def _limiter(self, task: TaskLimits) -> Any:
         """Return a limiter for the calls of `task`: with its limits, if they have one key."""
         return self._limiters.get(task.parts[0].limits)
+
+    def _waiting(self) -> list[Waiting]:
+        now = self._time.monotonic()
+        held = list(self._held_here.values())
+        return [Waiting(task, reason, 1, now - began_at) for task, reason, began_at in held]
+
+    def _unasked(self, task: TaskLimits, key: AnyKey, cost: int) -> Asked:
+        """Return what is counted of a task while the store is away."""
+        result: Result = "allowed" if self._on_store_error == "run" else "refused"
+        return Asked(key, text_of(task.limits), cost, result, "store_down", "policy")
 
     def _failed(self, task: TaskLimits, items: Sequence[Item], exc: Exception) -> float:
         """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
@@ -673,30 +697,81 @@ class _Gate:
         may, and was counted; otherwise, as soon as that is certain, in how many seconds to ask
         again. Raises no `Exception`.
         """
+        began_at = self._time.monotonic()
+        if max_wait > 0:
+            with self._waits_here(task, began_at):
+                delay, asked = await self._ask(task, args, kwargs, max_wait)
+        else:
+            delay, asked = await self._ask(task, args, kwargs, 0.0)
+        has_waited = max_wait > 0 and not delay
+        waited = (self._time.monotonic() - began_at,) if has_waited else ()
+        count_task(self._tally, task.name, asked, waited)
+        return delay
+
+    @contextmanager
+    def _waits_here(self, task: TaskLimits, began_at: float) -> Iterator[Callable[[str], None]]:
+        """Note that a task waits here during the block. Yield what is told of another reason."""
+        if self._tally is None:
+            yield lambda reason: None
+            return
+        token, tally = object(), self._tally
+
+        def note(reason: str) -> None:
+            self._held_here[token] = task.name, reason, began_at
+            tally.level_changed()
+
+        note("over_limit")
+        try:
+            yield note
+        finally:
+            del self._held_here[token]
+            tally.level_changed()
+
+    async def _ask(
+        self,
+        task: TaskLimits,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        max_wait: float,
+    ) -> tuple[float, Asked]:
+        """Do as `wait`; return besides what is counted."""
         held_s = self._held_until - self._time.monotonic()
         if held_s > 0:
-            return 0.0 if self._on_store_error == "run" else max(held_s, MIN_DELAY_S)
+            delay = 0.0 if self._on_store_error == "run" else max(held_s, MIN_DELAY_S)
+            return delay, self._unasked(task, task.name, 1)
         items, limiter = task.items(args, kwargs), self._limiter(task)
         key, _, cost = items[0]
         try:
+            decision = None
             if len(items) > 1:
-                delay = await self._wait_for_all(limiter, items, max_wait)
-            elif max_wait > 0 and await _acquires(limiter, key, cost, max_wait):
-                delay = 0.0
-            else:  # the `retry_after` of `acquire` is that of all who were refused with it
-                delay = _delay(await result_of(limiter.try_acquire(key, cost, enqueue=True)))
+                decision = await self._wait_for_all(limiter, items, max_wait)
+            elif max_wait > 0:
+                decision = await _acquired(limiter, key, cost, max_wait)
+            if decision is None:  # what `acquire` says of `retry_after` is of all who wait
+                decision = await result_of(limiter.try_acquire(key, cost, enqueue=True))
         except Exception as exc:
-            return self._failed(task, items, exc)
+            delay = self._failed(task, items, exc)
+            if isinstance(exc, StoreError):
+                return delay, self._unasked(task, key, cost)
+            limits = text_of(task.limits)
+            return delay, Asked(key, limits, cost, "error", "key_error", "store")
         self._on_store_recovered()
-        return delay
+        result: Result = "allowed" if decision.allowed else "refused"
+        asked = Asked(
+            decision.key, decision.limit, decision.cost, result, decision.reason, decision.source
+        )
+        return _delay(decision), asked
 
-    async def _wait_for_all(self, limiter: Any, items: Sequence[Item], max_wait: float) -> float:
-        """Do as `wait` for a call with several keys, which has no queue in this process."""
+    async def _wait_for_all(self, limiter: Any, items: Sequence[Item], max_wait: float) -> Decision:
+        """Decide a call with several keys, which has no queue in this process, within `max_wait`
+        seconds.
+        """
         ends_at = self._time.monotonic() + max_wait
         while True:
-            delay = _delay(await acquire_all_async(limiter, items, enqueue=True))
+            decision = await acquire_all_async(limiter, items, enqueue=True)
+            delay = _delay(decision)
             if not 0.0 < delay <= ends_at - self._time.monotonic():
-                return delay
+                return decision
             await self._sleep(delay)
 
     async def _sleep(self, seconds: float) -> None:
@@ -732,23 +807,32 @@ class AsyncTaskGate(_Gate):
     ) -> float:
         """Do as `wait`, but wait on for `max_hold` seconds: for queues that cannot delay a task."""
         monotonic = self._time.monotonic
-        ends_at = monotonic() + max_hold
-        while True:
-            delay = await self.wait(task, args, kwargs, max(0.0, ends_at - monotonic()))
-            if not delay:
-                return 0.0
-            left = max(0.0, ends_at - monotonic())
-            await self._sleep(min(delay, left))
-            if delay > left:
-                return delay - left
+        began_at = monotonic()
+        ends_at, has_counted = began_at + max_hold, False
+        with self._waits_here(task, began_at) as note_reason:
+            while True:
+                wait_s = max(0.0, ends_at - monotonic())
+                delay, asked = await self._ask(task, args, kwargs, wait_s)
+                if not delay:
+                    count_task(self._tally, task.name, asked, (monotonic() - began_at,))
+                    return 0.0
+                if not has_counted:
+                    count_task(self._tally, task.name, asked)
+                    has_counted = True
+                note_reason(asked.reason)
+                left = max(0.0, ends_at - monotonic())
+                await self._sleep(min(delay, left))
+                if delay > left:
+                    return delay - left
 
 
-async def _acquires(limiter: AsyncLimiter, key: AnyKey, cost: int, max_wait: float) -> bool:
+async def _acquired(
+    limiter: AsyncLimiter, key: AnyKey, cost: int, max_wait: float
+) -> Decision | None:
     try:
-        await limiter.acquire(key, cost, timeout=max_wait)
+        return await limiter.acquire(key, cost, timeout=max_wait)
     except RateLimitExceeded:
-        return False
-    return True
+        return None
 
 
 def _delay(decision: Decision) -> float:

@@ -7,13 +7,13 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import celery
 import pytest
 
-from distwindow import ConfigurationError, contrib
+from distwindow import ConfigurationError, Limit, contrib
 from distwindow.contrib.asgi import RateLimits
 from distwindow.contrib.celery import RateLimits as CeleryRateLimits
 from distwindow.contrib.http import LimitedRequest
@@ -73,8 +73,8 @@ def ask_async_gate(url: str, **options: Any) -> Any:
 
 def ask_celery(url: str, **options: Any) -> Any:
     limits = CeleryRateLimits(celery.Celery("app"), url, **options)
-    with limits.settings().limiter(url, "5/hour") as limiter:
-        return limiter.try_acquire("k")
+    with closing(limits.settings().limiters(url)) as limiters:
+        return limiters.get((Limit("5/hour"),)).try_acquire("k")
 
 
 @pytest.mark.parametrize("ask", [ask_blocking, ask_asgi, ask_gate, ask_async_gate, ask_celery])

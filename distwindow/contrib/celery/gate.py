@@ -13,7 +13,9 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+from ...observer import Tally
 from .admission import LOOK_EVERY_S, RUN, Answer, TaskAdmission
+from .counts import GateCounts
 from .limits import LimitTable
 from .lines import ParkedTask, TaskQueue, TaskQueues
 from .pool_slots import PoolSlots
@@ -44,7 +46,10 @@ class Gate:
         *,
         max_parked: int,
         max_hold_s: float,
+        tally: Tally | None = None,
+        source: str = "store",
     ) -> None:
+        """`tally` adds up for an observer what is decided by `source`."""
         self.worker = worker
         self._slots = slots
         self.limits = limits
@@ -53,6 +58,9 @@ class Gate:
         self.admission = admission
         self.lines: TaskQueues[Any] = TaskQueues()
         self._return_turns = ReturnTurns(admission, self.lines, max_hold_s)
+        self._counts: GateCounts | None = None
+        if tally is not None:
+            self._counts = GateCounts(tally, self.lines, worker, source)
         self.parked = 0
         """How many tasks are here whose line has waited for its limit since they came."""
         self.started = 0
@@ -227,6 +235,8 @@ class Gate:
         elif answer.admitted and not answer.wait_s:
             line.started += 1
             self.started += 1
+            if self._counts is not None:
+                self._counts.started(entry, answer)
             self._go_on(entry, answer)
             self._slots.start(entry.item)
         else:
@@ -300,6 +310,8 @@ class Gate:
                 "tasks %s with the limit key %r begin to wait; the next may start in %.3f s",
                 *(line.task, line.key, wait_s),
             )
+        if self._counts is not None:
+            self._counts.parked(line, begin)
         for entry in begin:
             self.parked += 1
             self._adjust_prefetch()
@@ -317,6 +329,8 @@ class Gate:
         if entry.parked:
             self.parked -= 1
             self._adjust_prefetch()
+            if self._counts is not None:
+                self._counts.changed()
         if line.state == "gone" and line.began_s is not None:
             logger.info(
                 "no task %s with the limit key %r waits any more, after %.3f s and %d started",
@@ -334,6 +348,8 @@ class Gate:
         self.worker.give_back(self.lines.clear())
         self._without_room.clear()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
+        if self._counts is not None:
+            self._counts.changed()
         # Slots that lines were granted meanwhile are given back by `_serve`.
 
     def _send_back_overdue(self, ends_s: float) -> bool:
@@ -408,6 +424,8 @@ class Gate:
             return
         turns.note_sent_back(entry, now_s + turns.delay_s(turn_s, now_s))
         self.sent_back += 1
+        if self._counts is not None:
+            self._counts.sent_back(entry)
         self._leave(entry)
         task_sent_back.send(sender=request.task, request=request, key=line.key, eta=eta)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,8 @@ from celery.worker.request import Request
 
 from ...errors import ConfigurationError, short_repr
 from ...lifecycle.connect import store_name
+from ...observer import Observer
+from ...ring.key import AnyKey
 from ...runtime.options import ClockChoice
 from ..tasks import WhileStoreIsAway
 from .limits import LimitTable
@@ -197,6 +200,8 @@ class RateLimits:
     by default half of the broker's visibility timeout.
     `timeout`: the deadline of one call to the store, in seconds (0.25).
     `clock`: "server" (the default) or "client", as for `Limiter`.
+    `observer`, `key_label`: who is told which tasks start and which wait, by their names, and a
+    function of their limit keys, as for `Limiter`.
 
     Nothing is connected to, and no task is looked at, before a worker starts. There, whatever
     cannot work raises `ConfigurationError`, which ends `celery worker` with one sentence. One
@@ -214,6 +219,8 @@ class RateLimits:
         max_hold: float | None = None,
         timeout: float | None = None,
         clock: ClockChoice | None = None,
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
     ) -> None:
         check_celery_version(tuple(celery.VERSION))
         if not isinstance(app, celery.Celery) and not hasattr(app, "steps"):
@@ -225,6 +232,7 @@ class RateLimits:
         self._given = {
             "prefix": prefix, "on_store_error": on_store_error, "max_parked": max_parked,
             "max_hold": max_hold, "timeout": timeout, "clock": clock,
+            "observer": observer, "key_label": key_label,
         }  # fmt: skip
         app.distwindow_rate_limits = self
         if app.control_cls == celery.Celery.control_cls:  # an application may have one of its own
@@ -255,7 +263,7 @@ class RateLimits:
         """
         settings = self.settings()
         self.table().check(self.app.tasks)
-        settings.limiter(self.store, "1/second").close()
+        settings.limiters(self.store).close()
 
     def settings(self) -> Settings:
         """Return the settings, checked. Raises `ConfigurationError`."""

@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from ... import Limiter
 from ...errors import ConfigurationError, short_repr
-from ...ring.limit import LimitSpec
-from ...runtime.options import ClockChoice
+from ...runtime.options import ClockChoice, Options
+from ..limiter_pool import LimiterPool
 from ..tasks import WhileStoreIsAway
 
 CONF_PREFIX = "distwindow_"
-SETTINGS = ("prefix", "on_store_error", "max_parked", "max_hold", "timeout", "clock")
+SETTINGS = (
+    "prefix",
+    "on_store_error",
+    "max_parked",
+    "max_hold",
+    "timeout",
+    "clock",
+    "observer",
+    "key_label",
+)
 CONF_KEYS = ("url", "limits", *SETTINGS)
 OLDEST_CELERY = (5, 4)
 _VISIBILITY_TIMEOUT_S = {"redis": 3600.0, "sqs": 1800.0}
@@ -38,6 +46,9 @@ class Settings:
     """The deadline of one call to the limiter's store, in seconds."""
     clock: ClockChoice = "server"
     """As for `Limiter`, which checks it."""
+    observer: Any = None
+    """Who is told of tasks by their names, with `key_label` of their limit keys."""
+    key_label: Any = None
 
     def __post_init__(self) -> None:
         if self.on_store_error not in get_args(WhileStoreIsAway):
@@ -60,12 +71,17 @@ class Settings:
                 f"distwindow_timeout={short_repr(self.timeout)} is not a number of seconds above 0"
             )
 
-    def limiter(self, store: Any, limits: LimitSpec) -> Limiter:
-        """Return a limiter of a worker. Raises `ConfigurationError` for what can never work."""
-        return Limiter(
-            store, limits, prefix=self.prefix, timeout=self.timeout, clock=self.clock,
-            name="distwindow-celery",
-        )  # fmt: skip
+    def limiters(self, store: Any) -> LimiterPool:
+        """Return the limiters of a worker, with what adds up for its observer. Raises
+        `ConfigurationError` for what can never work.
+        """
+        options = Options(
+            prefix=self.prefix, timeout=self.timeout, clock=self.clock, name="distwindow-celery"
+        )
+        limiters = LimiterPool(store, options)
+        observed = replace(options, observer=self.observer, key_label=self.key_label)
+        limiters.observe(observed, "queue")
+        return limiters
 
 
 def make_settings(conf: Any, given: dict[str, Any]) -> Settings:

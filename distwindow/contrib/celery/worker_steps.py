@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import bootsteps, signals
 
+from ... import Limit
 from ...errors import ConfigurationError
 from ..tasks import acquire_all
 from .admission import TaskAdmission
@@ -41,7 +42,8 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         table = limits.table()
         table.check(worker.app.tasks)
         # Each call names its own limits; the limiter's own are never used.
-        limiter = self.limiter = settings.limiter(limits.store, "1/second")
+        limiters = self.limiters = settings.limiters(limits.store)
+        limiter = limiters.get((Limit("1/second"),))
         port = CeleryWorkerPort(worker)
         admission = TaskAdmission(
             partial(acquire_all, limiter), time.monotonic, settings.on_store_error
@@ -50,7 +52,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         slots = make_slots(worker, lambda: port.call_soon(gate.run_pending))
         gate = worker.distwindow_gate = Gate(
             port, slots, admission, table, max_parked=settings.max_parked,
-            max_hold_s=limits.max_hold_s(),
+            max_hold_s=limits.max_hold_s(), tally=limiters.tally, source=limiters.store.decided_by,
         )  # fmt: skip
 
         def process(request: Any) -> None:
@@ -68,7 +70,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         leave_out_of_autoscaling(worker, lambda: gate.waiting_for_limits)
 
     def stop(self, worker: Any) -> None:
-        self.limiter.close()
+        self.limiters.close()
 
     terminate = stop
 

@@ -1,0 +1,82 @@
+"""What an observer is told of the tasks of one Celery worker; see `queue_counts.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ...observer import Tally
+from ..queue_counts import Asked, TaskLevels, Waiting, count_task, text_of
+from .admission import RUN, Answer
+from .lines import ParkedTask, TaskQueue, TaskQueues
+from .worker import CeleryWorkerPort
+
+
+class GateCounts:
+    """Counts what a gate does with tasks, and how many wait."""
+
+    def __init__(
+        self, tally: Tally, lines: TaskQueues[Any], worker: CeleryWorkerPort, source: str
+    ) -> None:
+        """`source` is what decides: "store", or "local" for one in this process."""
+        self._tally, self._lines, self._worker, self._source = tally, lines, worker, source
+        TaskLevels(tally, self._waiting)
+
+    def changed(self) -> None:
+        """Have it told how many wait: there is one more, or less."""
+        self._tally.level_changed()
+
+    def started(self, entry: ParkedTask[Any], answer: Answer) -> None:
+        """Count a task that starts."""
+        reason, source = "ok", self._source
+        if entry.admitted:
+            reason = "paced"
+        elif answer is RUN:
+            reason, source = "store_down", "policy"
+        waited: tuple[float, ...] = ()
+        if entry.parked:
+            waited = (self._worker.monotonic() - self._worker.received_s(entry.item),)
+        asked = _asked(entry, answer, "allowed", reason, source)
+        count_task(self._tally, entry.line.task, asked, waited)
+
+    def parked(self, line: TaskQueue[Any], entries: Iterable[ParkedTask[Any]]) -> None:
+        """Count tasks that begin to wait for their limits."""
+        permits = None if line.used_up is None else line.used_up.permits
+        answer = Answer(False, 0.0, permits=permits)
+        for entry in entries:
+            if entry.admitted:
+                continue  # it waits for its moment, and then starts
+            if line.waits_for_store:
+                asked = _asked(entry, answer, "refused", "store_down", "policy")
+            elif line.failures:
+                asked = _asked(entry, answer, "error", "key_error", self._source)
+            else:
+                asked = _asked(entry, answer, "refused", "over_limit", self._source)
+            count_task(self._tally, line.task, asked)
+
+    def sent_back(self, entry: ParkedTask[Any]) -> None:
+        """Count a task that is sent back to its queue, if it has not waited for its limits."""
+        if not entry.parked:
+            asked = _asked(entry, Answer(False, 0.0), "refused", "sent_back", "local")
+            count_task(self._tally, entry.line.task, asked)
+
+    def _waiting(self) -> Iterator[Waiting]:
+        """Yield what waits. Called by the thread of the worker of limiters, while the gate may
+        change its lines: what it changes meanwhile is told the next time.
+        """
+        now_s = self._worker.monotonic()
+        for line in self._lines:
+            parked = [entry for entry in list(line.entries) if entry.parked and not entry.left]
+            if parked:
+                oldest_s = max(now_s - self._worker.received_s(one.item) for one in parked)
+                reason = "store_down" if line.waits_for_store else "over_limit"
+                yield Waiting(line.task, reason, len(parked), oldest_s)
+
+
+def _asked(entry: ParkedTask[Any], answer: Answer, result: Any, reason: str, source: str) -> Asked:
+    if answer.permits is not None:
+        key, limit, cost = answer.permits
+        return Asked(key, limit, cost, result, reason, source)
+    key, _, cost = entry.items[0]
+    limits = text_of(limit for _, of_key, _ in entry.items for limit in of_key)
+    return Asked(key, limits, cost, result, reason, source)

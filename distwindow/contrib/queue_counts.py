@@ -1,0 +1,81 @@
+"""What an observer is told of the tasks that one process has: for all task queues.
+
+    a task                               is counted as        by
+    starts                               allowed              the limit that had least left
+    begins to wait for its limits here   refused, once        the limit that refuses
+    is sent back to its queue            refused, unless it   the same; "sent_back" where it has
+                                         has waited here      waited for something else
+    has a key that cannot be asked for   an error, of the     all of its limits
+                                         reason "key_error"
+
+Tasks start and wait while the store is away, too: of the reason "store_down".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ..observer import Level, Result, Tally
+from ..ring.key import AnyKey
+from ..ring.limit import Limit
+
+
+class Asked(NamedTuple):
+    """What was decided about a task."""
+
+    key: AnyKey
+    limit: Limit | str
+    cost: int
+    result: Result
+    reason: str
+    source: str
+
+
+def count_task(
+    tally: Tally | None, task: str, asked: Asked, waited: tuple[float, ...] = ()
+) -> None:
+    """Count a task that starts, or begins to wait."""
+    if tally is not None:
+        key, limit, cost, result, reason, source = asked
+        tally.counted(key, limit, result, reason, source, 1, cost, waited, name=task)
+
+
+def text_of(limits: Iterable[Limit]) -> str:
+    """Return the limits as one text, where none of them decides. Interned, as the tally tells
+    limits apart by their identity.
+    """
+    return sys.intern(", ".join(map(str, limits)))
+
+
+class Waiting(NamedTuple):
+    """Tasks that wait for their limits."""
+
+    task: str
+    reason: str
+    tasks: int
+    oldest_wait_s: float
+
+
+class TaskLevels:
+    """How many tasks wait in this process, and how long the oldest has, by task and reason."""
+
+    def __init__(self, tally: Tally, waiting: Callable[[], Iterable[Waiting]]) -> None:
+        """`waiting` is called by the worker."""
+        self._waiting = waiting
+        self._told: set[tuple[str, str]] = set()
+        tally.levels = self.levels
+
+    def levels(self) -> list[Level]:
+        """Return the levels of now; 0 for what has just ended."""
+        found: dict[tuple[str, str], tuple[int, float]] = dict.fromkeys(self._told, (0, 0.0))
+        for task, reason, tasks, oldest_s in self._waiting():
+            others, oldest_other_s = found.get((task, reason), (0, 0.0))
+            found[task, reason] = others + tasks, max(oldest_s, oldest_other_s)
+        self._told = {name for name, (tasks, _) in found.items() if tasks}
+        levels = []
+        for (task, reason), (tasks, oldest_s) in found.items():
+            levels.append(Level("queue", task, "tasks_waiting", reason, float(tasks)))
+            levels.append(Level("queue", task, "oldest_wait_s", reason, oldest_s))
+        return levels
