@@ -95,7 +95,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "The store": (
         Panel(
             "Store up", "0 while a process has found it to be away.", "short",
-            (Query(f"min by (limiter) (distwindow_store_up{{{_OF}}})", "{{limiter}}"),), 1.0,
+            (Query("min by (limiter) (distwindow_store_up)", "{{limiter}}"),), 1.0,
         ),
         Panel(
             "Exchanges with the store", "The p99 is of those that were answered, and of timeouts.",

@@ -120,6 +120,7 @@ class PrometheusObserver(Observer):
         """Count exchanges with a store, and how long each took."""
         metrics = self._metrics
         with _writing:
+            metrics.begin_at_0(call.source_kind, call.name)
             metrics.begin_errors_at_0(call.operation)
             for seconds in call.seconds:
                 metrics.store_call.labels(call.operation, call.outcome).observe(seconds)
@@ -264,7 +265,7 @@ class _Metrics:
                 parts.clear()
 
     def begin_at_0(self, kind: str, name: str) -> None:
-        """Have the counters of what is rare at 0, from the first decision on: Prometheus sees no
+        """Have the counters of what is rare at 0, from the first call on: Prometheus sees no
         increase in a counter that appears with another value.
         """
         if (kind, name) in self._begun:
