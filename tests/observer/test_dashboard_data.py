@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -43,13 +42,14 @@ class Prometheus:
         self._url = f"http://127.0.0.1:{port}/api/v1/"
 
     def get(self, path: str, **query: str) -> Any:
-        url = f"{self._url}{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=30) as response:
-            return json.load(response)["data"]
+        answer = get(f"{self._url}{path}?{urlencode(query)}")
+        return json.loads(answer.body)["data"] if answer.status == 200 else None
 
     def values(self, expression: str) -> list[float]:
         """Return the value of each series now, but for those that are no number."""
-        result = self.get("query", query=expression)["result"]
+        data = self.get("query", query=expression)
+        assert data is not None, expression
+        result = data["result"]
         values = [float(each["value"][1]) for each in result]
         return [value for value in values if value == value]
 
