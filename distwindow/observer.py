@@ -136,6 +136,11 @@ class Observer:
     def on_levels(self, batch: Sequence[Level]) -> None:
         """Called when a level has changed, at most once in a flush interval."""
 
+    def on_request(self, decision: Decision, name: str) -> None:
+        """Called in the thread or task of a request, and so in the context of its span, when the
+        limit `name` refuses it, or admits it because the store is away. The request waits for it.
+        """
+
 
 _default: Observer | None = None
 
@@ -339,6 +344,11 @@ class Tally(ScheduledSource):
     levels: Callable[[], Sequence[Level]] | None = None
     """Returns the levels of now, for an object that has some."""
 
+    def in_request(self, decision: Decision, name: str) -> None:
+        """Tell of a request that is refused, or admitted as the store is away, where it is."""
+        if not decision.allowed or decision.reason == "store_down":
+            self._tell(self._observer.on_request, decision, name)
+
     def level_changed(self) -> None:
         """Have the levels told."""
         if self._is_idle:
@@ -428,10 +438,10 @@ class Tally(ScheduledSource):
             self._label_of_key[key] = label
         return label
 
-    def _tell(self, method: Callable[[Any], object], what: Any) -> None:
+    def _tell(self, method: Callable[..., object], *what: Any) -> None:
         began_at = SYSTEM.monotonic()
         try:
-            method(what)
+            method(*what)
         except RAISED_BY_CALLBACKS:
             self._log("an observer has failed, and what it was told is lost: %r", self._observer)
         seconds = SYSTEM.monotonic() - began_at

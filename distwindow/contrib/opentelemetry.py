@@ -151,6 +151,10 @@ class OpenTelemetryObserver(Observer):
         elif isinstance(event.change, Pause):
             self._upstream_pauses.add(1, {"distwindow.policy": event.name})
 
+    def on_request(self, decision: Decision, name: str) -> None:
+        """Note on the span of a request that it was refused, or admitted without the store."""
+        note_decision(decision, name)
+
     def on_levels(self, batch: Sequence[Level]) -> None:
         """Add what slots and tasks that wait have become more or fewer by."""
         for level in batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +16,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from distwindow import Decision, Level, Limiter
+from distwindow.contrib import asgi
 from distwindow.contrib.opentelemetry import OpenTelemetryObserver, note_decision
 from distwindow.contrib.prometheus import PrometheusObserver
 from distwindow.testing import ManualClock
 from tests.observer.batches import Series, series, tell_all, total
+from tests.web.test_asgi import call, http_scope
 
 UNITS = {
     "distwindow.decisions": "{decision}",
@@ -181,3 +184,29 @@ def test_the_span_of_a_request_says_what_was_decided(kind: str, name: str) -> No
 
 def test_nothing_happens_without_a_span() -> None:
     note_decision(decisions()["refused"])
+
+
+def test_the_span_of_a_refused_request_has_the_event() -> None:
+    """As an instrumentation makes one around the application. Others have nothing of ours."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask() -> None:
+        rate_limits = asgi.RateLimits(
+            "memory://", on_store_error="deny", observer=OpenTelemetryObserver(MeterProvider())
+        )
+        limited = asgi.RateLimitMiddleware(app, rate_limits, "2/minute", name="search")
+        for _ in range(3):
+            with provider.get_tracer("server").start_as_current_span("GET /"):
+                await call(limited, http_scope())
+        await rate_limits.aclose()
+
+    asyncio.run(ask())
+    spans = exporter.get_finished_spans()
+    assert [len(span.events) for span in spans] == [0, 0, 1]
+    assert (spans[2].attributes or {})["rate_limit.rejected_by"] == "search"
+    assert [span.attributes for span in spans[:2]] == [{}, {}]

@@ -662,6 +662,8 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
     tally = rate_limits.opened.tally
     if tally is not None:
         count(tally, asked)
+        if not asked.limit.shadow:
+            tally.in_request(asked.decision, asked.policies.given[0])
     if asked.decision.allowed:
         if asked.decision.wait > 0:  # borrowed, or paced: it begins later
             await result_of(rate_limits.sleep(asked.decision.wait))
