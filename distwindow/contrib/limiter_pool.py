@@ -38,6 +38,8 @@ class _Pool(Generic[L]):
     def __init__(self, store: Any, options: Options) -> None:
         self.store = self._open_store(store, options)
         self._owns_store = is_opened(self.store, store)
+        self.observed_store: Any = self.store
+        """The store, which `observe` has note each exchange."""
         self._store_name = store_name(store)
         self._shared_store = share_store(self.store, self._store_name, owned=self._owns_store)
         self._options = options
@@ -52,42 +54,54 @@ class _Pool(Generic[L]):
 
     def observe(self, options: Options, source_kind: SourceKind) -> Tally | None:
         """Make what adds up what is decided here, if `options` have an observer, before there is a
-        limiter. It is flushed with one that nobody asks, and told of the store.
+        limiter. It is flushed with one that nobody asks. If the limiters have no observer of their
+        own, it notes the exchanges of all, and whether the store is away.
         """
         tally = self.tally = tally_of(options, source_kind, self.store.clock.monotonic)
-        if tally is not None:
-            if self.store.decided_by != "local":
-                timed = self._timed_store(self.store, tally)
-                timed.shown_name = self._store_name
-                self._shared_store = share_store(timed, self._store_name, owned=self._owns_store)
-            limiter = self._flushed_with = self.get(_ANY_LIMIT)
-            policy = limiter.decider.policy
-            policy.flush_source.add_first(tally)
-            policy.add_listener(tally.changed)
+        if tally is None:
+            return None
+        if self.store.decided_by != "local":
+            timed = self.observed_store = self._timed_store(self.store, tally)
+            timed.shown_name = self._store_name
+        asked = _ANY_LIMIT, "an observer"
+        limiter = self._flushed_with = self._alive[asked] = self._make(_ANY_LIMIT, "raise", None)
+        limiter.decider.policy.flush_source.add_first(tally)
+        if self._options.observer is None:
+            limiter.decider.policy.add_listener(tally.changed)
+            self._shared_store = share_store(
+                self.observed_store, self._store_name, owned=self._owns_store
+            )
         return tally
 
     def get(
         self, limits: tuple[Limit, ...], on_store_error: Any = "raise", shadow: bool = False
     ) -> L:
         """Return the limiter for these limits."""
-        asked, options = (limits, on_store_error, shadow), self._options
-        has_share = on_store_error == "local" or options.consistency == "eventual"
+        asked = limits, on_store_error, shadow
         with self._lock:
             limiter = self._alive.get(asked)
             if limiter is None:
-                limiter = self._alive[asked] = self._limiter_type(
-                    self._shared_store, limits, prefix=options.prefix, timeout=options.timeout,
-                    clock=options.clock, consistency=options.consistency,
-                    share=options.share if has_share else None, on_store_error=on_store_error,
-                    max_local_keys=options.max_local_keys, time=options.time,
-                    observer=options.observer or UNOBSERVED, metric_name=options.metric_name,
-                    key_label=options.key_label, shadow=shadow,
-                )  # fmt: skip
+                limiter = self._make(limits, on_store_error, self._options.observer, shadow)
+                self._alive[asked] = limiter
             self._recent[asked] = limiter
             self._recent.move_to_end(asked)
             if len(self._recent) > self.capacity:
                 self._recent.popitem(last=False)
         return limiter
+
+    def _make(
+        self, limits: tuple[Limit, ...], on_store_error: Any, observer: Any, shadow: bool = False
+    ) -> L:
+        options = self._options
+        has_share = on_store_error == "local" or options.consistency == "eventual"
+        return self._limiter_type(
+            self._shared_store, limits, prefix=options.prefix, timeout=options.timeout,
+            clock=options.clock, consistency=options.consistency,
+            share=options.share if has_share else None, on_store_error=on_store_error,
+            max_local_keys=options.max_local_keys, time=options.time,
+            observer=observer or UNOBSERVED, metric_name=options.metric_name,
+            key_label=options.key_label, shadow=shadow,
+        )  # fmt: skip
 
     def all(self) -> list[L]:
         """Return the limiters that are there."""

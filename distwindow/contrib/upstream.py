@@ -34,6 +34,7 @@ from ..away.outages import RETRY_AFTER_S
 from ..away.policy import OnStoreError, check_options
 from ..errors import DistwindowError, RateLimitExceeded, short_repr
 from ..lifecycle.connect import store_name
+from ..observer import Observer, Tally, observer_of
 from ..ring.clock import SYSTEM, Clock
 from ..ring.decision import Charge, with_cost
 from ..ring.key import AnyKey, Key
@@ -332,6 +333,8 @@ class BaseUpstreamLimits:
         consistency: Consistency = "direct",
         share: float | None = None,
         name: str | None = None,
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
         time: Clock = SYSTEM,
     ) -> None:
         if key is cast("Any", by_header):
@@ -365,6 +368,7 @@ class BaseUpstreamLimits:
         self._options = Options(
             prefix=prefix, consistency=consistency, on_store_error=on_store_error,
             timeout=timeout, clock=clock, share=share, name=name, time=time,
+            observer=observer_of(observer), metric_name=name or "upstream", key_label=key_label,
         )  # fmt: skip
         check_options(self._options)
         self._key, self._cost, self._cost_after = key, cost, cost_after
@@ -377,7 +381,9 @@ class BaseUpstreamLimits:
         self._routes: dict[str, _Route] = {}
         self._pool = self._pool_type(store, self._options)
         self._check_reserved()
-        self.store: Any = self._pool.store
+        # Its limiters tell the same observer of what they decide.
+        self._tally: Tally | None = self._pool.observe(self._options, "upstream")
+        self.store: Any = self._pool.observed_store
         self._shown_name = store_name(store)
         register_after_fork(self)
         self.after_fork()
@@ -449,6 +455,8 @@ class BaseUpstreamLimits:
                 if not call.may_be_sent and isinstance(exc, RateLimitExceeded):
                     self._limited += 1
                     is_paused = isinstance(exc, UpstreamLimited)
+                    if is_paused:
+                        self._count(call, "pause", "store")
                     raise client.limited(exc.decision, is_paused=is_paused) from None
                 if not call.may_be_sent and isinstance(exc, StoreError):
                     raise client.store_error(str(exc), charged=exc.charged) from exc
@@ -632,8 +640,11 @@ class BaseUpstreamLimits:
         too, would have the call wait for it twice.
         """
         if self._options.on_store_error == "raise":
+            if self._tally is not None:
+                self._tally.counted(call.key, "pause", "error", "store_down", "policy", 1, 1)
             raise failure
         if self._options.on_store_error == "deny":
+            self._count(call, "store_down", "policy")
             refusal = self._refusal(call.key, RETRY_AFTER_S)
             raise RateLimitExceeded(refusal._replace(reason="store_down", source="policy"))
         if self._options.on_store_error == "allow":
@@ -812,7 +823,14 @@ class BaseUpstreamLimits:
         _LOG.info("%s has asked to wait for %.1f s; nobody calls it until then", key, said_s)
         self._tell(Pause(key, wait_s, said_s))
 
+    def _count(self, call: _Call, reason: str, source: str) -> None:
+        """Count a call that is refused before its limits are asked."""
+        if self._tally is not None:
+            self._tally.counted(call.key, "pause", "refused", reason, source, 1, 1)
+
     def _tell(self, event: Event) -> None:
+        if self._tally is not None and not isinstance(event, Waited):  # limiters count who waits
+            self._tally.changed(event)
         for listener in self.listeners:
             try:
                 listener(event)
@@ -894,8 +912,10 @@ class UpstreamLimits(BaseUpstreamLimits):
     left than the fleet has counted lower its window; nothing raises it. `retries` is how often such
     a response is asked for again after the pause, if the body can be sent again.
 
-    `on_store_error`, `timeout`, `prefix`, `clock`, `consistency`, `share`, `name` and `time` are
-    those of `Limiter`. Raises `ConfigurationError` for arguments that can never work.
+    `on_store_error`, `timeout`, `prefix`, `clock`, `consistency`, `share`, `name`, `observer`,
+    `key_label` and `time` are those of `Limiter`. The observer is told what the limits decide and
+    which calls a pause refuses, by `name` or as "upstream", and of what `on_event` is told but for
+    calls that have waited. Raises `ConfigurationError` for arguments that can never work.
     """
 
     _pool_type = LimiterPool
