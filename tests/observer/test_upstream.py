@@ -102,6 +102,6 @@ def test_calls_and_pauses_are_told(in_tasks: bool, name: str | None, answers: An
     assert {counts.label for counts in told.counts} == {"<api.example>"}
     pauses = [event for event in told.events if isinstance(event.change, Pause)]
     assert [(event.source_kind, event.name) for event in pauses] == [("upstream", shown)]
-    operations = [call.operation for call in told.store_calls]
+    operations = [call.operation for call in told.store_calls for _ in call.seconds]
     assert operations.count("acquire") >= 7
     assert "upstream_pause" in operations
