@@ -20,6 +20,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .errors import ConfigurationError, DistwindowError, StoreTimeout, StoreUnavailable, short_repr
@@ -303,10 +304,8 @@ class Tally(ScheduledSource):
         batch = self._take()
         if batch:
             self._tell(self._observer.on_counts, batch)
-        while self._store_calls:
-            self._tell(self._observer.on_store_call, self._store_calls.popleft())
-        while self._events:
-            self._tell(self._observer.on_event, self._events.popleft())
+        self._tell_each(self._observer.on_store_call, self._store_calls)
+        self._tell_each(self._observer.on_event, self._events)
         if self.levels is not None and (levels := self.levels()) != self._told_levels:
             self._told_levels = levels
             self._tell(self._observer.on_levels, levels)
@@ -399,6 +398,12 @@ class Tally(ScheduledSource):
                 self._label_of_key.clear()
             self._label_of_key[key] = label
         return label
+
+    def _tell_each(self, method: Callable[[Any], object], queue: deque[Any]) -> None:
+        # No more than there were: an observer may call what it observes.
+        for _ in range(len(queue)):
+            with suppress(IndexError):  # another thread has told the last ones
+                self._tell(method, queue.popleft())
 
     def _tell(self, method: Callable[[Any], object], what: Any) -> None:
         began_at = SYSTEM.monotonic()
