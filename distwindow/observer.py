@@ -372,7 +372,7 @@ class Tally(ScheduledSource):
             if taken := tuple([seconds.popleft() for _ in range(len(seconds))]):
                 call = StoreCall(self._source_kind, self.name, operation, outcome, charged, taken)
                 self._tell(self._observer.on_store_call, call)
-        while self._events:
+        for _ in range(len(self._events)):  # no more: an observer may call what it observes
             self._tell(self._observer.on_event, self._events.popleft())
         if self.levels is not None and (levels := self.levels()) != self._told_levels:
             self._told_levels = levels
