@@ -148,6 +148,8 @@ def test_the_default_observer_is_that_of_what_is_made_then(by_default: Told) -> 
 
 
 def test_each_kind_of_rate_limits_takes_an_observer() -> None:
+    pytest.importorskip("rest_framework")
+    import_module("tests.web.django_project")  # its settings come first
     names = [name for name in ASKED if name != "fastmcp" or find_spec("fastmcp")]
     modules = [import_module(f"distwindow.contrib.{name}") for name in names]
     for kind in [module.RateLimits for module in modules if hasattr(module, "RateLimits")]:
