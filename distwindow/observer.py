@@ -298,7 +298,7 @@ class Tally(ScheduledSource):
         self, key: AnyKey, cost: int, limits: Sequence[Limit | int], name: str | None = None
     ) -> None:
         """Note a call that raises, as neither the store nor `on_store_error` has decided it."""
-        limit = sys.intern(", ".join(map(str, limits)))  # rows are told apart by identity
+        limit = ", ".join(map(str, limits))
         self.counted(key, limit, "error", "store_down", "policy", 1, cost, name=name)
 
     def held(

@@ -13,7 +13,6 @@ Tasks start and wait while the store is away, too: of the reason "store_down".
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -43,10 +42,8 @@ def count_task(
 
 
 def text_of(limits: Iterable[Limit]) -> str:
-    """Return the limits as one text, where none of them decides. Interned, as the tally tells
-    limits apart by their identity.
-    """
-    return sys.intern(", ".join(map(str, limits)))
+    """Return the limits as one text, where none of them decides."""
+    return ", ".join(map(str, limits))
 
 
 class Waiting(NamedTuple):

@@ -9,7 +9,6 @@ refuse, in the name of the guard. Its limiters and breakers tell the same observ
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from ..errors import AuthorityDenied, Blocked, RateLimitExceeded, SystemOverloaded
@@ -31,6 +30,4 @@ def count_refused(tally: Tally, call: GuardCall, refused: Blocked) -> None:
         rule = refused.rule
         limit = f"{getattr(rule, 'strategy', '')} {getattr(rule, 'limit_app', '')}"
         reason = "authority"
-    # Interned, as the tally tells limits apart by their identity.
-    limit = sys.intern(limit)
     tally.counted(call.resource, limit, "refused", reason, source, 1, call.cost)
