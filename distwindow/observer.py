@@ -191,7 +191,7 @@ class Tally(ScheduledSource):
     def after_fork(self) -> None:
         """Start empty: the parent tells what it has counted."""
         # Appending to these takes no lock, which a signal handler could find held.
-        self._decisions: deque[Decision] = deque()
+        self._decisions: deque[Any] = deque()
         self._notes: deque[tuple[Any, ...]] = deque()
         self._events: deque[ObserverEvent] = deque()
         self._store_calls: deque[StoreCall] = deque()
@@ -207,10 +207,10 @@ class Tally(ScheduledSource):
 
     # -- what is noted ------------------------------------------------------------------------
 
-    def decided(self, decision: Decision) -> None:
-        """Note a decision of the store, or of `on_store_error`."""
+    def decided(self, decision: Decision, name: str | None = None) -> None:
+        """Note a decision of the store, or of `on_store_error`; with a `name`, of what has it."""
         decisions = self._decisions
-        decisions.append(decision)
+        decisions.append(decision if name is None else (name, decision))
         if self._is_idle:
             self._begin()
         elif len(decisions) > _MANY:
@@ -354,11 +354,13 @@ class Tally(ScheduledSource):
     def _add_up(self) -> None:
         """Add what was noted to the rows. Under `_adding`."""
         while self._decisions:
-            decision = self._decisions.popleft()
+            decision, of = self._decisions.popleft(), None
+            if type(decision) is tuple:
+                of, decision = decision
             allowed, key, cost, limit, remaining = decision[:5]
             near = 1 if allowed and remaining * 5 < limit.amount else 0
             result = "allowed" if allowed else "refused"
-            self._add((key, limit, result, decision[8], decision[9], 1, cost, near, (), None))
+            self._add((key, limit, result, decision[8], decision[9], 1, cost, near, (), of))
         while self._notes:
             self._add(self._notes.popleft())
 

@@ -307,11 +307,10 @@ class RequestLimit:
         decision: Any = limiter.decider.decide_locally(full_key, self._cost)
         # `.allowed` and `.wait`: a name takes three times as long as an index.
         if decision is not None and decision[0] and not decision[7]:
-            asked = AskedLimit(decision, policies, self, limiter)
-            earlier.append(asked)
+            earlier.append(AskedLimit(decision, policies, self, limiter))
             tally = rate_limits.opened.tally
             if tally is not None:
-                count(tally, asked)
+                tally.decided(decision, policies.given[0])  # as `count`
             return decision  # type: ignore[no-any-return]
         if decision is None:
             decision = limiter.try_acquire(full_key, self._cost)
@@ -382,8 +381,11 @@ class RequestLimit:
 
     def count(self, tally: Tally, asked: AskedLimit, calls: int = 1) -> None:
         """Count what was decided; with -1, take it back, as another limit has refused."""
-        decision = asked.decision
-        count_one(tally, decision, asked.policies.given[0], decision[3], decision[2], calls)
+        decision, name = asked.decision, asked.policies.given[0]
+        if calls > 0:
+            tally.decided(decision, name)
+        else:
+            count_one(tally, decision, name, decision[3], decision[2], calls)
 
     async def actual(
         self, cost: int, arguments: tuple[Any, ...], response: Any, was_refused: bool
