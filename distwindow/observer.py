@@ -338,6 +338,10 @@ class Tally(ScheduledSource):
         finally:
             self._adding.release()
 
+    @property
+    def has_untold(self) -> bool:  # type: ignore[override]  # until the worker has come
+        return not self._is_idle
+
     def reschedule(self, now: float) -> None:
         self._schedule.recompute(now, [self._next_due_at])
 
@@ -345,6 +349,7 @@ class Tally(ScheduledSource):
         return NEVER if self._is_idle else now + self._schedule.interval_s
 
     def _add_up_early(self) -> None:
+        self._begin()  # should have come long ago, if the event loop in which it was to has ended
         if self._adding.acquire(blocking=False):
             try:
                 self._add_up()
