@@ -207,6 +207,45 @@ def test_requests_are_counted_by_the_limit_that_admits_or_refuses(
     assert {call.name for call in told.store_calls} == ({"shop"} if place == "elsewhere" else set())
 
 
+@CONSISTENCIES
+def test_requests_of_threads_are_counted_exactly(
+    redis_url: str, prefix: str, consistency: Any
+) -> None:
+    """While the worker tells: those that a later limit refuses are taken back, some of them from
+    what was told already.
+    """
+    told, seen = Named(), Counter[tuple[str, str]]()
+    of = Blocking(
+        redis_url, on_store_error="raise", observer=told, prefix=prefix, consistency=consistency,
+        timeout=10.0,
+    )  # fmt: skip
+    limits = [of.limit("9000/minute", name="all"), of.limit("60/second", name="search")]
+
+    def work() -> None:
+        for number in range(250):
+            asked = http.LimitedRequest()
+            under = limits if number < 200 else limits[:1]
+            try:
+                for limit in under:
+                    of.run(limit.decide({}, asked))
+            except http.RateLimited as refused:
+                of.run(asked.settle(None, refused.status_code))
+                seen["search", "refused"] += 1
+            else:
+                seen.update((str(limit.name), "allowed") for limit in under)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    of.close()
+    found = Counter[tuple[str, str]]()
+    for (name, _, result, _, _), count in told.rows().items():
+        found[name, result] += count
+    assert found == seen
+
+
 def test_a_request_that_is_refused_after_it_was_told_is_taken_out_of_the_next() -> None:
     told = Named()
     of = Blocking("memory://", on_store_error="raise", observer=told)
