@@ -394,6 +394,10 @@ class Tally(ScheduledSource):
                     ))  # fmt: skip
         return batch
 
+    @property
+    def has_untold(self) -> bool:  # type: ignore[override]  # until the worker has come
+        return not self._is_idle
+
     def reschedule(self, now: float) -> None:
         self._schedule.recompute(now, [self._next_due_at])
 

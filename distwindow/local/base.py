@@ -485,7 +485,7 @@ class InProcess(Strategy, Corrections):
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
         self._take_counts: Callable[[], object] = bool
-        self._tell_counts: Callable[[], object] = bool
+        self._tell_counts: Callable[[], object] | None = None
         """Tells an observer what was counted for it."""
         acquire_command = commands.acquire_command
         cached = commands.cached
@@ -576,13 +576,18 @@ class InProcess(Strategy, Corrections):
         return views
 
     @property
+    def has_untold(self) -> bool:  # type: ignore[override]  # until the next flush
+        return self._tell_counts is not None and self._schedule.next_due_at < NEVER
+
+    @property
     def dropped(self) -> int:  # type: ignore[override]  # others add them up
         return sum(views.dropped for views in self._views)
 
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        self._tell_counts()
+        if self._tell_counts is not None:
+            self._tell_counts()
         for views in self._views:
             views.collect(now, outgoing, everything=everything)
 

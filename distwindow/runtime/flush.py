@@ -83,6 +83,8 @@ class FlushSource:
 
     dropped = 0
     """The number of counts that the store never received, and never will."""
+    has_untold = False
+    """True if an observer is still to be told of something, which needs no store."""
 
     def clock_probe(self) -> list[OutgoingCommand]:
         """Return what has to be sent before any counts can be: its reply has the store's time."""
@@ -160,6 +162,10 @@ class JoinedSources(FlushSource):
     @property
     def dropped(self) -> int:  # type: ignore[override]  # each counts its own
         return sum(source.dropped for source in self.sources)
+
+    @property
+    def has_untold(self) -> bool:  # type: ignore[override]  # each has its own
+        return any(source.has_untold for source in self.sources)
 
     def clock_probe(self) -> list[OutgoingCommand]:
         return [probe for source in self.sources for probe in source.clock_probe()]

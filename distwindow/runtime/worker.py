@@ -248,7 +248,7 @@ class WorkerTasks(FlushWorker):
     def flush_all(self, deadline: float, *, final: bool) -> None:
         """Send everything that is pending, in a new event loop; see `WorkerThread.flush_all`."""
         jobs = self.jobs.active()
-        if not any(job.has_unsent for job in jobs):
+        if not any(job.has_unsent or job.strategy.has_untold for job in jobs):
             return
         try:
             asyncio.get_running_loop()

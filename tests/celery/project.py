@@ -16,6 +16,7 @@ from celery import Celery, signals
 
 from distwindow import Decision, Limiter
 from distwindow.contrib.celery import RateLimits, task_parked, task_sent_back
+from distwindow.contrib.limiter_pool import LimiterPool
 
 app = Celery("project", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
 app.conf.update(
@@ -51,9 +52,7 @@ class RecordingLimiter(Limiter):
 
 @signals.worker_init.connect
 def record_decisions(**_: Any) -> None:
-    import distwindow.contrib.celery.settings as settings
-
-    vars(settings)["Limiter"] = RecordingLimiter
+    LimiterPool._limiter_type = RecordingLimiter
 
 
 @signals.worker_ready.connect

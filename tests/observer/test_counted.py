@@ -106,19 +106,21 @@ class Site:
         """Limits with their decisions; a refusal is the last."""
         under = limits[:1] if asks == "first" else limits
         failed: Sequence[Any] = ()
+        together = under[: {"together": 3, "two, then one": 2}.get(asks, 0)]
+        if len(together) < 2:
+            together = ()
         try:
-            if asks == "together" and len(under) > 1:
-                failed = under
-                decision = await result_of(self.of.run(http.decide_all(under, request, asked)))
-                seen += [(each, decision) for each in under]
-            else:
-                for limit in under:
-                    failed = (limit,)
-                    if self.way == "at once":
-                        decision = await http.result_of(limit.decide_at_once(request, asked))
-                    else:
-                        decision = await result_of(self.of.run(limit.decide(request, asked)))
-                    seen.append((limit, decision))
+            if together:
+                failed = together
+                decision = await result_of(self.of.run(http.decide_all(together, request, asked)))
+                seen += [(each, decision) for each in together]
+            for limit in under[len(together) :]:
+                failed = (limit,)
+                if self.way == "at once":
+                    decision = await http.result_of(limit.decide_at_once(request, asked))
+                else:
+                    decision = await result_of(self.of.run(limit.decide(request, asked)))
+                seen.append((limit, decision))
         except http.RateLimited as refused:
             status, seen = refused.status_code, self._kept(seen, status)
             named = str(refused.decision.key).partition(":")[0]
@@ -131,7 +133,7 @@ class Site:
         for limit, decision in seen:
             result = "allowed" if decision.allowed else "refused"
             shown = decision.limit
-            if asks == "together" and decision.allowed and limit.text != str(decision.limit):
+            if limit in together and decision.allowed and limit.text != str(decision.limit):
                 shown = limit.text
             self.note(
                 limit.name, str(shown), result, decision.reason, decision.source, limit.fixed_cost
@@ -188,11 +190,8 @@ def test_requests_are_counted_by_the_limit_that_admits_or_refuses(
             asked = chance.sample(limits, chance.randrange(1, 4))
             if chance.random() < 0.1:
                 remote.failure = NOT_SENT
-            key, asks = (
-                f"10.0.0.{chance.randrange(2)}",
-                chance.choice(["first", "each", "together"]),
-            )
-            await site.request(asked, key, 200, asks)
+            asks = chance.choice(["first", "each", "together", "two, then one"])
+            await site.request(asked, f"10.0.0.{chance.randrange(2)}", 200, asks)
             remote.failure = None
             clock.advance(chance.choice([0, 0, 0.001, 0.1]))
             if chance.random() < 0.1:
@@ -205,6 +204,45 @@ def test_requests_are_counted_by_the_limit_that_admits_or_refuses(
     assert told.permits_by_row() == dict(site.permits)
     assert {counts.source_kind for counts in told.counts} == {"web"}
     assert {call.name for call in told.store_calls} == ({"shop"} if place == "elsewhere" else set())
+
+
+@CONSISTENCIES
+def test_requests_of_threads_are_counted_exactly(
+    redis_url: str, prefix: str, consistency: Any
+) -> None:
+    """While the worker tells: those that a later limit refuses are taken back, some of them from
+    what was told already.
+    """
+    told, seen = Named(), Counter[tuple[str, str]]()
+    of = Blocking(
+        redis_url, on_store_error="raise", observer=told, prefix=prefix, consistency=consistency,
+        timeout=10.0,
+    )  # fmt: skip
+    limits = [of.limit("9000/minute", name="all"), of.limit("60/second", name="search")]
+
+    def work() -> None:
+        for number in range(250):
+            asked = http.LimitedRequest()
+            under = limits if number < 200 else limits[:1]
+            try:
+                for limit in under:
+                    of.run(limit.decide({}, asked))
+            except http.RateLimited as refused:
+                of.run(asked.settle(None, refused.status_code))
+                seen["search", "refused"] += 1
+            else:
+                seen.update((str(limit.name), "allowed") for limit in under)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    of.close()
+    found = Counter[tuple[str, str]]()
+    for (name, _, result, _, _), count in told.rows().items():
+        found[name, result] += count
+    assert found == seen
 
 
 def test_a_request_that_is_refused_after_it_was_told_is_taken_out_of_the_next() -> None:
@@ -373,6 +411,27 @@ def test_slots_of_threads_are_counted_exactly() -> None:
         results[result] += count
     assert +results == +seen
     assert told.levels[-1].value == 0
+
+
+def test_how_many_slots_are_held_is_told_when_one_is_released_or_lost() -> None:
+    told, clock = Named(), ManualClock()
+    slots = Concurrency("memory://", 5, observer=told, time=clock)
+    held = [slots.try_hold("key") for _ in range(3)]
+
+    def told_when_due() -> float:
+        tally = slots._held.tally
+        assert tally is not None
+        assert tally.next_due_at <= clock.monotonic() + 0.25
+        slots.flush()
+        return told.levels[-1].value
+
+    assert told_when_due() == 3
+    held.pop().release()
+    assert told_when_due() == 2
+    clock.advance(31.0)
+    assert held[0].lost
+    assert told_when_due() < 2
+    slots.close()
 
 
 # -- breakers --------------------------------------------------------------------------------------

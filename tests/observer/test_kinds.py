@@ -299,3 +299,48 @@ if child:
     for kind in KINDS:
         assert last["child", kind] == 5, result.stderr
         assert last["parent", kind] in (5, 6), result.stderr
+
+
+@pytest.mark.parametrize("ends", ["asyncio.run", "closed", "left"])
+def test_what_tasks_have_decided_is_told_at_exit(ends: str) -> None:
+    """However their event loop has ended, and with nothing closed."""
+    program = f"""
+import asyncio, os
+from distwindow import *
+from distwindow.contrib import http
+from distwindow.observer import Observer
+from tests.web.test_rate_limits import Awaiting
+class Printed(Observer):
+    def __init__(self, kind):
+        self.kind = kind
+    def on_counts(self, batch):
+        os.write(1, f"{{self.kind}} {{sum(counts.calls for counts in batch)}}\\n".encode())
+async def decide():
+    limiter = AsyncLimiter("memory://", "5/minute", observer=Printed("limiter"))
+    await limiter.try_acquire("key")
+    slots = AsyncConcurrency("memory://", 5, observer=Printed("slots"))
+    async with slots.hold("key"):
+        pass
+    rule = ErrorCount(1, open_for=60)
+    breaker = AsyncCircuitBreaker("memory://", rule, observer=Printed("breaker"))
+    await breaker.open("key")
+    try:
+        async with breaker.call("key"):
+            pass
+    except BreakerOpen:
+        pass
+    web = Awaiting("memory://", on_store_error="raise", observer=Printed("web"))
+    await web.run(web.limit("5/minute").decide({{}}, http.LimitedRequest()))
+    return limiter, slots, breaker, web
+ends = {ends!r}
+if ends == "asyncio.run":
+    kept = asyncio.run(decide())
+else:
+    loop = asyncio.new_event_loop()
+    kept = loop.run_until_complete(decide())
+    if ends == "closed":
+        loop.close()
+"""
+    result = run_python("-c", program)
+    told = sorted(result.stdout.split("\n"))[1:]
+    assert told == ["breaker 1", "limiter 1", "slots 1", "web 1"], result.stderr

@@ -94,6 +94,8 @@ def test_tasks_that_wait_in_their_worker_are_levels_until_they_start() -> None:
         clock.advance(0.5)
         await gate._limiters._flushed_with.flush()
         assert _levels(told) == {"tasks_waiting": 2.0, "oldest_wait_s": 0.5}
+        assert gate._tally is not None
+        assert gate._tally.next_due_at < clock.monotonic() + 1, "it is told again, as it grows"
         for _ in range(6):
             clock.advance(1.0)
             await _turn()

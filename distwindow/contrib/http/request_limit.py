@@ -328,11 +328,11 @@ class RequestLimit:
         decision: Any = limiter.decider.decide_locally(full_key, self._cost)
         # `.allowed` and `.wait`: a name takes three times as long as an index.
         if decision is not None and decision[0] and not decision[7]:
-            asked = AskedLimit(decision, policies, self, limiter)
-            earlier.append(asked)
+            earlier.append(AskedLimit(decision, policies, self, limiter))
             tally = rate_limits.opened.tally
             if tally is not None:
-                count(tally, asked)
+                name, limit = policies.given[0], decision[3]
+                count_one(tally, self, decision, name, limit, decision[2], 1)
             return decision  # type: ignore[no-any-return]
         if decision is None:
             decision = limiter.try_acquire(full_key, self._cost)
