@@ -53,6 +53,8 @@ paths, and a function may return any limit.
 _SLOW_S = 0.05
 """What takes an observer longer delays the flushes of the process, and is logged."""
 _LOG_EVERY_S = 60.0
+_NOT_TRIED_S = 0.001
+"""A call that fails sooner, while a server is away, was answered without an attempt."""
 
 
 class Counts(NamedTuple):
@@ -142,6 +144,7 @@ class Observer:
         """
 
 
+_METHODS = [name for name in vars(Observer) if name.startswith("on_")]
 _default: Observer | None = None
 
 
@@ -155,8 +158,12 @@ def set_default_observer(observer: Observer | None) -> None:
 
 def check_observer(observer: Any) -> Any:
     """Return `observer`; raise `ConfigurationError` for what is neither one nor None."""
-    if observer is None or isinstance(observer, Observer):
+    if isinstance(observer, Observer):
+        for method in _METHODS:
+            check_not_async(f"observer.{method}", getattr(observer, method))
         return observer
+    if observer is None:
+        return None
     raise ConfigurationError(
         f"observer={short_repr(observer)} is no distwindow.Observer; an object of a subclass is one"
     )
@@ -411,7 +418,8 @@ class Tally(ScheduledSource):
         label = self._label_of(key)
         row = self._rows.get((limit, label, result, reason, source, name, shadow))
         if row is None:
-            name, limit = self._bounded(self._names, name), self._bounded(self._limits, limit)
+            name = self._bounded(self._names, name and encodable(name))
+            limit = self._bounded(self._limits, limit)
             what = (limit, label, result, reason, source, name, shadow)
             row = self._rows.setdefault(what, _Row(limit, result, reason, source))
         return row
@@ -429,7 +437,7 @@ class Tally(ScheduledSource):
         label = self._label_of_key.get(key)
         if label is None:
             try:
-                label = str(self._key_label(key))
+                label = encodable(str(self._key_label(key)))
             except RAISED_BY_CALLBACKS:
                 self._log("key_label=%r has failed", self._key_label)
                 label = OTHER_LABELS
@@ -460,12 +468,17 @@ class Tally(ScheduledSource):
             LOG.warning(text, *values, exc_info=sys.exc_info()[0] is not None)
 
 
+def encodable(text: str) -> str:
+    """Return `text` without what UTF-8 does not have, which would end a scrape."""
+    return text.encode(errors="replace").decode()
+
+
 def tally_of(
     options: Options, source_kind: SourceKind, monotonic: Callable[[], float]
 ) -> Tally | None:
     """Return what adds up what an object with these options decides; None without an observer."""
     name, key_label = options.metric_name, options.key_label
-    if name is not None and (not isinstance(name, str) or not name):
+    if name is not None and (not isinstance(name, str) or not name or name != encodable(name)):
         raise ConfigurationError(f"metric_name={short_repr(name)} is no text, such as 'search'")
     if key_label is not None:
         if not callable(key_label):
@@ -478,7 +491,7 @@ def tally_of(
     name = options.prefix if name is None else name
     return Tally(
         observer, source_kind, name, options.flush_interval, monotonic, key_label,
-        shadow=options.shadow,
+        shadow=bool(options.shadow),
     )  # fmt: skip
 
 
@@ -500,7 +513,7 @@ class TimedStore:
         try:
             decision = self._decide(command, deadline)
         except DistwindowError as exc:
-            self._tally.called("acquire", self._monotonic() - began_at, exc)
+            self._failed("acquire", began_at, exc)
             raise
         self._acquired(self._monotonic() - began_at)
         return decision
@@ -513,12 +526,19 @@ class TimedStore:
         """See `Store`."""
         return self._timed("flush", self._store.execute_many, arguments)
 
+    def _failed(self, operation: str, began_at: float, exc: DistwindowError) -> None:
+        """Note an exchange that has failed. One that was not tried, with a server away, is none."""
+        seconds = self._monotonic() - began_at
+        outages = getattr(self._store, "outages", None)
+        if outages is None or not outages.away or seconds > _NOT_TRIED_S:
+            self._tally.called(operation, seconds, exc)
+
     def _timed(self, operation: str, send: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         began_at = self._monotonic()
         try:
             reply = send(*arguments)
         except DistwindowError as exc:
-            self._tally.called(operation, self._monotonic() - began_at, exc)
+            self._failed(operation, began_at, exc)
             raise
         self._tally.called(operation, self._monotonic() - began_at, _error_in(reply))
         return reply
@@ -533,7 +553,7 @@ class AsyncTimedStore(TimedStore):
         try:
             decision = await self._decide(command, deadline)
         except DistwindowError as exc:
-            self._tally.called("acquire", self._monotonic() - began_at, exc)
+            self._failed("acquire", began_at, exc)
             raise
         self._acquired(self._monotonic() - began_at)
         return decision
@@ -545,7 +565,7 @@ class AsyncTimedStore(TimedStore):
         try:
             reply = await send(*arguments)
         except DistwindowError as exc:
-            self._tally.called(operation, self._monotonic() - began_at, exc)
+            self._failed(operation, began_at, exc)
             raise
         self._tally.called(operation, self._monotonic() - began_at, _error_in(reply))
         return reply

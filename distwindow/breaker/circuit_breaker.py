@@ -81,6 +81,8 @@ class BaseBreaker(Flushed, Generic[S, A]):
             self._store = self._timed_store(self._store, tally)
         self._states = self._open_states(self._store)
         self._name_store(self._name)
+        if tally is not None:
+            self._tell_health(tally)
         source = self._states if tally is None else JoinedSources(self._states, tally)
         in_background = tally is not None or not self._states.in_process
         self._flush_job = self._new_flush_job(source, self._name, in_background=in_background)

@@ -52,6 +52,7 @@ def _quantiles(metric: str, by: str, of: str) -> tuple[Query, ...]:
 
 _DECISIONS = "distwindow_decisions_total"
 _REFUSED = f'{_OF_LIMIT}, result="refused"'
+_NO_BREAKER = 'kind!="breaker"'
 _REFUSED_BY = _rate("limiter, limit, reason", _DECISIONS, f"{_REFUSED}, {_ENFORCED}")
 
 ROWS: dict[str, tuple[Panel, ...]] = {
@@ -61,9 +62,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (Query(f"topk(10, {_REFUSED_BY})", "{{limiter}} {{limit}} {{reason}}"),),
         ),
         Panel(
-            "Share refused", "Of all calls of a limiter.", "percentunit",
-            (Query(f"{_rate('limiter', _DECISIONS, f'{_REFUSED}, {_ENFORCED}')}"
-                   f" / {_rate('limiter', _DECISIONS, f'{_OF}, {_ENFORCED}')}", "{{limiter}}"),),
+            "Share refused",
+            "Of all that a limiter has decided. A call that waits, or a task, is refused first and "
+            "admitted later; breakers decide nothing but refusals, and are not here.",
+            "percentunit",
+            (Query(f"{_rate('limiter', _DECISIONS, f'{_REFUSED}, {_ENFORCED}, {_NO_BREAKER}')}"
+                   f" / {_rate('limiter', _DECISIONS, f'{_OF}, {_ENFORCED}, {_NO_BREAKER}')}",
+                   "{{limiter}}"),),
             1.0,
         ),
         Panel(
@@ -277,7 +282,9 @@ groups:
           summary: >-
             {{ $value | humanizePercentage }} of the exchanges of {{ $labels.operation }} with the
             store fail.
-          description: It was away for a moment, or is slower than the timeout of the limiters.
+          description: >-
+            It was away for a moment, is slower than the timeout of the limiters, or refuses what
+            they ask, as it is full, or a right or password is wrong.
 
       - alert: DistwindowFailedOpen
         expr: sum by (kind, limiter) (increase(distwindow_failed_open_total[5m])) > 0
@@ -289,10 +296,22 @@ groups:
             store in the last five minutes.
           description: The limit did not hold for them. on_store_error decides it so.
 
+      - alert: DistwindowFailedClosed
+        expr: >-
+          sum by (kind, limiter) (increase(distwindow_failed_closed_total[5m])) > 0
+          or sum by (kind, limiter) (increase(distwindow_decisions_total{result="error"}[5m])) > 0
+        labels:
+          severity: critical
+        annotations:
+          summary: >-
+            {{ $labels.limiter }} has refused {{ $value | humanize }} calls, or let them raise,
+            without its store in the last five minutes.
+          description: Callers suffer from it. on_store_error decides it so.
+
       - alert: DistwindowLimitRefusesMuch
         expr: >-
           sum by (kind, limiter, limit) (rate(distwindow_decisions_total{result="refused",
-          shadow="false", reason!~"store_down|open"}[5m]))
+          shadow="false", reason!~"store_down|open", kind!="queue"}[5m]))
           / on (kind, limiter) group_left
           sum by (kind, limiter) (rate(distwindow_decisions_total{shadow="false"}[5m])) > 0.2
         for: 10m

@@ -91,6 +91,7 @@ class BaseConcurrency(Flushed):
         self._held.tally = tally = tally_of(options, "concurrency", self._store.clock.monotonic)
         if tally is not None:
             tally.levels = self._held.levels
+            self._tell_health(tally)
             source = JoinedSources(self._held, tally)
             if self._store.decided_by != "local":
                 self._store = self._timed_store(self._store, tally)

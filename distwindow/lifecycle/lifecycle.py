@@ -27,8 +27,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from ..away.outages import Outages
+from ..away.outages import Health, Outages
 from ..errors import DistwindowError
+from ..observer import Tally
 from ..ring.commands import Acquire
 from ..ring.store import AsyncStore, Store
 from ..runtime.flush import FlushResult, FlushSource, flush_due
@@ -142,6 +143,20 @@ class Flushed:
         outages: Outages | None = getattr(self._store, "outages", None)
         if outages is not None:
             outages.name = name
+
+    def _tell_health(self, tally: Tally) -> None:
+        """Tell an observer when the store is found to be away, and when it is back."""
+        store = self._store
+        outages: Outages | None = getattr(store, "outages", None)
+        if outages is not None:
+            away = outages
+
+            def tell() -> None:
+                down, error = away.away, away.last_error
+                up = not down
+                tally.changed(Health(up, away.changed_at, error, store.unknown_total, 0, down))
+
+            outages.add_listener(tell)
 
     def _new_flush_job(
         self,

@@ -135,11 +135,11 @@ class BaseDecider:
         self.run = run
         self._execute = execute
         self._options = options
-        if options.shadow:
-            self._put_in_shadow()
         self._observe = self.policy.observe
         self._monotonic = store.clock.monotonic
         self._has_own_moment = commands.command_type.has_own_moment
+        if options.shadow:
+            self._put_in_shadow()
 
     @FirstUse
     def queues(self) -> WaitQueues:
@@ -175,7 +175,9 @@ class BaseDecider:
 
     def _put_in_shadow(self) -> None:
         """Have each decision admit its call."""
-        shadow = Shadow(self._options.metric_name or self._options.prefix)
+        name = self._options.metric_name or self._options.prefix
+        shadow = Shadow(name, self._monotonic)
+        self.policy.flush_source.sources += (shadow,)
         most = self.strategy.max_cost(self.commands.limits)
         self.commands.clamps_costs = True
         self.decide_locally = shadow.admitting(self.decide_locally, most, self.policy.decide)

@@ -102,17 +102,17 @@ class BaseLimiter(Flushed):
         shadow: bool = False,
         time: Clock = SYSTEM,
     ) -> None:
-        shadow = is_in_shadow(shadow)
-        if shadow:
+        how = is_in_shadow(shadow)
+        if how:
             on_store_error, on_unknown, metric_name = "allow", None, metric_name or prefix
-            share, prefix = share if consistency == "eventual" else None, shadow_prefix(prefix)
+            share, prefix = share if consistency == "eventual" else None, shadow_prefix(prefix, how)
         options = Options(
             prefix=prefix, consistency=consistency, on_store_error=on_store_error,
             on_unknown=on_unknown, timeout=timeout, clock=clock, name=name,
             sync_interval=sync_interval, share=share, flush_interval=flush_interval,
             max_local_keys=max_local_keys, max_wait=max_wait, borrow_share=borrow_share,
             errors=errors, ignore=ignore, max_origins=max_origins, observer=observer,
-            metric_name=metric_name, key_label=key_label, shadow=shadow, time=time,
+            metric_name=metric_name, key_label=key_label, shadow=how, time=time,
         )  # fmt: skip
         check_options(options)
         self._options = options

@@ -23,8 +23,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigurationError, StoreError, StoreUnavailable, counted, short_repr
+from ..ring.clock import NEVER
 from ..ring.decision import Decision
 from ..ring.key import AnyKey
+from ..ring.limit import Limit
+from ..runtime.flush import FlushSchedule, OutgoingCommand, ScheduledSource
+from ..support.fork import register_after_fork
 
 _LOG = logging.getLogger("distwindow")
 VARIABLE = "DISTWINDOW_SHADOW"
@@ -32,11 +36,15 @@ VARIABLE = "DISTWINDOW_SHADOW"
 _LOG_EVERY_S = 60.0
 _SHOWN_KEYS = 5
 _MAX_KEYS = 10_000
+_OTHERS = "(others)"
+_MAX_MISTAKES = 100
 _announced = False
 
 
-def is_in_shadow(shadow: Any) -> bool:
-    """Return whether a limiter that was made with `shadow` is in shadow."""
+def is_in_shadow(shadow: Any) -> str:
+    """Return "limit" for a limit that is made with `shadow`, "process" where the whole process is
+    in shadow, and else an empty text.
+    """
     global _announced
     if not isinstance(shadow, bool):
         raise ConfigurationError(f"shadow={short_repr(shadow)} is neither True nor False")
@@ -46,12 +54,14 @@ def is_in_shadow(shadow: Any) -> bool:
     if value == "1" and not _announced:
         _announced = True
         _LOG.warning("%s=1: no rate limit of this process refuses anything", VARIABLE)
-    return shadow or value == "1"
+    return "limit" if shadow else "process" if value == "1" else ""
 
 
-def shadow_prefix(prefix: Any) -> Any:
+def shadow_prefix(prefix: Any, shadow: str = "limit") -> Any:
     """Return the prefix of what is in shadow beside what is enforced under `prefix`."""
-    return f"{prefix}:shadow" if isinstance(prefix, str) and prefix else prefix
+    if not isinstance(prefix, str) or not prefix:
+        return prefix  # which is refused
+    return f"{prefix}:shadow" if shadow == "limit" else f"{prefix}:shadow-process"
 
 
 class ShadowStore:
@@ -88,15 +98,18 @@ class AsyncShadowStore(ShadowStore):
             raise answered_by_policy(exc) from exc
 
 
-_mistake_log_at = 0.0
+_mistakes_logged_at: dict[str, float] = {}
 
 
-def log_mistake(exc: Exception) -> None:
-    """Log what a limit in shadow has failed with, once a minute."""
-    global _mistake_log_at
-    if time.monotonic() >= _mistake_log_at:
-        _mistake_log_at = time.monotonic() + _LOG_EVERY_S
-        _LOG.error("a limit in shadow cannot be decided, and admits all calls: %s", exc)
+def log_mistake(exc: Exception, of: str = "") -> None:
+    """Log what a limit in shadow has failed with, each error once a minute."""
+    text = f"{of or 'a limit'} in shadow cannot be decided, and admits all calls: {exc!r}"
+    now = time.monotonic()
+    if now >= _mistakes_logged_at.get(text, 0.0) + _LOG_EVERY_S or text not in _mistakes_logged_at:
+        if len(_mistakes_logged_at) >= _MAX_MISTAKES:
+            _mistakes_logged_at.clear()
+        _mistakes_logged_at[text] = now
+        _LOG.error("%s", text)
 
 
 def answered_by_policy(exc: ConfigurationError) -> StoreUnavailable:
@@ -105,14 +118,22 @@ def answered_by_policy(exc: ConfigurationError) -> StoreUnavailable:
     return StoreUnavailable(str(exc), charged=False)
 
 
-class Shadow:
-    """Lets the calls of one limiter pass, and says in the log what would have been refused."""
+class Shadow(ScheduledSource):
+    """Lets the calls of one limiter pass, and says in the log what would have been refused: a
+    minute after the first refusal, and at the end. A source of its worker, which sends nothing.
+    """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._refused: Counter[AnyKey] = Counter()
-        self._calls = 0
-        self._log_at = 0.0
+    def __init__(self, name: str, monotonic: Callable[[], float]) -> None:
+        self._name, self._monotonic = name, monotonic
+        self._schedule = FlushSchedule(_LOG_EVERY_S)
+        register_after_fork(self)
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Start empty: the parent logs what it has refused."""
+        self._refused: dict[Limit, Counter[AnyKey]] = {}
+        self._log_at = NEVER
+        self._schedule.next_due_at = NEVER
 
     def admit(self, decision: Decision) -> Decision:
         """Return `decision` as the caller gets it."""
@@ -142,18 +163,30 @@ class Shadow:
         return decide_and_admit
 
     def _note(self, decision: Decision) -> None:
-        self._calls += 1
-        if len(self._refused) < _MAX_KEYS or decision.key in self._refused:
-            self._refused[decision.key] += 1
-        now = time.monotonic()
-        if now >= self._log_at:
-            refused, self._refused = self._refused, Counter()
-            calls, self._calls = self._calls, 0
-            self._log_at = now + _LOG_EVERY_S
-            most = ", ".join(
-                f"{short_repr(key)} ({calls})" for key, calls in refused.most_common(_SHOWN_KEYS)
-            )
-            _LOG.warning(
-                "%s in shadow would have refused %s by %s since the last such line, most of: %s",
-                self._name, counted(calls, "call"), decision.limit, most,
-            )  # fmt: skip
+        refused = self._refused.setdefault(decision.limit, Counter())
+        key = decision.key if len(refused) < _MAX_KEYS or decision.key in refused else _OTHERS
+        refused[key] += 1
+        if self._log_at == NEVER:
+            self._log_at = self._monotonic() + _LOG_EVERY_S
+            self._schedule.flush_by(self._log_at)
+
+    @property
+    def has_untold(self) -> bool:  # type: ignore[override]  # until it is logged
+        return bool(self._refused)
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        """Log what was refused, if it is time."""
+        if not self._refused or not (everything or now >= self._log_at):
+            return
+        found, self._refused, self._log_at = self._refused, {}, NEVER
+        parts = [
+            f"{counted(sum(keys.values()), 'call')} by {limit}, most of "
+            + ", ".join(f"{short_repr(key)} ({n})" for key, n in keys.most_common(_SHOWN_KEYS))
+            for limit, keys in found.items()
+        ]
+        _LOG.warning("%s in shadow would have refused %s", self._name, "; ".join(parts))
+
+    def reschedule(self, now: float) -> None:
+        self._schedule.recompute(now, [lambda now: self._log_at])

@@ -52,7 +52,7 @@ class Options:
     observer: Any = None
     metric_name: str | None = None
     key_label: Any = None
-    shadow: bool = False
+    shadow: str = ""
 
     def __post_init__(self) -> None:
         check_prefix(self.prefix)

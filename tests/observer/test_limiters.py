@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from inspect import isawaitable
 from typing import Any
 
@@ -16,8 +17,11 @@ import pytest
 
 from distwindow import (
     AsyncLimiter,
+    CircuitBreaker,
+    Concurrency,
     ConfigurationError,
     Counts,
+    ErrorCount,
     Limit,
     Limiter,
     Observer,
@@ -31,6 +35,7 @@ from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
 from tests.observer.told import Seen, Told
 from tests.programs import run_python
+from tests.servers.wait import free_port
 
 KINDS = pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
 CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
@@ -389,3 +394,38 @@ def test_wrong_arguments_are_named(kind: Any) -> None:
 def test_the_methods_of_an_observer_do_nothing() -> None:
     with Limiter("memory://", "5/minute", observer=Observer()) as limiter:
         assert limiter.try_acquire("key")
+
+
+def test_what_utf_8_does_not_have_is_in_no_label() -> None:
+    told = Told()
+    with Limiter("memory://", "5/minute", observer=told, key_label=str) as limiter:
+        limiter.try_acquire("\ud800")
+    assert [counts.label for counts in told.counts] == ["?"]
+
+
+def test_a_method_that_is_awaited_is_named() -> None:
+    class Awaited(Observer):
+        async def on_counts(self, batch: Sequence[Counts]) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(ConfigurationError, match="on_counts"):
+        Limiter("memory://", "5/minute", observer=Awaited())
+
+
+def test_an_outage_is_told_by_all_that_have_a_store() -> None:
+    for make in (Limiter, CircuitBreaker, Concurrency):
+        told = Told()
+        arguments = {Limiter: "5/minute", CircuitBreaker: ErrorCount(5), Concurrency: 5}
+        made: Any = make
+        with made(f"redis://127.0.0.1:{free_port()}/0", arguments[make], observer=told) as one:
+            call = {Limiter: "try_acquire", CircuitBreaker: "admit", Concurrency: "try_hold"}[make]
+            for _ in range(4):
+                with suppress(StoreError):
+                    getattr(one, call)("key")
+            ends_at = time.monotonic() + 20  # what probes the server tells it
+            while not told.events and time.monotonic() < ends_at:
+                time.sleep(0.01)
+        changes = [event.change.up for event in told.events]
+        assert changes[:1] == [False], make
+        tried = [call for call in told.store_calls for _ in call.seconds]
+        assert len(tried) <= 3, make  # the others were answered without an attempt

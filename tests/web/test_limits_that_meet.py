@@ -24,6 +24,7 @@ from distwindow.contrib import asgi, fastapi
 from distwindow.contrib.flask import RateLimited as FlaskRateLimited
 from distwindow.contrib.flask import RateLimits as FlaskRateLimits
 from distwindow.runtime.options import Consistency
+from tests.observer.told import Told
 from tests.web import django_project as project
 from tests.web.test_asgi import call, http_scope
 
@@ -451,6 +452,29 @@ def test_a_limit_in_shadow_is_nothing_to_the_other(meeting: Meeting, options: An
         with Site(meeting, outer[1:], inner[1:], own) as site:
             assert len(site.policies()) == 1
             assert site.admits(5) == 2
+
+
+@pytest.mark.parametrize("whole_process", [False, True])
+@pytest.mark.parametrize("options", ["memory"], indirect=True)
+@pytest.mark.parametrize("meeting", CAN_SHADOW, ids=", ".join)
+def test_two_limits_in_shadow_count_as_if_both_were_enforced(
+    meeting: Meeting, options: Any, whole_process: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one refuses costs nothing by the other, whichever stands outside."""
+    if whole_process:
+        monkeypatch.setenv("DISTWINDOW_SHADOW", "1")
+    for number, limits in enumerate([("8/hour", "3/hour"), ("3/hour", "8/hour")]):
+        told = Told()
+        own = {**options, "prefix": f"{options['prefix']}{number}", "observer": told}
+        outer, inner = (Placed("", limit, shadow=not whole_process)[1:] for limit in limits)
+        with Site(meeting, outer, inner, own) as site:
+            assert site.admits(12) == 12
+        refused = {what[0]: n for what, n in told.calls.items() if what[1] == "refused"}
+        assert refused == {"3/hour": 9}
+        assert {what[0]: n for what, n in told.calls.items() if what[1] == "allowed"} == {
+            "3/hour": 3, "8/hour": 3,
+        }  # fmt: skip
+        assert {counts.shadow for counts in told.counts} == {True}
 
 
 CAN_SERVE = [

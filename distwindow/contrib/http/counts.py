@@ -41,7 +41,7 @@ def count_one(
     """Count the answer of one limit; with -1 `calls`, take it back."""
     # By index, as a name takes three times as long: 0 is `allowed`, 1 `key`, 3 `limit`,
     # 4 `remaining`, 8 `reason`, 9 `source`, 11 `charged`.
-    allowed, reason, shadow = decision[0], decision[8], of.shadow
+    allowed, reason, shadow = decision[0], decision[8], bool(of.shadow)
     if reason == "shadow":
         allowed = decision[11] is not None  # `charged`: it was delayed, and not refused
         reason = "paced" if allowed else "over_limit"

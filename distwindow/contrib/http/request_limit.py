@@ -216,14 +216,23 @@ class RequestLimit:
     async def decide_in_shadow(self, request: Any, earlier: LimitedRequest, **options: Any) -> None:
         """Decide about `request` without a consequence; what is wrong is logged."""
         try:
+            if earlier.is_refused_in_shadow:
+                return  # as no limit is asked after a refusal
             question = await self.question(request, **options)
             if question is None:
                 return
-            shadows = [each for asked in earlier.in_shadow for each in asked.questions()]
-            if not any(is_same_question(question, each) for each in shadows):
-                await self.ask(question, earlier)
+            charged = [asked for asked in earlier.in_shadow if asked.decision.charged]
+            known = [each for asked in charged for each in asked.questions()]
+            if any(is_same_question(question, each) for each in known):
+                return
+            decision = await self.ask(question, earlier)
+            if decision.reason == "shadow" and not decision.charged:
+                earlier.is_refused_in_shadow = True
+                for asked in charged:  # what others have charged is given back
+                    asked.settled = True
+                    await asked.limit.settle(asked, None, was_refused=True)
         except Exception as exc:
-            log_mistake(exc)
+            log_mistake(exc, f"limit {self.name or self.text}")
 
     async def ask(self, question: Question, earlier: LimitedRequest) -> Decision:
         """Ask the store, and conclude; see `decide`."""
@@ -378,7 +387,7 @@ class RequestLimit:
         """Return the limiter for `limits`, of the present opening of `rate_limits`."""
         # Another thread may close `rate_limits` meanwhile, or come here with other limits.
         opened = self.rate_limits.opened
-        limiter = self._limiter = opened.get(limits, self.on_store_error, self.shadow)
+        limiter = self._limiter = opened.get(limits, self.on_store_error, self.shadow == "limit")
         self._opened = opened
         return limiter
 
@@ -529,7 +538,9 @@ class LimitedRequest(list["AskedLimit"]):
     keeps with the request from its first limit on.
     """
 
-    __slots__ = ("in_shadow", "is_refused", "needs_response", "under_way")
+    __slots__ = (
+        "in_shadow", "is_refused", "is_refused_in_shadow", "needs_response", "under_way",
+    )  # fmt: skip
     is_watched = True
     """True if who keeps it sees the response, and runs `settle`."""
 
@@ -540,6 +551,8 @@ class LimitedRequest(list["AskedLimit"]):
         """True once a refusal has been made the response, whatever its status is."""
         self.in_shadow: Sequence[AskedLimit] = ()
         """The answers of limits in shadow, which are nothing to the response."""
+        self.is_refused_in_shadow = False
+        """True once one of them would have refused the request."""
         self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
         """What tasks are asking for it now; each event is set when its call has ended."""
 
@@ -715,7 +728,7 @@ def is_same_question(question: Question, other: Question) -> bool:
     have one window.
     """
     one, two = question.limit, other.limit
-    if one.rate_limits.namespace != two.rate_limits.namespace or one.shadow != two.shadow:
+    if (one.rate_limits.namespace, one.shadow) != (two.rate_limits.namespace, two.shadow):
         return False
     if normalize_key(question.key) != normalize_key(other.key):
         return False
