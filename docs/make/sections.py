@@ -26,8 +26,9 @@ PAGES = {
     "second": "docs/benchmarks.md",
     "growth": "docs/benchmarks.md",
     "agents": "docs/benchmarks.md",
+    "observer": "docs/benchmarks.md",
 }
-OWN_RUNS = ("agents",)
+OWN_RUNS = ("agents", "observer")
 """Sections of runs of their own, each in the file of its name here."""
 GUARDED = {
     "try_acquire": "`limiter.try_acquire(key)`",
@@ -229,6 +230,19 @@ def agents_text(report: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{about['date']}, {run}. {_where(report)}\n"
 
 
+def observer_text(report: dict[str, Any]) -> str:
+    """Return the table of calls with an observer, of the date of its own run."""
+    lines = ["| a call | with an observer, over none | | target |", "|---|---:|---|---|"]
+    for row in report["rows"]:
+        verdict = {"met": "met", "MISSED": "missed"}[row["verdict"]]
+        target = f"{row['target']['bound']:g}x: {verdict}"
+        lines.append(
+            f"| {row['what'].partition(':')[0]} | {_short(row['measured']['median'])}x | "
+            f"{row['detail']} | {target} |"
+        )
+    return "\n".join(lines) + f"\n\n{report['environment']['date']}. {_where(report)}\n"
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
@@ -241,6 +255,7 @@ TEXTS = {
     "second": second_text,
     "growth": growth_text,
     "agents": agents_text,
+    "observer": observer_text,
 }
 
 

@@ -12,7 +12,7 @@ from benchmarks.sections import SECTIONS
 
 from .pages import ROOT
 
-NAMES = ["guard", "resource", "fleet", "web", "second", "growth", "agents"]
+NAMES = ["guard", "resource", "fleet", "web", "second", "growth", "agents", "observer"]
 
 
 @pytest.fixture(scope="module")
