@@ -308,7 +308,7 @@ class Tally(ScheduledSource):
         limit = ", ".join(map(str, limits))
         self.counted(key, limit, "error", "store_down", "policy", 1, cost, name=name)
 
-    def held(
+    def counted_in_state(
         self, key: AnyKey, limit: Limit, allowed: bool, source: Source, calls: int, permits: int
     ) -> None:
         """Note calls and permits that the state of a key has counted."""

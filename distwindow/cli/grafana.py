@@ -17,8 +17,8 @@ _RATE = "[$__rate_interval]"
 _ENFORCED = 'shadow="false"'
 
 
-class Query(NamedTuple):
-    """One expression, and the legend of its series."""
+class Target(NamedTuple):
+    """One expression, and the legend of its series; the word is Grafana's."""
 
     expression: str
     legend: str
@@ -30,7 +30,7 @@ class Panel(NamedTuple):
     title: str
     text: str
     unit: str
-    queries: tuple[Query, ...]
+    targets: tuple[Target, ...]
     most: float | None = None
     """The end of the axis."""
 
@@ -39,10 +39,10 @@ def _rate(by: str, metric: str, of: str) -> str:
     return f"sum by ({by}) (rate({metric}{{{of}}}{_RATE}))"
 
 
-def _quantiles(metric: str, by: str, of: str) -> tuple[Query, ...]:
+def _quantiles(metric: str, by: str, of: str) -> tuple[Target, ...]:
     legend = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
     return tuple(
-        Query(
+        Target(
             f"histogram_quantile({quantile}, {_rate(f'le, {by}', f'{metric}_bucket', of)})",
             f"{name} {legend}",
         )
@@ -59,14 +59,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Who is refused": (
         Panel(
             "Refused, by limit", "Calls that each limit has refused.", "reqps",
-            (Query(f"topk(10, {_REFUSED_BY})", "{{limiter}} {{limit}} {{reason}}"),),
+            (Target(f"topk(10, {_REFUSED_BY})", "{{limiter}} {{limit}} {{reason}}"),),
         ),
         Panel(
             "Share refused",
             "Of all that a limiter has decided. A call that waits, or a task, is refused first and "
             "admitted later; breakers decide nothing but refusals, and are not here.",
             "percentunit",
-            (Query(f"{_rate('limiter', _DECISIONS, f'{_REFUSED}, {_ENFORCED}, {_NO_BREAKER}')}"
+            (Target(f"{_rate('limiter', _DECISIONS, f'{_REFUSED}, {_ENFORCED}, {_NO_BREAKER}')}"
                    f" / {_rate('limiter', _DECISIONS, f'{_OF}, {_ENFORCED}, {_NO_BREAKER}')}",
                    "{{limiter}}"),),
             1.0,
@@ -75,24 +75,24 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Near the limit",
             "Admitted calls that left less than a fifth of the limit, where that is known: not of "
             "calls that a lease has admitted.", "reqps",
-            (Query(_rate("limiter, limit", "distwindow_near_limit_total", _OF_LIMIT),
+            (Target(_rate("limiter, limit", "distwindow_near_limit_total", _OF_LIMIT),
                    "{{limiter}} {{limit}}"),),
         ),
         Panel(
             "Decisions, by result and source", "Who has decided: the store, or a process.",
             "reqps",
-            (Query(_rate("result, source", _DECISIONS, f"{_OF_LIMIT}, {_ENFORCED}"),
+            (Target(_rate("result, source", _DECISIONS, f"{_OF_LIMIT}, {_ENFORCED}"),
                    "{{result}} {{source}}"),),
         ),
         Panel(
             "Permits, by result", "Where calls cost more than one permit, these are more.", "ops",
-            (Query(_rate("limiter, result", "distwindow_permits_total", _OF_LIMIT),
+            (Target(_rate("limiter, result", "distwindow_permits_total", _OF_LIMIT),
                    "{{limiter}} {{result}}"),),
         ),
         Panel(
             "Shadow: refused, if it were enforced", "Beside what is refused by enforced limits.",
             "reqps",
-            tuple(Query(_rate("limiter, limit", _DECISIONS, f'{_REFUSED}, shadow="{shadow}"'),
+            tuple(Target(_rate("limiter, limit", _DECISIONS, f'{_REFUSED}, shadow="{shadow}"'),
                         f"{name} {{{{limiter}}}} {{{{limit}}}}")
                   for shadow, name in (("true", "shadow"), ("false", "enforced"))),
         ),
@@ -100,7 +100,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "The store": (
         Panel(
             "Store up", "0 while a process has found it to be away.", "short",
-            (Query("min by (limiter) (distwindow_store_up)", "{{limiter}}"),), 1.0,
+            (Target("min by (limiter) (distwindow_store_up)", "{{limiter}}"),), 1.0,
         ),
         Panel(
             "Exchanges with the store", "The p99 is of those that were answered, and of timeouts.",
@@ -108,20 +108,20 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Exchanges, by outcome", "An exchange may have many commands in it.", "ops",
-            (Query(_rate("operation, outcome", "distwindow_store_call_seconds_count", ""),
+            (Target(_rate("operation, outcome", "distwindow_store_call_seconds_count", ""),
                    "{{operation}} {{outcome}}"),),
         ),
         Panel(
             "Errors of the store",
             "charged: whether it was counted; unknown: nobody knows, and it may have been.", "ops",
-            (Query(_rate("operation, charged", "distwindow_store_errors_total", ""),
+            (Target(_rate("operation, charged", "distwindow_store_errors_total", ""),
                    "{{operation}} charged: {{charged}}"),),
         ),
         Panel(
             "Admitted and refused without the store", "By on_store_error.", "reqps",
-            (Query(_rate("kind, limiter", "distwindow_failed_open_total", _OF),
+            (Target(_rate("kind, limiter", "distwindow_failed_open_total", _OF),
                    "admitted {{kind}} {{limiter}}"),
-             Query(_rate("kind, limiter", "distwindow_failed_closed_total", _OF),
+             Target(_rate("kind, limiter", "distwindow_failed_closed_total", _OF),
                    "refused {{kind}} {{limiter}}")),
         ),
     ),
@@ -132,38 +132,38 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Calls that waited", "refused: in vain.", "reqps",
-            (Query(_rate("limiter, result", "distwindow_wait_seconds_count", _OF),
+            (Target(_rate("limiter, result", "distwindow_wait_seconds_count", _OF),
                    "{{limiter}} {{result}}"),),
         ),
         Panel(
             "Tasks held back", "By the workers of queues, and why.", "short",
-            (Query("sum by (task, reason) (distwindow_tasks_waiting)", "{{task}} {{reason}}"),),
+            (Target("sum by (task, reason) (distwindow_tasks_waiting)", "{{task}} {{reason}}"),),
         ),
         Panel(
             "The oldest task held back", "For how long it has waited.", "s",
-            (Query("max by (task, reason) (distwindow_tasks_oldest_wait_seconds)",
+            (Target("max by (task, reason) (distwindow_tasks_oldest_wait_seconds)",
                    "{{task}} {{reason}}"),),
         ),
         Panel(
             "Slots held", "Of concurrency limits, in all processes.", "short",
-            (Query(f"sum by (limiter) (distwindow_slots_held{{{_OF}}})", "{{limiter}}"),),
+            (Target(f"sum by (limiter) (distwindow_slots_held{{{_OF}}})", "{{limiter}}"),),
         ),
     ),
     "Breakers and upstreams": (
         Panel(
             "Changes of breakers", "Each process counts those that it sees.", "short",
-            (Query(f"sum by (breaker, to) (increase(distwindow_breaker_changes_total{_RATE}))",
+            (Target(f"sum by (breaker, to) (increase(distwindow_breaker_changes_total{_RATE}))",
                    "{{breaker}} {{to}}"),),
         ),
         Panel(
             "Refused by breakers", "Calls that an open breaker has refused.", "reqps",
-            (Query(f"sum by (breaker) (rate(distwindow_breaker_rejected_total{_RATE}))",
+            (Target(f"sum by (breaker) (rate(distwindow_breaker_rejected_total{_RATE}))",
                    "{{breaker}}"),),
         ),
         Panel(
             "Pauses of upstreams", "Each process counts those that it sees.", "short",
-            (Query(f"sum by (limiter) (increase(distwindow_upstream_pauses_total{{{_OF}}}{_RATE}))",
-                   "{{limiter}}"),),
+            (Target("sum by (limiter) (increase("
+                    f"distwindow_upstream_pauses_total{{{_OF}}}{_RATE}))", "{{limiter}}"),),
         ),
     ),
 }  # fmt: skip
@@ -229,7 +229,7 @@ def _picture(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]
                 "refId": chr(ord("A") + index), "datasource": _SOURCE, "expr": query.expression,
                 "legendFormat": query.legend, "range": True,
             }
-            for index, query in enumerate(panel.queries)
+            for index, query in enumerate(panel.targets)
         ],
     }  # fmt: skip
 

@@ -147,7 +147,7 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
         if limited is None or not limited.is_watched or limited.status_code:
             limited = http.UnwatchedRequest()
         for limit in limits:
-            if limit.settles and not limited.is_watched:
+            if limit.settles and not limited.is_watched and not limit.shadow:
                 limit.raise_without_middleware()
         return await http.decide_all(limits, connection, limited, cost, again=True)
 

@@ -21,7 +21,7 @@ from ..ring.key import AnyKey
 from ..ring.limit import Limit
 
 
-class Asked(NamedTuple):
+class DecidedTask(NamedTuple):
     """What was decided about a task."""
 
     key: AnyKey
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
 
 def count_task(
-    tally: Tally | None, task: str, asked: Asked, waited: tuple[float, ...] = ()
+    tally: Tally | None, task: str, asked: DecidedTask, waited: tuple[float, ...] = ()
 ) -> None:
     """Count a task that starts, or begins to wait."""
     if tally is not None:
@@ -46,7 +46,7 @@ def text_of(limits: Iterable[Limit]) -> str:
     return ", ".join(map(str, limits))
 
 
-class Waiting(NamedTuple):
+class WaitingTasks(NamedTuple):
     """Tasks that wait for their limits."""
 
     task: str
@@ -58,7 +58,7 @@ class Waiting(NamedTuple):
 class TaskLevels:
     """How many tasks wait in this process, and how long the oldest has, by task and reason."""
 
-    def __init__(self, tally: Tally, waiting: Callable[[], Iterable[Waiting]]) -> None:
+    def __init__(self, tally: Tally, waiting: Callable[[], Iterable[WaitingTasks]]) -> None:
         """`waiting` is called by the worker."""
         self._waiting = waiting
         self._told: set[tuple[str, str]] = set()

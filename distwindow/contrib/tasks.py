@@ -32,7 +32,7 @@ from ..runtime.options import ClockChoice, Options
 from ..support.async_use import result_of, run_at_once
 from ..support.callables import FunctionArguments, KeyTemplate, check_not_async, function_name
 from .limiter_pool import AsyncLimiterPool, LimiterPool
-from .queue_counts import Asked, TaskLevels, Waiting, count_task, text_of
+from .queue_counts import DecidedTask, TaskLevels, WaitingTasks, count_task, text_of
 from .shared_windows import SharedWindows
 
 _log = logging.getLogger("distwindow")
@@ -647,15 +647,15 @@ class _Gate:
         """Return a limiter for the calls of `task`: with its limits, if they have one key."""
         return self._limiters.get(task.parts[0].limits)
 
-    def _waiting(self) -> list[Waiting]:
+    def _waiting(self) -> list[WaitingTasks]:
         now = self._time.monotonic()
         held = list(self._held_here.values())
-        return [Waiting(task, reason, 1, now - began_at) for task, reason, began_at in held]
+        return [WaitingTasks(task, reason, 1, now - began_at) for task, reason, began_at in held]
 
-    def _unasked(self, task: TaskLimits, key: AnyKey, cost: int) -> Asked:
+    def _unasked(self, task: TaskLimits, key: AnyKey, cost: int) -> DecidedTask:
         """Return what is counted of a task while the store is away."""
         result: Result = "allowed" if self._on_store_error == "run" else "refused"
-        return Asked(key, text_of(task.limits), cost, result, "store_down", "policy")
+        return DecidedTask(key, text_of(task.limits), cost, result, "store_down", "policy")
 
     def _failed(self, task: TaskLimits, items: Sequence[Item], exc: Exception) -> float:
         """Return the delay of a task after the limiter raised `exc`: 0.0 to start it."""
@@ -733,7 +733,7 @@ class _Gate:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         max_wait: float,
-    ) -> tuple[float, Asked]:
+    ) -> tuple[float, DecidedTask]:
         """Do as `wait`; return besides what is counted."""
         held_s = self._held_until - self._time.monotonic()
         if held_s > 0:
@@ -754,10 +754,10 @@ class _Gate:
             if isinstance(exc, StoreError):
                 return delay, self._unasked(task, key, cost)
             limits = text_of(task.limits)
-            return delay, Asked(key, limits, cost, "error", "key_error", "store")
+            return delay, DecidedTask(key, limits, cost, "error", "key_error", "store")
         self._on_store_recovered()
         result: Result = "allowed" if decision.allowed else "refused"
-        asked = Asked(
+        asked = DecidedTask(
             decision.key, decision.limit, decision.cost, result, decision.reason, decision.source
         )
         return _delay(decision), asked

@@ -24,10 +24,17 @@ from importlib.metadata import entry_points
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
-from ..errors import Blocked, ConfigurationError, DistwindowError, short_repr
+from ..errors import (
+    AuthorityDenied,
+    Blocked,
+    ConfigurationError,
+    DistwindowError,
+    RateLimitExceeded,
+    SystemOverloaded,
+    short_repr,
+)
 from ..observer import Tally
 from ..runtime.options import check_origin
-from .counts import count_refused
 
 LOG = logging.getLogger("distwindow")
 
@@ -172,7 +179,7 @@ class SlotStack:
                     exc.rule = getattr(slot, "rule", None)
                 tally = getattr(slot, "tally", None)
                 if tally is not None:
-                    count_refused(tally, self.call, exc)
+                    _count_refused(tally, self.call, exc)
                 raise
             if has_exit:
                 self.taken.append((adapter, token))
@@ -318,3 +325,24 @@ def make_installed_slots(checked: Callable[[Any], Any]) -> list[Any]:
                 "give installed_slots=False"
             ) from exc
     return slots
+
+
+def _count_refused(tally: Tally, call: GuardCall, refused: Blocked) -> None:
+    """Count a call that a slot has refused, whose refusals nobody else counts.
+
+    slot            limit               reason        source
+    AuthoritySlot   "allow app-a"       "authority"   "local"
+    SystemSlot      "qps 100"           "system"      "local"
+    RelateSlot      the related limit   of the decision that was looked at
+    """
+    limit, reason, source = "", "", "local"
+    if isinstance(refused, RateLimitExceeded):
+        decision = refused.decision
+        limit, reason, source = str(decision.limit), decision.reason, decision.source
+    elif isinstance(refused, SystemOverloaded):
+        limit, reason = f"{refused.field} {refused.threshold:g}", "system"
+    elif isinstance(refused, AuthorityDenied):
+        rule = refused.rule
+        limit = f"{getattr(rule, 'strategy', '')} {getattr(rule, 'limit_app', '')}"
+        reason = "authority"
+    tally.counted(call.resource, limit, "refused", reason, source, 1, call.cost)

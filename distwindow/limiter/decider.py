@@ -27,6 +27,7 @@ they are made, in the state of their key.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
@@ -38,7 +39,7 @@ from ..errors import RateLimitExceeded, StoreError, closed_failure
 from ..lifecycle.connect import make_strategy
 from ..observer import Tally
 from ..ring.commands import Acquire, Flush
-from ..ring.decision import Charge, Decision
+from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
 from ..ring.stats import Stats
 from ..rules.shadow import Shadow
@@ -60,7 +61,7 @@ from ..waiting.waiting import (
     wait_for_turn,
 )
 
-HELD_HERE = ("lease", "deny_cache")
+COUNTED_IN_STATES = ("lease", "deny_cache")
 """Sources of decisions that the state of their key counts: a call that has waited for a lease that
 another fetches may be decided by it.
 """
@@ -125,7 +126,9 @@ class BaseDecider:
         self.strategy = make_strategy(options, commands, store, decide_at_once)
         self._tally = tally
         if tally is not None:
-            self.strategy.tell(tally.held, tally.decided, by_key=options.key_label is not None)
+            self.strategy.tell(
+                tally.counted_in_state, tally.decided, by_key=options.key_label is not None
+            )
         self.decide_locally = self.strategy.decide_locally
         """Answer a call by what this process holds; None where the store has to be asked."""
         self.policy = StoreErrorPolicy(options, commands, store, self.strategy, store_id)
@@ -167,7 +170,7 @@ class BaseDecider:
         """Tell what listens to decisions of this one, as it is made, and return it. All pass here
         but those of `decide_locally`: see above.
         """
-        if self._tally is not None and decision.source not in HELD_HERE:
+        if self._tally is not None and decision.source not in COUNTED_IN_STATES:
             self._tally.decided(decision)
         if self._observe is not None and decision.source == "store":
             self._observe(decision)
@@ -201,8 +204,8 @@ class BaseDecider:
             return self.answered(self.policy.decide_all(calls, error))
         except StoreError:
             if self._tally is not None:
-                charge = calls[0][0]
-                self._tally.failed(charge.key, charge.cost, self.commands.limits)
+                _, _, cost, key, _ = calls[0][0]
+                self._tally.failed(key, cost, limits_in(itertools.chain(*calls)))
             raise
 
     def _waited(self, decision: Decision, began_at: float) -> Decision:

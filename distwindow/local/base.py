@@ -126,8 +126,8 @@ class LocalStrategy(Strategy, Corrections, Generic[S]):
         self._views = EntryViews(options, self._schedule, self._monotonic)
         return self._views
 
-    def tell(self, held: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
-        self._tell = held
+    def tell(self, counted: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
+        self._tell = counted
 
     def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
         raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
@@ -500,7 +500,7 @@ class InProcess(Strategy, Corrections):
         # A closure, as a method would have to look up both attributes in each call.
         self.decide_locally = decide_locally
 
-    def tell(self, held: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
+    def tell(self, counted: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
         limits, decide, decide_plainly = self._commands.limits, self._decide, self.decide_locally
         cached = self._commands.cached
         admitted = refused = 0
@@ -538,7 +538,7 @@ class InProcess(Strategy, Corrections):
         def tell_counts() -> None:
             for calls, is_admitted in zip(take_counts(), (True, False), strict=True):
                 if calls:
-                    held("", limits[0], is_admitted, "local", calls, calls)
+                    counted("", limits[0], is_admitted, "local", calls, calls)
 
         register_after_fork(self)
         self._take_counts, self._tell_counts = take_counts, tell_counts

@@ -334,7 +334,8 @@ class LeaseReviews:
                 self._schedule_review(self.leases.new_reviews.pop(), now)
             if self._states.tell is not None:
                 for _, _, state in self._heap:
-                    self.leases.observe_demand(state, now)
+                    if state.permits_left != state.left_at_observation:
+                        self.leases.observe_demand(state, now)
             while self._heap and (everything or self._heap[0][0] <= now):
                 self._review(heapq.heappop(self._heap)[2], now, outgoing, everything)
             if everything:

@@ -38,7 +38,7 @@ def with_bucket_starts(charges: tuple[Charge, ...], starts: Sequence[int]) -> tu
     )
 
 
-def limits_in(charges: tuple[Charge, ...]) -> list[Limit]:
+def limits_in(charges: Iterable[Charge]) -> list[Limit]:
     """Return the limit of each charge."""
     return [charge.limit for charge in charges]
 

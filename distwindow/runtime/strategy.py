@@ -31,11 +31,11 @@ class Strategy(ScheduledSource):
     """Decide a call of this key and cost in this process; None if the store has to decide."""
 
     def tell(
-        self, held: Callable[..., object], decided: Callable[[Decision], object], *, by_key: bool
+        self, counted: Callable[..., object], decided: Callable[[Decision], object], *, by_key: bool
     ) -> None:
-        """Tell what `decide_locally` decides: `held` (see `KeyState.tell`) what is counted in the
-        states of keys, when that is flushed; `decided` each decision of a store in this process.
-        With `by_key` the key of each matters.
+        """Tell what `decide_locally` decides: `counted` (see `KeyState.tell`) what is counted in
+        the states of keys, when that is flushed; `decided` each decision of a store in this
+        process. With `by_key` the key of each matters.
         """
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:

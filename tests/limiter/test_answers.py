@@ -22,7 +22,7 @@ from distwindow import (
 )
 from distwindow.away.policy import StoreErrorPolicy
 from distwindow.borrow.commands import Borrow
-from distwindow.limiter.decider import HELD_HERE, BaseDecider
+from distwindow.limiter.decider import COUNTED_IN_STATES, BaseDecider
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Lease
 from distwindow.waiting.commands import AcquireTurn
@@ -139,7 +139,7 @@ def test_each_decision_passes_once_as_it_is_made(
                 decisions.made, decisions.passed = 0, []
                 await decisions.call(lambda: call(limiter, way))  # noqa: B023
                 assert len(decisions.passed) == decisions.made, way
-                by_others = [d for d in decisions.passed if d.source not in HELD_HERE]
+                by_others = [d for d in decisions.passed if d.source not in COUNTED_IN_STATES]
                 decided += Counter(map(Seen.name_of, by_others + decisions.local))
                 decisions.local = []
         store.failure = None

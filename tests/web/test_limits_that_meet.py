@@ -23,6 +23,7 @@ from distwindow import ConfigurationError
 from distwindow.contrib import asgi, fastapi
 from distwindow.contrib.flask import RateLimited as FlaskRateLimited
 from distwindow.contrib.flask import RateLimits as FlaskRateLimits
+from distwindow.contrib.http.messages import WatchedRequest
 from distwindow.runtime.options import Consistency
 from tests.observer.told import Told
 from tests.web import django_project as project
@@ -454,9 +455,16 @@ def test_a_limit_in_shadow_is_nothing_to_the_other(meeting: Meeting, options: An
             assert site.admits(5) == 2
 
 
-@pytest.mark.parametrize("whole_process", [False, True])
+def sums(told: Told, result: str) -> dict[str, int]:
+    return {what[0]: n for what, n in told.calls.items() if what[1] == result and n}
+
+
+@pytest.mark.parametrize(
+    ("meeting", "whole_process"),
+    [*((each, False) for each in CAN_SHADOW), *((each, True) for each in MEETINGS)],
+    ids=str,
+)
 @pytest.mark.parametrize("options", ["memory"], indirect=True)
-@pytest.mark.parametrize("meeting", CAN_SHADOW, ids=", ".join)
 def test_two_limits_in_shadow_count_as_if_both_were_enforced(
     meeting: Meeting, options: Any, whole_process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,12 +477,61 @@ def test_two_limits_in_shadow_count_as_if_both_were_enforced(
         outer, inner = (Placed("", limit, shadow=not whole_process)[1:] for limit in limits)
         with Site(meeting, outer, inner, own) as site:
             assert site.admits(12) == 12
-        refused = {what[0]: n for what, n in told.calls.items() if what[1] == "refused"}
-        assert refused == {"3/hour": 9}
-        assert {what[0]: n for what, n in told.calls.items() if what[1] == "allowed"} == {
-            "3/hour": 3, "8/hour": 3,
-        }  # fmt: skip
+        assert sums(told, "refused") == {"3/hour": 9}
+        assert sums(told, "allowed") == {"3/hour": 3, "8/hour": 3}
         assert {counts.shadow for counts in told.counts} == {True}
+
+
+@pytest.mark.parametrize("options", ["memory"], indirect=True)
+@pytest.mark.parametrize("meeting", CAN_SHADOW, ids=", ".join)
+def test_what_an_enforced_limit_refuses_costs_nothing_in_shadow(
+    meeting: Meeting, options: Any
+) -> None:
+    enforced, shadow = Placed("", "3/hour"), Placed("", "8/hour", shadow=True)
+    for number, (outer, inner) in enumerate([(enforced, shadow), (shadow, enforced)]):
+        told = Told()
+        own = {**options, "prefix": f"{options['prefix']}{number}", "observer": told}
+        with Site(meeting, outer[1:], inner[1:], own) as site:
+            assert site.admits(12) == 3
+        assert sums(told, "refused") == {"3/hour": 9}
+        assert sums(told, "allowed") == {"3/hour": 3, "8/hour": 3}
+
+
+def test_each_check_of_a_limit_in_shadow_counts() -> None:
+    """Of one request, for parts of it, as those of one that is enforced; also without a response
+    that anybody sees, which `count_when` needs.
+    """
+
+    async def check() -> Told:
+        told = Told()
+        of = asgi.RateLimits("memory://", on_store_error="raise", observer=told)
+        shadow = of.limit("3/hour", name="n", key=lambda scope: "k", shadow=True)
+        blind = of.limit("3/hour", key=lambda scope: "k", shadow=True, count_when=bool)
+        scope: dict[str, Any] = http_scope()
+        scope[asgi.SCOPE_KEY] = WatchedRequest()
+        for _ in range(3):
+            assert await of.check(scope, shadow) is None
+        for _ in range(3):
+            assert await of.check(http_scope(), shadow) is None
+            assert await blind.check(http_scope()) is None
+        await of.aclose()
+        return told
+
+    told = asyncio.run(check())
+    assert sums(told, "allowed") == sums(told, "refused") == {"3/hour": 3}
+
+
+@pytest.mark.parametrize("options", ["memory"], indirect=True)
+@pytest.mark.parametrize("meeting", CAN_SHADOW, ids=", ".join)
+def test_a_limit_in_shadow_sees_the_response(meeting: Meeting, options: Any) -> None:
+    """So with `count_when`: what it does not count is back for the next request."""
+    for number, (counts, refused) in enumerate([(401, 0), (200, 7)]):
+        told = Told()
+        own = {**options, "prefix": f"{options['prefix']}{number}", "observer": told}
+        shadow = Placed("", "2/hour", counts=counts, shadow=True)[1:]
+        with Site(meeting, ("20/hour",), shadow, own) as site:
+            assert site.admits(9) == 9
+        assert sums(told, "refused") == ({"2/hour": refused} if refused else {})
 
 
 CAN_SERVE = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...observer import Tally
-from ..queue_counts import Asked, TaskLevels, Waiting, count_task, text_of
+from ..queue_counts import DecidedTask, TaskLevels, WaitingTasks, count_task, text_of
 from .admission import RUN, Answer
 from .lines import ParkedTask, TaskQueue, TaskQueues
 from .worker import CeleryWorkerPort
@@ -60,7 +60,7 @@ class GateCounts:
             asked = _asked(entry, Answer(False, 0.0), "refused", "sent_back", "local")
             count_task(self._tally, entry.line.task, asked)
 
-    def _waiting(self) -> Iterator[Waiting]:
+    def _waiting(self) -> Iterator[WaitingTasks]:
         """Yield what waits. Called by the thread of the worker of limiters, while the gate may
         change its lines: what it changes meanwhile is told the next time.
         """
@@ -70,13 +70,15 @@ class GateCounts:
             if parked:
                 oldest_s = max(now_s - self._worker.received_s(one.item) for one in parked)
                 reason = "store_down" if line.waits_for_store else "over_limit"
-                yield Waiting(line.task, reason, len(parked), oldest_s)
+                yield WaitingTasks(line.task, reason, len(parked), oldest_s)
 
 
-def _asked(entry: ParkedTask[Any], answer: Answer, result: Any, reason: str, source: str) -> Asked:
+def _asked(
+    entry: ParkedTask[Any], answer: Answer, result: Any, reason: str, source: str
+) -> DecidedTask:
     if answer.permits is not None:
         key, limit, cost = answer.permits
-        return Asked(key, limit, cost, result, reason, source)
+        return DecidedTask(key, limit, cost, result, reason, source)
     key, _, cost = entry.items[0]
     limits = text_of(limit for _, of_key, _ in entry.items for limit in of_key)
-    return Asked(key, limits, cost, result, reason, source)
+    return DecidedTask(key, limits, cost, result, reason, source)

@@ -62,7 +62,7 @@ async def _respond(
     """
     limited, begins = limited_request(request)
     request.limited = getattr(request, "limited", False)
-    before, response = len(limited), None
+    before, before_in_shadow, response = len(limited), len(limited.in_shadow), None
     try:
         try:
             if limit is not None:
@@ -72,7 +72,7 @@ async def _respond(
             if block:
                 limited.is_refused = True
                 response = await _refusal(request, refused, awaits)
-        own = limited[before:]
+        own = [*limited[before:], *limited.in_shadow[before_in_shadow:]]
         if response is None:
             response = await http.result_of(view())
         # A framework's operation may return a value, and raise what becomes a refusal.
@@ -99,8 +99,8 @@ async def _settle_rest(limited: http.LimitedRequest, response: Any, awaits: bool
     for of_tasks in (True, False):
         own = [
             each
-            for each in limited
-            if not each.settled and isinstance(each.limit.rate_limits, AsyncRateLimits) is of_tasks
+            for each in limited.charges()
+            if isinstance(each.limit.rate_limits, AsyncRateLimits) is of_tasks
         ]
         if not own:
             continue

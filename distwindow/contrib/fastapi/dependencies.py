@@ -27,7 +27,7 @@ def limited_request(connection: HTTPConnection, *limits: Any) -> http.LimitedReq
     if limited is None:
         limited = connection.scope[asgi.SCOPE_KEY] = http.UnwatchedRequest()
     for limit in limits:
-        if limit.settles and not limited.is_watched:
+        if limit.settles and not limited.is_watched and not limit.shadow:
             limit.raise_without_middleware()
     return limited
 

@@ -188,10 +188,9 @@ class Settlements:
         limited.needs_response = False
         response = limited.response()
         tasks = []
-        for each in limited:
-            if not each.settled:
-                settling = limited.settle(response, response.status_code, [each])
-                tasks.append(asyncio.get_running_loop().create_task(settling))
+        for each in limited.charges():
+            settling = limited.settle(response, response.status_code, [each])
+            tasks.append(asyncio.get_running_loop().create_task(settling))
         self._tasks.update(tasks)
         for task in tasks:
             task.add_done_callback(self._tasks.discard)

@@ -213,24 +213,25 @@ class RequestLimit:
             return met
         return await self.ask(question, earlier)
 
-    async def decide_in_shadow(self, request: Any, earlier: LimitedRequest, **options: Any) -> None:
+    async def decide_in_shadow(
+        self, request: Any, earlier: LimitedRequest, again: bool = False, **options: Any
+    ) -> None:
         """Decide about `request` without a consequence; what is wrong is logged."""
         try:
+            if self.settles and not earlier.is_watched:
+                raise ConfigurationError("nothing shows count_when and cost_after the response")
             if earlier.is_refused_in_shadow:
                 return  # as no limit is asked after a refusal
             question = await self.question(request, **options)
-            if question is None:
-                return
-            charged = [asked for asked in earlier.in_shadow if asked.decision.charged]
-            known = [each for asked in charged for each in asked.questions()]
-            if any(is_same_question(question, each) for each in known):
+            if question is None or charged_before(earlier.in_shadow, question, again) is not None:
                 return
             decision = await self.ask(question, earlier)
             if decision.reason == "shadow" and not decision.charged:
                 earlier.is_refused_in_shadow = True
-                for asked in charged:  # what others have charged is given back
-                    asked.settled = True
-                    await asked.limit.settle(asked, None, was_refused=True)
+                for asked in earlier.in_shadow:
+                    if not asked.settled:
+                        asked.settled = True
+                        await asked.limit.give_back(asked)
         except Exception as exc:
             log_mistake(exc, f"limit {self.name or self.text}")
 
@@ -403,11 +404,19 @@ class RequestLimit:
         actual = 0
         if asked.reservation is not None:
             actual = await self.actual(asked.decision.cost, asked.arguments, response, was_refused)
-        if was_refused and not actual and (tally := self.rate_limits.opened.tally) is not None:
+        if was_refused and not actual:
+            await self.give_back(asked)
+        elif asked.reservation is not None:
+            await result_of(asked.reservation.commit(actual, now=True))
+
+    async def give_back(self, asked: AskedLimit) -> None:
+        """Give back what a request was charged that another limit has refused."""
+        tally = self.rate_limits.opened.tally
+        if tally is not None:
             self.count(tally, asked, -1)
         if asked.reservation is not None:
-            await result_of(asked.reservation.commit(actual, now=True))
-        elif was_refused:
+            await result_of(asked.reservation.commit(0, now=True))
+        else:
             await result_of(asked.limiter.refund(asked.decision))
 
     def count(self, tally: Tally, asked: AskedLimit, calls: int = 1) -> None:
@@ -550,7 +559,9 @@ class LimitedRequest(list["AskedLimit"]):
         self.is_refused = False
         """True once a refusal has been made the response, whatever its status is."""
         self.in_shadow: Sequence[AskedLimit] = ()
-        """The answers of limits in shadow, which are nothing to the response."""
+        """The answers of limits in shadow: they are nothing to the response, but it may be to what
+        they charge.
+        """
         self.is_refused_in_shadow = False
         """True once one of them would have refused the request."""
         self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
@@ -576,7 +587,7 @@ class LimitedRequest(list["AskedLimit"]):
         """
         self.needs_response = False
         was_refused = self.is_refused or (status_code in _REFUSALS and self.refusal() is not None)
-        for each in [*(self if own is None else own), *self.in_shadow]:
+        for each in self.charges() if own is None else own:
             if each.settled:
                 continue
             each.settled = True
@@ -593,13 +604,13 @@ class LimitedRequest(list["AskedLimit"]):
         with the end of the response, or now, if nobody sees one.
         """
         self.is_refused = True
-        self.needs_response = self.has_charges()
+        self.needs_response = bool(self.charges())
         if self.needs_response and not self.is_watched:
             await asyncio.shield(self.settle(None, 0))
 
-    def has_charges(self) -> bool:
-        """Return whether a charge is still to be settled."""
-        return any(not each.settled for each in (*self, *self.in_shadow))
+    def charges(self) -> list[AskedLimit]:
+        """Return what is still to be settled, of limits in shadow, too."""
+        return [each for each in (*self, *self.in_shadow) if not each.settled]
 
     def refusal(self) -> AskedLimit | None:
         """Return the last answer that is a refusal, if there is one."""
@@ -684,7 +695,7 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
     if not earlier.is_watched:
         earlier.is_refused = True
         await earlier.settle(None, 0)
-    elif earlier.has_charges():
+    elif earlier.charges():
         earlier.needs_response = True  # the response says whether it is one
     # No variable has it: its traceback has this frame, and would be left to the garbage collector.
     raise asked.limit.refusal(earlier, asked)
@@ -701,7 +712,7 @@ def never_admitted(question: Question) -> AskedLimit:
 
 
 def charged_before(
-    earlier: LimitedRequest, question: Question, again: bool = False
+    earlier: Sequence[AskedLimit], question: Question, again: bool = False
 ) -> Decision | None:
     """Return the decision that has charged this request in the window of `question` already: it is
     charged once, however many limits look at it. None if none has, or if its limit is asked `again`

@@ -46,7 +46,7 @@ async def decide_all(
     asked: list[Question] = []
     for limit, own in zip(limits, given or ({},) * len(limits), strict=True):
         if limit.shadow:
-            await limit.decide_in_shadow(request, earlier, **{"cost": cost, **own})
+            await limit.decide_in_shadow(request, earlier, again, **{"cost": cost, **own})
             continue
         question = await limit.question(request, **{"cost": cost, **own})
         if question is not None:
