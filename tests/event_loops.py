@@ -47,6 +47,7 @@ ON_ONE_KIND = {
     "faults",
     "guard",
     "lifecycle/test_lifecycle",
+    "limits_storage",
     "limiter",
     "local",
     "minute",

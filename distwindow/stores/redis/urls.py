@@ -28,7 +28,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 from ...errors import ConfigurationError
 from .wrong_server import Endpoint
 
-_SCHEMES = {
+SCHEMES = {
     "redis": ("redis", "one"), "valkey": ("redis", "one"),
     "rediss": ("rediss", "one"), "valkeys": ("rediss", "one"),
     "unix": ("unix", "one"),
@@ -191,13 +191,13 @@ class StoreUrl:
 def parse_url_text(url: str) -> StoreUrl:
     """Parse `url`. Raises `ConfigurationError` that says what is wrong and how to write it."""
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme.lower() not in _SCHEMES:
+    if not separator or scheme.lower() not in SCHEMES:
         raise ConfigurationError(
             f"store URL {masked_url(url)!r} begins with none of redis://, rediss://, unix://, "
             "redis+sentinel://, redis+cluster://, memory:// (or valkey in place of redis); "
             'the usual one is "redis://localhost:6379/0"'
         )
-    plain_scheme, kind = _SCHEMES[scheme.lower()]
+    plain_scheme, kind = SCHEMES[scheme.lower()]
     # `urlsplit` is not given several servers: its newer versions refuse brackets in a list.
     servers = "" if kind == "one" else re.split("[/?#]", rest, maxsplit=1)[0]
     try:

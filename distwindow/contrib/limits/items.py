@@ -1,0 +1,65 @@
+"""The limits of `limits`, as keys name them, and as limits of this library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from limits.limits import GRANULARITIES
+
+from ...ring.limit import MAX_AMOUNT, Limit
+
+MAX_LIMITS = 10_000
+"""Limits, and keys, that one storage remembers; the least recent go first."""
+
+
+class Item(NamedTuple):
+    """What a `RateLimitItem` has."""
+
+    amount: int
+    expiry: int
+    """The interval in seconds."""
+
+
+def item_in(key: str) -> Item | None:
+    """Return the limit that the end of `key` names; None if it names none."""
+    parts = key.rsplit("/", 3)
+    granularity = GRANULARITIES.get(parts[-1])
+    if granularity is None or len(parts) < 4 or not (parts[1] + parts[2]).isdecimal():
+        return None
+    return Item(int(parts[1]), granularity.GRANULARITY.seconds * int(parts[2]))
+
+
+def scope_in(key: str) -> str:
+    """Return what stands before the limit in `key`: for Flask-Limiter and slowapi the route, or the
+    scope of a shared limit.
+    """
+    return key.rsplit("/", 4)[-4] if item_in(key) else key
+
+
+LimitOf: TypeAlias = Callable[[Item, "int | None"], Limit]
+"""Makes the limit of a strategy, with some number of buckets."""
+
+
+@lru_cache(MAX_LIMITS)
+def strict_limit(item: Item, buckets: int | None) -> Limit:
+    """Return the limit of a moving window."""
+    return Limit(min(item.amount, MAX_AMOUNT), per=item.expiry, buckets=buckets, bound="strict")
+
+
+@lru_cache(MAX_LIMITS)
+def leap_limit(item: Item, buckets: int | None) -> Limit:
+    """Return the limit of a sliding window."""
+    return Limit(min(item.amount, MAX_AMOUNT), per=item.expiry, buckets=buckets)
+
+
+@lru_cache(MAX_LIMITS)
+def fixed_limit(item: Item, buckets: int | None = 1) -> Limit:
+    """Return the limit of a fixed window."""
+    return Limit(min(item.amount, MAX_AMOUNT), per=item.expiry, buckets=1)
+
+
+def total_limit(expiry: int) -> Limit:
+    """Return the limit of a fixed window that counts all hits, and refuses none."""
+    return fixed_limit(Item(MAX_AMOUNT, expiry))

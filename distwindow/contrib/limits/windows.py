@@ -1,0 +1,272 @@
+"""What a storage counts, and what it is asked about: for threads and for tasks."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+from ...errors import DistwindowError, StoreError
+from ...inspect.reset import delete, stored_names
+from ...inspect.selection import all_keys
+from ...inspect.servers import open_servers
+from ...lifecycle.connect import store_name
+from ...observer import UNOBSERVED, Result, observer_of
+from ...ring.decision import Decision
+from ...ring.limit import MAX_AMOUNT, Limit
+from ...rules.shadow import is_in_shadow
+from ...stores.memory import MemoryStore
+from ...support.fork import register_after_fork
+from ..limiter_pool import AsyncLimiterPool
+from .items import (
+    MAX_LIMITS,
+    Item,
+    LimitOf,
+    fixed_limit,
+    item_in,
+    leap_limit,
+    scope_in,
+    strict_limit,
+    total_limit,
+)
+from .settings import read_settings
+
+_LOG = logging.getLogger("distwindow")
+_ALWAYS_BELOW_S = 1e-6
+_announced = False
+
+
+class _LastByKey:
+    """What was noted last of each key; the least recent go first."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[str, Any] = OrderedDict()
+        register_after_fork(self)
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Have a lock that no thread of the parent holds."""
+        self._lock = threading.Lock()
+
+    def note(self, key: str, value: Any) -> None:
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            if len(self._values) > MAX_LIMITS:
+                self._values.popitem(last=False)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._values.get(key, default)
+
+    def pop(self, key: str) -> Any:
+        return self._values.pop(key, None)
+
+
+class Windows:
+    """The windows of one storage, in steps that are awaited where calls of the pool are."""
+
+    def __init__(self, pool_type: Any, uri: str | None, options: dict[str, Any]) -> None:
+        self._pool_type, self._awaits = pool_type, pool_type is AsyncLimiterPool
+        self._settings = read_settings(uri or "", options)
+        self.store_name = store_name(self._settings.url)
+        """The URL of the store, without a password."""
+        self._is_in_shadow = is_in_shadow(False) != ""
+        self._open(self._settings.url)
+
+    def _open(self, store: Any) -> None:
+        options = self._settings.options
+        self._values: dict[bytes, Any] = {}
+        if self._settings.url == "memory://":
+            store = register_after_fork(MemoryStore(options.time, self._values))
+        pool = self._pool = self._totals = self._pool_type(store, options)
+        # A default observer is told by the names that are in keys, and so not by each limiter.
+        observed = replace(options, observer=observer_of(None) or UNOBSERVED)
+        self._tally = pool.observe(observed, "limiter")
+        if options.consistency != "direct":  # a share of what has no limit would have none either
+            direct = replace(options, consistency="direct")
+            self._totals = self._pool_type(pool.observed_store, direct)
+        pool.capacity = self._totals.capacity = MAX_LIMITS
+        self._items, self._refused_costs = _LastByKey(), _LastByKey()
+
+    async def _result(self, answer: Any) -> Any:
+        return await answer if self._awaits else answer
+
+    # -- hits ----------------------------------------------------------------------------------
+
+    async def acquire(self, key: str, item: Item, limit_of: LimitOf, amount: int) -> bool:
+        """Count `amount` if the limit allows it."""
+        self._note_item(key, item)
+        if amount > item.amount:
+            limit = limit_of(item, self._settings.buckets) if item.amount else f"0/{item.expiry}s"
+            self._count(key, limit, amount, "refused", "over_limit", "local")
+            return self._is_in_shadow
+        if amount == 0:
+            return True
+        limiter = self._pool.get((limit_of(item, self._settings.buckets),))
+        decision = await self._ask(limiter, key, amount)
+        self._count_decision(key, limiter.limits[0], decision)
+        if amount > 1 and not decision.allowed:
+            self._refused_costs.note(key, amount)
+        return decision.allowed
+
+    async def add(self, key: str, expiry: int, amount: int) -> int:
+        """Count `amount` in a fixed window, and return its total."""
+        _announce_fixed_window(self.store_name)
+        item = item_in(key)
+        if item is None or item.expiry != expiry:
+            self._note_item(key, item := Item(0, expiry))
+        if amount == 0:
+            return await self.total(key)
+        decision = await self._ask(self._totals.get((total_limit(expiry),)), key, amount)
+        total = MAX_AMOUNT - decision.remaining
+        if item.amount:
+            left = item.amount - total
+            decision = decision._replace(allowed=left >= 0, remaining=max(left, 0))
+            self._count_decision(key, fixed_limit(item), decision)
+        return 0 if self._is_in_shadow else total
+
+    async def _ask(self, limiter: Any, key: str, amount: int) -> Decision:
+        try:
+            decision: Decision = await self._result(limiter.try_acquire(key, amount))
+        except StoreError:
+            if self._tally is not None:
+                self._tally.failed(key, amount, limiter.limits, scope_in(key))
+            raise
+        return decision
+
+    # -- what is asked about a window ----------------------------------------------------------
+
+    async def moving_window(self, key: str, item: Item) -> tuple[float, int]:
+        """Return the start of a moving window, after whose interval a hit is allowed again, and
+        what is used of it.
+        """
+        used, seconds = await self._look(key, item, strict_limit)
+        return self._moment(seconds) - item.expiry, used
+
+    async def sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        """Return a sliding window as one without a window before it: what is used, and the seconds
+        until a hit is allowed again. They are below the interval, as `limits` takes the remainder.
+        """
+        item = self._items.get(key) or item_in(key)
+        if item is None or item.expiry != expiry:
+            item = Item(MAX_AMOUNT, expiry)
+        used, seconds = await self._look(key, item, leap_limit)
+        left = self._moment(seconds) - self._now() if seconds else 0.0
+        return 0, 0.0, used, min(left, expiry - _ALWAYS_BELOW_S)
+
+    async def _look(self, key: str, item: Item, limit_of: LimitOf) -> tuple[int, float]:
+        """Return what is used of a window, and the seconds until the next hit is allowed; or, where
+        one is allowed now, until all is free.
+        """
+        if not item.amount:
+            return 0, float(item.expiry)
+        limiter = self._pool.get((limit_of(item, self._settings.buckets),))
+        # What was refused last may have cost more than 1, for which there is room later.
+        cost = min(self._refused_costs.get(key, 1), item.amount)
+        found: Decision = await self._result(limiter.decider.peek(key, cost))
+        if self._is_in_shadow:
+            return 0, found.reset_after
+        seconds = found.reset_after if found.allowed else found.retry_after
+        return item.amount - found.remaining, seconds
+
+    async def total(self, key: str) -> int:
+        """Return what is counted in a fixed window."""
+        window = await self._fixed_window(key)
+        return 0 if window is None or self._is_in_shadow else MAX_AMOUNT - window.remaining
+
+    async def ends_at(self, key: str) -> float:
+        """Return when a fixed window ends, in seconds since the epoch."""
+        window = await self._fixed_window(key)
+        return self._moment(0.0 if window is None else window.reset_after)
+
+    async def _fixed_window(self, key: str) -> Decision | None:
+        item = self._items.get(key) or item_in(key)
+        if item is None:
+            return None
+        limiter = self._totals.get((total_limit(item.expiry),))
+        window: Decision = await self._result(limiter.peek(key))
+        return window
+
+    def _now(self) -> float:
+        return self._settings.options.time.now_ms() / 1000
+
+    def _moment(self, seconds: float) -> float:
+        """Return what is in `seconds`, as seconds since the epoch. Flask-Limiter cuts off fractions
+        of what it tells clients; so that none of them comes too early, there are none.
+        """
+        if not seconds:
+            return self._now()
+        at = self._now() + seconds + 0.001  # of which `now` has been cut off
+        return at if self._settings.reset == "exact" else float(math.ceil(at))
+
+    # -- the store -----------------------------------------------------------------------------
+
+    async def clear(self, key: str) -> None:
+        """Delete what each strategy has of `key`."""
+        self._refused_costs.pop(key)
+        for item in {self._items.pop(key), item_in(key)} - {None}:
+            limiters = [self._totals.get((total_limit(item.expiry),))]
+            if item.amount:
+                limits = [each(item, self._settings.buckets) for each in (strict_limit, leap_limit)]
+                limiters += [self._pool.get((limit,)) for limit in limits]
+            for limiter in limiters:
+                await self._result(limiter.reset(key))
+
+    async def check(self) -> bool:
+        """Return whether the store answers."""
+        try:
+            await self._result(self._totals.get((total_limit(1),)).stats("check"))
+        except DistwindowError:
+            return False
+        return True
+
+    def delete_all(self) -> int:
+        """Delete all that is under the prefix, and return how many windows that were. Blocks."""
+        count = len(self._values)
+        if self._settings.url != "memory://":
+            prefix = self._totals.get((total_limit(1),)).prefix
+            with open_servers(self._settings.url) as servers:
+                for server in servers:
+                    for _, names in stored_names(server, prefix, all_keys(prefix)):
+                        count += len(delete(server, names))
+        self._open(self._pool.store)  # without what was known; who calls now, goes on with the old
+        return count
+
+    # -- what is noted -------------------------------------------------------------------------
+
+    def _note_item(self, key: str, item: Item) -> None:
+        if item_in(key) != item:
+            self._items.note(key, item)
+
+    def _count_decision(self, key: str, limit: Limit, decision: Decision) -> None:
+        if self._tally is None:
+            return
+        is_allowed = decision.allowed and (decision.reason != "shadow")
+        reason = decision.reason if is_allowed or decision.reason == "store_down" else "over_limit"
+        result: Result = "allowed" if is_allowed else "refused"
+        is_near = is_allowed and decision.remaining * 5 < limit.amount
+        self._count(key, limit, decision.cost, result, reason, decision.source, int(is_near))
+
+    def _count(
+        self, key: str, limit: Limit | str, cost: int, result: Result, reason: str, source: str,
+        near: int = 0,
+    ) -> None:  # fmt: skip
+        if self._tally is not None:
+            self._tally.counted(
+                key, limit, result, reason, source, 1, cost, (), near, scope_in(key),
+                self._is_in_shadow,
+            )  # fmt: skip
+
+
+def _announce_fixed_window(store: str) -> None:
+    global _announced
+    if not _announced:
+        _announced = True
+        _LOG.warning(
+            "%s: limits are counted in fixed windows, which let through twice the limit around the "
+            'end of each; strategy="moving-window" never does',
+            store,
+        )
