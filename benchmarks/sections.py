@@ -36,6 +36,7 @@ SECTIONS = {
     "outgoing": "outgoing",
     "agents": "agents",
     "observer": "observers",
+    "limits": "limits_storage",
 }
 
 

@@ -27,8 +27,10 @@ PAGES = {
     "growth": "docs/benchmarks.md",
     "agents": "docs/benchmarks.md",
     "observer": "docs/benchmarks.md",
+    "limits": "docs/benchmarks.md",
+    "limits-page": "docs/howto/limits.md",
 }
-OWN_RUNS = ("agents", "observer")
+OWN_RUNS = ("agents", "observer", "limits")
 """Sections of runs of their own, each in the file of its name here."""
 GUARDED = {
     "try_acquire": "`limiter.try_acquire(key)`",
@@ -56,7 +58,8 @@ class Growth(NamedTuple):
 
 
 def load(section: str) -> dict[str, Any]:
-    """Return the report of one section."""
+    """Return the report of one section; `SECTION-page` is of the same."""
+    section = section.removesuffix("-page")
     file = ROWS_FILE.with_name(f"{section}.json") if section in OWN_RUNS else ROWS_FILE
     report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return {**report, "rows": [row for row in report["rows"] if row["section"] == section]}
@@ -243,6 +246,32 @@ def observer_text(report: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{report['environment']['date']}. {_where(report)}\n"
 
 
+def limits_text(report: dict[str, Any]) -> str:
+    """Return the table of hits of `limits`, of the date of its own run."""
+    lines = ["| | ours over theirs | ours and theirs | target |", "|---|---:|---|---|"]
+    for row in report["rows"]:
+        measured = row["measured"]
+        ratio = measured["median"] if isinstance(measured, dict) else measured
+        target = row["target"] and {"met": "met", "MISSED": "missed"}[row["verdict"]]
+        lines.append(f"| {row['what']} | {_ratio(ratio)} | {row['detail']} | {target or ''} |")
+    about = report["environment"]
+    run = f"{about['date']}, limits {about['limits']}"
+    return "\n".join(lines) + f"\n\n{run}. {_where(report)}\n"
+
+
+def limits_page_text(report: dict[str, Any]) -> str:
+    """Return the rows of hits of `limits` that are on the page of the storage."""
+    shown = (
+        "moving-window: time of the client", "moving-window: time of the server",
+        "moving-window: bytes of 70,000 hits", "a hit while Redis is frozen",
+    )  # fmt: skip
+    return limits_text({**report, "rows": [r for r in report["rows"] if r["what"] in shown]})
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.4f}x" if value < 0.01 else f"{_short(value)}x"
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
@@ -256,6 +285,8 @@ TEXTS = {
     "growth": growth_text,
     "agents": agents_text,
     "observer": observer_text,
+    "limits": limits_text,
+    "limits-page": limits_page_text,
 }
 
 

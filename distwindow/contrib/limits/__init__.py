@@ -16,12 +16,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from limits.aio.storage import base as aio_base
-from limits.storage import base
-
 from ...errors import ConfigurationError, StoreError
 from ...support.async_use import run_at_once
+from .. import needs
 from ..limiter_pool import AsyncLimiterPool, LimiterPool
+
+with needs("limits"):
+    from limits.aio.storage import base as aio_base
+    from limits.storage import base
+
 from .items import Item, leap_limit, strict_limit
 from .settings import ASYNC_STORAGE_SCHEMES, STORAGE_SCHEMES
 from .windows import Windows
@@ -76,6 +79,12 @@ class DistwindowStorage(base.Storage, base.MovingWindowSupport, SlidingWindowSup
     def reset(self) -> int:
         """Delete what is under the prefix, and return how many windows that were."""
         return self._windows.delete_all()
+
+    def close(self) -> None:
+        """Send what was counted, and close the connections. At the end of a process that is done by
+        itself.
+        """
+        run_at_once(self._windows.close())
 
     def clear(self, key: str) -> None:
         """See `limits.storage.Storage`."""
@@ -147,6 +156,10 @@ class AsyncDistwindowStorage(
     async def reset(self) -> int:
         """See `DistwindowStorage`."""
         return await asyncio.to_thread(self._windows.delete_all)
+
+    async def aclose(self) -> None:
+        """See `DistwindowStorage.close`. A loop that ends does not do it by itself."""
+        await self._windows.close()
 
     async def clear(self, key: str) -> None:
         """See `DistwindowStorage`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -31,11 +32,15 @@ def item_in(key: str) -> Item | None:
     return Item(int(parts[1]), granularity.GRANULARITY.seconds * int(parts[2]))
 
 
-def scope_in(key: str) -> str:
-    """Return what stands before the limit in `key`: for Flask-Limiter and slowapi the route, or the
-    scope of a shared limit.
+def scope_in(key: str) -> str | None:
+    """Return what stands before the limit in a key of Flask-Limiter or slowapi: the route, its path
+    in the URL, or the scope of a shared limit. None for other keys, where it may be a user.
     """
-    return key.rsplit("/", 4)[-4] if item_in(key) else key
+    if item_in(key) is None or not {"flask_limiter", "slowapi"} & sys.modules.keys():
+        return None
+    before = key.rsplit("/", 3)[0]
+    _, is_path, path = before.partition("//")
+    return f"/{path}" if is_path else before.rpartition("/")[2]
 
 
 LimitOf: TypeAlias = Callable[[Item, "int | None"], Limit]

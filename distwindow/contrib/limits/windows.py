@@ -8,12 +8,15 @@ import threading
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
-from ...errors import DistwindowError, StoreError
+import redis
+
+from ...errors import DistwindowError, StoreError, StoreUnavailable
 from ...inspect.reset import delete, stored_names
 from ...inspect.selection import all_keys
 from ...inspect.servers import open_servers
-from ...lifecycle.connect import store_name
+from ...lifecycle.connect import open_async_store, open_store, share_store, store_name
 from ...observer import UNOBSERVED, Result, observer_of
 from ...ring.decision import Decision
 from ...ring.limit import MAX_AMOUNT, Limit
@@ -74,11 +77,17 @@ class Windows:
         self.store_name = store_name(self._settings.url)
         """The URL of the store, without a password."""
         self._is_in_shadow = is_in_shadow(False) != ""
-        self._open(self._settings.url)
+        self._earlier: WeakSet[Any] = WeakSet()
+        """Limiters of before a reset, with which go on who has them."""
+        open_it: Any = open_async_store if self._awaits else open_store
+        self._store = open_it(self._settings.url, self._settings.options)
+        self._begin()
 
-    def _open(self, store: Any) -> None:
+    def _begin(self) -> None:
+        """Make all anew but the connections."""
         options = self._settings.options
         self._values: dict[bytes, Any] = {}
+        store = share_store(self._store, self.store_name, owned=True)
         if self._settings.url == "memory://":
             store = register_after_fork(MemoryStore(options.time, self._values))
         pool = self._pool = self._totals = self._pool_type(store, options)
@@ -228,12 +237,21 @@ class Windows:
         count = len(self._values)
         if self._settings.url != "memory://":
             prefix = self._totals.get((total_limit(1),)).prefix
-            with open_servers(self._settings.url) as servers:
-                for server in servers:
-                    for _, names in stored_names(server, prefix, all_keys(prefix)):
-                        count += len(delete(server, names))
-        self._open(self._pool.store)  # without what was known; who calls now, goes on with the old
+            try:
+                with open_servers(self._settings.url) as servers:
+                    for server in servers:
+                        for _, names in stored_names(server, prefix, all_keys(prefix)):
+                            count += len(delete(server, names))
+            except redis.RedisError as exc:
+                raise StoreUnavailable(f"{self.store_name}: {exc}", charged=None) from exc
+        self._earlier.update([*self._pool.all(), *self._totals.all()])
+        self._begin()
         return count
+
+    async def close(self) -> None:
+        """Send what was counted, give back what is held, and close the connections."""
+        for each in dict.fromkeys((*self._earlier, self._totals, self._pool, self._store)):
+            await self._result(each.aclose() if self._awaits else each.close())
 
     # -- what is noted -------------------------------------------------------------------------
 
