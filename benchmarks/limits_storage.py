@@ -37,10 +37,10 @@ def strategy_of(name: str, storage: str, url: str, **options: Any) -> Any:
 
 
 def client_time(strategy: Any, item: Any) -> float:
-    """Return µs of the client's processor for a hit."""
+    """Return µs of the client's processor for a hit. Strategies of limits cannot share a key."""
     begun = time.process_time_ns()
     for _ in range(HITS):
-        if not strategy.hit(item, "user", "42"):
+        if not strategy.hit(item, type(strategy).__name__):
             raise RuntimeError("a hit was refused")
     return (time.process_time_ns() - begun) / 1000 / HITS
 
@@ -59,7 +59,7 @@ def bytes_of(server: Server, strategy: Any, item: Any) -> int:
     """Return the bytes of the keys of a limit that was used up."""
     server.flush()
     for _ in range(item.amount):
-        strategy.hit(item, "user", "42")
+        strategy.hit(item, type(strategy).__name__)
     with Socket(server.port) as connection:
         names: Any = connection.call("KEYS", "*")
         sizes: list[Any] = [connection.call("MEMORY", "USAGE", name) for name in names]
@@ -85,13 +85,13 @@ def worst_window(strategy: Any, item: Any, rounds: int) -> int:
 
 def frozen_seconds(pid: int, strategy: Any, item: Any) -> float:
     """Return the seconds after which a hit has an answer while Redis is frozen."""
-    strategy.hit(item, "user")  # is connected
+    strategy.hit(item, "frozen")  # is connected
     os.kill(pid, signal.SIGSTOP)
     began, ended = time.monotonic(), []
 
     def hit() -> None:
         with suppress(Exception):
-            strategy.hit(item, "user")
+            strategy.hit(item, "frozen")
         ended.append(time.monotonic() - began)
 
     caller = threading.Thread(target=hit, daemon=True)
