@@ -1,4 +1,4 @@
-"""Flask-Limiter on gunicorn with three workers, and its commands, with the storage of this library."""
+"""Flask-Limiter on gunicorn with three workers, and its commands."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ import limits.strategies
 
 import distwindow.contrib.limits
 from distwindow import Limit, Limiter
+from distwindow.local.base import REFUSAL_S
 from tests.limits_storage import flask_apps
 from tests.servers import Standalone, free_port, until
 from tests.web.burst import Answer, burst, get, statuses
@@ -136,7 +137,7 @@ def test_who_waits_for_retry_after_is_served() -> None:
 
     with Standalone() as redis, served("waits", redis) as one:
         calls = [
-            (f"{one.url}/{strategy}", WAITS[n % len(WAITS)], chance.uniform(0, 4))
+            (f"{one.url}/{strategy}", WAITS[n % len(WAITS)], chance.uniform(0, 2))
             for strategy in STRATEGIES
             for n in range(50)
         ]
@@ -174,7 +175,7 @@ def test_never_more_is_deducted_than_the_limit() -> None:
 
 
 def test_a_reload_keeps_the_counts() -> None:
-    with Standalone() as redis, served("sample", redis) as one:
+    with Standalone() as redis, served("sample", redis, f"{GUNICORN} -w 3") as one:
         headers = new_user()
         assert statuses(get(f"{one.url}/five", headers) for _ in "123") == {200: 3}
         before = {get(f"{one.url}/free").body for _ in range(200)}
@@ -210,13 +211,15 @@ def test_clearing_while_workers_are_called_fails_no_request() -> None:
 
         thread = threading.Thread(target=clear)
         thread.start()
-        found = burst(f"{one.url}/five", 1000, headers)
+        found = burst(f"{one.url}/five", 500, headers)
         is_over.set()
         thread.join()
         assert {*statuses(found)} == {200, 429}
         assert statuses(found)[200] > 5
         assert cleared > 5
         storage.reset()
+        _forget_refusals()
+        storage.reset()  # what a request counted that was under way
         assert statuses(burst(f"{one.url}/five", 30, headers)) == {200: 5, 429: 25}
 
 
@@ -224,7 +227,9 @@ def test_clearing_while_workers_are_called_fails_no_request() -> None:
 
 
 def test_a_store_that_stops_is_answered_as_each_limiter_says_and_comes_back() -> None:
-    with Standalone(password=PASSWORD) as redis, served("down", redis) as one:
+    # Of threads that find the store away at once, Flask-Limiter has all but the first raise.
+    command = f"{GUNICORN} -w 3"
+    with Standalone(password=PASSWORD) as redis, served("down", redis, command) as one:
         fallback = f"{one.url}/in_memory_fallback_enabled"
         names = ("in_memory_fallback_enabled", "swallow_errors", "neither")
         headers = new_user()
@@ -249,19 +254,18 @@ def test_a_store_that_stops_is_answered_as_each_limiter_says_and_comes_back() ->
         until(
             lambda: statuses(get(f"{one.url}/neither", new_user()) for _ in range(20)) == {200: 20}
         )
-        is_back = f"LIMITER/{headers['X-User']}/in_memory_fallback_enabled/5/1/day"
 
         def counts_in_the_store() -> bool:
             answers = burst(fallback, 60, new_user())
             return statuses(answers) == {200: 5, 429: 55}
 
-        until(counts_in_the_store, 20, what=is_back, every=0.2)
+        until(counts_in_the_store, 20, every=0.2)
         fields = get(f"{one.url}/swallow_errors", headers)
         assert rate_fields(fields)["remaining"] == 4
 
 
 def test_a_store_that_is_frozen_holds_a_request_for_its_timeout_only() -> None:
-    with Standalone() as redis, served("down", redis, DISTWINDOW_TIMEOUT="0.5") as one:
+    with Standalone() as redis, served("down", redis, DISTWINDOW_TIMEOUT="0.25") as one:
         expected = {"in_memory_fallback_enabled": 200, "swallow_errors": 200, "neither": 500}
         for name in expected:
             assert get(f"{one.url}/{name}", new_user()).status == 200
@@ -275,7 +279,7 @@ def test_a_store_that_is_frozen_holds_a_request_for_its_timeout_only() -> None:
                     assert time.monotonic() - began < 3
             began = time.monotonic()
             assert statuses(burst(f"{one.url}/neither", 100, new_user())) == {500: 100}
-            assert time.monotonic() - began < 10  # and not 100 times half a second by 24 threads
+            assert time.monotonic() - began < 10  # and not each for its timeout
         finally:
             redis.resume()
         until(lambda: statuses(get(f"{one.url}/neither", new_user()) for _ in range(9)) == {200: 9})
@@ -302,6 +306,11 @@ def test_a_wrong_password_is_said_and_not_shown() -> None:
             assert get(f"{one.url}/in_memory_fallback_enabled").status == 200
             assert "WRONGPASS" in one.output or "password" in one.output
             assert PASSWORD not in one.output
+
+
+def _forget_refusals() -> None:
+    """Wait until no worker repeats a refusal of the store, which each does for a second."""
+    time.sleep(REFUSAL_S + 0.1)
 
 
 # -- commands -------------------------------------------------------------------------------------
@@ -340,6 +349,7 @@ def test_the_commands_of_flask_limiter_show_and_clear(shared: Served) -> None:
     assert "OK" in shown
 
     assert "Cleared" in flask(url, "sample", "limiter", "clear", f"--key={user}", "-y")
+    _forget_refusals()
     for path, count in (("five", 5), ("bills/", 3), ("slow", 1)):
         answers = burst(f"{shared.url}/{path}", 20, headers)
         assert statuses(answers) == {200: count, 429: 20 - count}
@@ -353,6 +363,7 @@ def test_one_endpoint_is_cleared_by_a_command(shared: Served) -> None:
         assert 429 in statuses(burst(f"{shared.url}/{path}", 10, headers))
     words = ("limiter", "clear", f"--key={headers['X-User']}", "--endpoint=slow", "-y")
     flask(shared.store_url, "sample", *words)
+    _forget_refusals()
     assert get(f"{shared.url}/slow", headers).status == 200
     assert get(f"{shared.url}/five", headers).status == 429
 
@@ -377,5 +388,6 @@ print("reset:", json.dumps(limiter.storage.check()))
 """
     shown = flask(shared.store_url, "sample", "shell", program=program)
     assert json.dumps(True) in shown
+    _forget_refusals()
     for headers in (first, second):
         assert statuses(burst(f"{shared.url}/five", 10, headers)) == {200: 5, 429: 5}
