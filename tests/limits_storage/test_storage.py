@@ -199,6 +199,8 @@ def test_a_client_that_waits_for_retry_after_is_served(
     chance = random.Random(name + text)
     for _ in range(50):
         cost = chance.randrange(1, 4)
+        while used.call("hit", item, "user", cost=chance.randrange(1, 4)):
+            clock.move(chance.randrange(item.get_expiry() * 1000 // 5))
         while used.call("hit", item, "user", cost=cost):
             clock.move(chance.randrange(item.get_expiry() * 1000 // 5))
         clock.move(chance.randrange(1000))
@@ -226,6 +228,18 @@ def test_an_exact_reset_time_is_the_first_moment(here: Any, name: str) -> None:
         clock.move(2)
         assert used.call("hit", item, "user")
         clock.move(chance.randrange(3000))
+
+
+def test_a_sliding_window_that_is_used_up_at_once_is_not_free_at_once(here: Any) -> None:
+    """`limits` takes the remainder of the seconds that are left by the interval, which may be 0."""
+    if "sliding-window-counter" not in STRATEGIES:
+        return
+    users = here(reset="exact")
+    used, item = users.strategy("sliding-window-counter"), limits.parse("10/second")
+    users.clock.move(-users.clock.now_ms() % 1000)
+    assert used.call("hit", item, "user", cost=10)
+    left = used.call("get_window_stats", item, "user").reset_time - users.clock.now_ms() / 1000
+    assert left == pytest.approx(1, abs=1e-4)
 
 
 def test_a_moving_window_never_exceeds_its_limit_in_any_interval(here: Any) -> None:
@@ -267,9 +281,14 @@ def test_what_was_counted_is_gone_after_reset(users: Users, prefix: str) -> None
 def test_a_local_cache_keeps_the_limit(
     kind: str, consistency: str, name: str, redis_url: str, prefix: str
 ) -> None:
-    """`eventual` promises that of one process."""
+    """`eventual` promises that of one process. A fixed window is counted in the store always."""
     users = Users(kind, redis_url, prefix=prefix, consistency=consistency, timeout=30)
     used, item = users.strategy(name), limits.parse("100/day")
+    other = Users(kind, redis_url, prefix=prefix, consistency=consistency, timeout=30)
+    both = (used, other.strategy(name))
+    admitted = sum(each.call("hit", item, "both") for _ in range(150) for each in both)
+    assert admitted == 100 if name == "fixed-window" else admitted <= 100 or consistency != "leased"
+    other.close()
     assert Counter(used.call("hit", item, "user") for _ in range(150)) == {True: 100, False: 50}
     assert not used.call("test", item, "user")
     assert used.call("get_window_stats", item, "user").remaining == 0
