@@ -11,7 +11,9 @@ from weakref import WeakValueDictionary
 from .. import AsyncLimiter, Limit, Limiter
 from ..lifecycle.connect import is_opened, open_async_store, open_store, share_store, store_name
 from ..observer import UNOBSERVED, AsyncTimedStore, SourceKind, Tally, TimedStore, tally_of
+from ..ring.clock import SYSTEM
 from ..runtime.options import Options
+from ..runtime.worker import hook_process
 from ..support.fork import register_after_fork
 
 L = TypeVar("L", Limiter, AsyncLimiter)
@@ -36,6 +38,8 @@ class _Pool(Generic[L]):
     _flushed_with: L
 
     def __init__(self, store: Any, options: Options) -> None:
+        if options.time is SYSTEM:
+            hook_process()  # the first limiter may be made after gevent has patched
         self.store = self._open_store(store, options)
         self._owns_store = is_opened(self.store, store)
         self.observed_store: Any = self.store

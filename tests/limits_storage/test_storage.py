@@ -168,6 +168,17 @@ def test_a_strategy_admits_its_limit_and_says_what_is_left(
     assert used.call("hit", item, "user")
 
 
+def test_a_cost_that_never_fits_is_to_wait_for_the_interval(users: Users) -> None:
+    """And what fits is told its own time again, once it was admitted."""
+    used, item = users.strategy("moving-window"), limits.parse("2/hour")
+    assert not used.call("hit", item, "user", cost=3)
+    assert used.call("get_window_stats", item, "user").reset_time - time.time() > 3598
+    assert used.call("hit", item, "another")
+    assert used.call("hit", item, "user", cost=2)
+    assert not used.call("hit", item, "user", cost=1)
+    assert 0 < used.call("get_window_stats", item, "user").reset_time - time.time() < 3662
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_limit_admits_nothing(users: Users, name: str) -> None:
     used = users.strategy(name)
@@ -483,6 +494,22 @@ def test_no_error_shows_a_password(kind: str, url: str) -> None:
         limits.storage.storage_from_string(f"{KINDS[kind]}distwindow+{url}", buckets=10)
     assert "sec" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_no_verification_of_certificates_may_be_written_as_theirs(
+    kind: str, tls_url: str, prefix: str
+) -> None:
+    url = tls_url.partition("?")[0]
+    users = Users(kind, url, ssl_cert_reqs=None, prefix=prefix, timeout=30)
+    assert users.of_storage("check") is True
+    users.close()
+
+
+def test_a_mistake_that_a_call_finds_is_wrapped(kind: str, redis_url: str) -> None:
+    users = Users(kind, redis_url, buckets=225, wrap_exceptions=True)  # no second has so many
+    with pytest.raises(limits.errors.StorageError):
+        users.of_storage("acquire_entry", "key", 5, 1)
+    users.close()
 
 
 def test_options_are_those_of_theirs_too(kind: str, redis_url: str, prefix: str) -> None:

@@ -57,7 +57,7 @@ class DistwindowStorage(base.Storage, base.MovingWindowSupport, SlidingWindowSup
     @property
     def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
         """What `wrap_exceptions` wraps."""
-        return (StoreError,)
+        return (StoreError, ConfigurationError)
 
     def incr(self, key: str, expiry: int, amount: int = 1, elastic_expiry: bool = False) -> int:
         """See `limits.storage.Storage`. `elastic_expiry` is of limits below 5."""
@@ -132,7 +132,7 @@ class AsyncDistwindowStorage(
     @property
     def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
         """What `wrap_exceptions` wraps."""
-        return (StoreError,)
+        return (StoreError, ConfigurationError)
 
     async def incr(
         self, key: str, expiry: int, amount: int = 1, elastic_expiry: bool = False

@@ -57,6 +57,8 @@ def read_settings(uri: str, given: dict[str, Any]) -> Settings:
     for name, value in given.items():
         if name in _OWN:
             found[name] = value
+        elif name == "ssl_cert_reqs" and value is None:
+            kept.append("ssl_cert_reqs=none")
         elif isinstance(value, (str, int, float)):
             if name != "implementation":  # the client library of limits' own storages
                 kept.append(urlencode({name: value}))

@@ -108,18 +108,22 @@ class Windows:
     async def acquire(self, key: str, item: Item, limit_of: LimitOf, amount: int) -> bool:
         """Count `amount` if the limit allows it."""
         self._note_item(key, item)
+        if amount == 0:
+            return True
         if amount > item.amount:
             limit = limit_of(item, self._settings.buckets) if item.amount else f"0/{item.expiry}s"
             self._count(key, limit, amount, "refused", "over_limit", "local")
-            return self._is_in_shadow
-        if amount == 0:
-            return True
-        limiter = self._pool.get((limit_of(item, self._settings.buckets),))
-        decision = await self._ask(limiter, key, amount)
-        self._count_decision(key, limiter.limits[0], decision)
-        if amount > 1 and not decision.allowed:
+            is_allowed = self._is_in_shadow
+        else:
+            limiter = self._pool.get((limit_of(item, self._settings.buckets),))
+            decision = await self._ask(limiter, key, amount)
+            self._count_decision(key, limiter.limits[0], decision)
+            is_allowed = decision.allowed
+        if is_allowed:
+            self._refused_costs.pop(key)
+        else:
             self._refused_costs.note(key, amount)
-        return decision.allowed
+        return is_allowed
 
     async def add(self, key: str, expiry: int, amount: int) -> int:
         """Count `amount` in a fixed window, and return its total."""
@@ -173,13 +177,13 @@ class Windows:
         if not item.amount:
             return 0, float(item.expiry)
         limiter = self._pool.get((limit_of(item, self._settings.buckets),))
-        # What was refused last may have cost more than 1, for which there is room later.
-        cost = min(self._refused_costs.get(key, 1), item.amount)
-        found: Decision = await self._result(limiter.decider.peek(key, cost))
+        # What was refused last may have cost more than 1, for which there is room later, or never.
+        cost = self._refused_costs.get(key, 1)
+        found: Decision = await self._result(limiter.decider.peek(key, min(cost, item.amount)))
         if self._is_in_shadow:
             return 0, found.reset_after
         seconds = found.reset_after if found.allowed else found.retry_after
-        return item.amount - found.remaining, seconds
+        return item.amount - found.remaining, seconds if cost <= item.amount else item.expiry
 
     async def total(self, key: str) -> int:
         """Return what is counted in a fixed window."""
