@@ -23,12 +23,27 @@ from tests.programs import run_python
 KINDS = pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
 CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
 NO_RIGHT = ConfigurationError("this user has no permissions to run it")
+
+
+def given_back(limiter: Any, answer: Any) -> Any:
+    """Give an admitted call back, as an application does where its next step has failed."""
+
+    async def give_back() -> bool:
+        decision = await result_of(answer)
+        await result_of(limiter.refund(decision))
+        return bool(decision)
+
+    return give_back()
+
+
 ALL_WAYS = WAYS | {
     "acquire, waiting": lambda limiter, key: limiter.acquire(key, 2, timeout=100.0),
     "priority, waiting": lambda limiter, key: limiter.acquire(key, timeout=90, priority=True),
     "reserve, waiting": lambda limiter, key: limiter.reserve(key, 2, timeout=100.0),
     "above the limit": lambda limiter, key: limiter.try_acquire(key, 1000),
     "above the limit, waiting": lambda limiter, key: limiter.acquire(key, 1000),
+    "peek": lambda limiter, key: limiter.peek(key),
+    "refund": lambda limiter, key: given_back(limiter, limiter.try_acquire(key)),
 }
 """Each ends at once."""
 BORROWING = {"try_acquire+priority", "acquire+priority", "priority, waiting"}
