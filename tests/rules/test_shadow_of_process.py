@@ -383,3 +383,42 @@ def test_a_store_that_fails_holds_no_task(
     task = made.add(TaskLimits("send", job, limits))
     remote.failure = failure
     assert [made.delay(task, ("a",), {}) for _ in range(CALLS)] == [0.0] * CALLS
+
+
+def settings_of_django(told: Told, shadow: bool) -> int:
+    pytest.importorskip("rest_framework")
+    from django.test import Client
+
+    from tests.web.django_project import distwindow, routes
+
+    ours, views = import_module("distwindow.contrib.django"), import_module("django.http")
+    with distwindow(observer=told, limits=LIMIT, shadow=shadow):
+        with routes(view=lambda request: views.HttpResponse("ok")):
+            found = [Client().get("/view").status_code for _ in range(CALLS)]
+        ours.rate_limits().close()
+    return found.count(429)
+
+
+def throttle_of_drf(told: Told, shadow: bool) -> int:
+    pytest.importorskip("rest_framework")
+    from tests.web.django_project import distwindow
+    from tests.web.test_drf import status, view
+
+    ours = import_module("distwindow.contrib.drf")
+    own = {"rate": LIMIT, "scope": "search", "shadow": shadow}
+    throttle = type("Search", (ours.AnonRateThrottle,), own)
+    with distwindow(observer=told):
+        limited = view(throttle)
+        found = [status(limited) for _ in range(CALLS)]
+        ours.rate_limits().close()
+    return found.count(429)
+
+
+@pytest.mark.parametrize("ask", [settings_of_django, throttle_of_drf])
+def test_a_limit_may_be_in_shadow_where_it_is_configured(ask: Callable[[Told, bool], int]) -> None:
+    enforced, in_shadow = Told(), Told()
+    refused = ask(enforced, False)
+    assert refused == refused_by(enforced, shadow=False) > 0
+    assert ask(in_shadow, True) == 0
+    assert refused_by(in_shadow, shadow=True) == refused
+    assert {each.name for each in in_shadow.counts} == {each.name for each in enforced.counts}
