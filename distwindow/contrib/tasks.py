@@ -27,7 +27,7 @@ from ..observer import Observer, Result, Tally
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.key import AnyKey, Key, encode_key, normalize_key
 from ..ring.limit import parse_limits, reads_as_limit
-from ..rules.shadow import is_in_shadow
+from ..rules.shadow import as_enforced, is_in_shadow
 from ..runtime.command_cache import check_cost
 from ..runtime.options import ClockChoice, Options
 from ..support.async_use import result_of, run_at_once
@@ -484,22 +484,25 @@ async def acquire_all_async(
 ) -> Decision:
     """Do `limiter.try_acquire_all`. Keys on several nodes of a cluster are asked for in turn, and
     what the first have charged is given back if a later one refuses, or fails. Return a refusal;
-    otherwise the decision that waits longer, or has fewer left.
+    otherwise the decision that waits longer, or has fewer left. In shadow all keys are asked for in
+    turn: a limit in shadow raises nothing that says where they lie.
     """
     others: Decision | None = None
-    try:
-        decision: Decision = await result_of(limiter.try_acquire_all(items, enqueue))
-        return decision
-    except KeysOnSeveralNodes:
-        first: Decision = await result_of(limiter.try_acquire_all(items[:1], enqueue))
-    if not first.allowed:
+    if len(items) == 1 or not is_in_shadow():
+        try:
+            decision: Decision = await result_of(limiter.try_acquire_all(items, enqueue))
+            return decision
+        except KeysOnSeveralNodes:
+            pass
+    first: Decision = await result_of(limiter.try_acquire_all(items[:1], enqueue))
+    if not as_enforced(first)[0]:
         return first
     try:
         others = await acquire_all_async(limiter, items[1:], enqueue)
     finally:
-        if others is None or not others.allowed:
+        if others is None or not as_enforced(others)[0]:
             await result_of(limiter.refund(first))
-    if not others.allowed:
+    if not as_enforced(others)[0]:
         return others
     return max(first, others, key=lambda decision: (decision.wait, -decision.remaining))
 

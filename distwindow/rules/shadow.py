@@ -16,6 +16,7 @@ limit were enforced, as a refused call is counted as refused.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import Counter
@@ -113,18 +114,20 @@ class AsyncShadowStore(ShadowStore):
             raise answered_by_policy(exc) from exc
 
 
-_mistakes_logged_at: dict[str, float] = {}
+_mistakes_logged_at: dict[tuple[str, type], float] = {}
 
 
-def log_mistake(exc: Exception, of: str = "") -> None:
-    """Log what a limit in shadow has failed with, each error once a minute."""
-    text = f"{of or 'a limit'} in shadow cannot be decided, and admits all calls: {exc!r}"
-    now = time.monotonic()
-    if now >= _mistakes_logged_at.get(text, 0.0) + _LOG_EVERY_S or text not in _mistakes_logged_at:
-        if len(_mistakes_logged_at) >= _MAX_MISTAKES:
-            _mistakes_logged_at.clear()
-        _mistakes_logged_at[text] = now
-        _LOG.error("%s", text)
+def log_mistake(exc: Exception, of: str = "a limit") -> None:
+    """Log what a limit in shadow has failed with, each kind of error once a minute: its text may
+    have the key of a call.
+    """
+    kind, now = (of, type(exc)), time.monotonic()
+    if now < _mistakes_logged_at.get(kind, -math.inf) + _LOG_EVERY_S:
+        return
+    if len(_mistakes_logged_at) >= _MAX_MISTAKES:
+        _mistakes_logged_at.clear()
+    _mistakes_logged_at[kind] = now
+    _LOG.error("%s in shadow cannot be decided, and admits all calls: %r", of, exc)
 
 
 def answered_by_policy(exc: ConfigurationError) -> StoreUnavailable:

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
+from distwindow.rules import shadow as shadow_rules
 from distwindow.support.async_use import run_at_once
 from tests.away.sharing_process import WAYS
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
@@ -257,3 +258,17 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("", 4):
         with pytest.raises((TypeError, ValueError)):
             Limiter("memory://", "2/hour", shadow=True).try_acquire(key)  # type: ignore[arg-type]
+
+
+def test_a_mistake_is_logged_once_whatever_its_text_says(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have the key of a call."""
+    monkeypatch.setattr(shadow_rules, "_mistakes_logged_at", {})
+    store = Unwell(ManualClock())
+    with Limiter(store, "2/hour", time=store.clock, shadow=True) as limiter:
+        for number in range(5):
+            store.failure = ConfigurationError(f"the key 'user-{number}' is of another kind")
+            assert limiter.try_acquire("key")
+    logged = [each for each in caplog.records if "in shadow cannot be decided" in each.message]
+    assert len(logged) == 1
