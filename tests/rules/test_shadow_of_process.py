@@ -422,3 +422,23 @@ def test_a_limit_may_be_in_shadow_where_it_is_configured(ask: Callable[[Told, bo
     assert ask(in_shadow, True) == 0
     assert refused_by(in_shadow, shadow=True) == refused
     assert {each.name for each in in_shadow.counts} == {each.name for each in enforced.counts}
+
+
+def test_a_key_that_cannot_be_asked_for_holds_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise TypeError("no key")
+
+    made = TaskGate("memory://")
+    task = made.add(TaskLimits("send", job, LIMIT))
+    monkeypatch.setattr(made._limiters.get(task.parts[0].limits), "try_acquire", fail)
+    assert [made.delay(task, ("a",), {}) for _ in range(CALLS)] == [0.0] * CALLS
+    simulated = import_module("tests.celery.simulated")
+    timeline, limited = simulated.Timeline(), simulated.SimulatedTask("plain", limits=[LIMIT])
+    store = MemoryStore(timeline.clock)
+    worker = simulated.SimulatedWorker(timeline, store, [limited], slots=CALLS, ask=fail)
+    for number in range(CALLS):
+        worker.receive(simulated.SimulatedRequest(number, limited, "a", 0.01))
+    timeline.run_for(0.5)
+    assert len(worker.started) == CALLS
