@@ -158,7 +158,7 @@ def _slowapi(url: str) -> FastAPI:
     app.state.limiter = limiter
 
     @app.get("/")
-    @limiter.limit(f"{LIMIT}/minute")  # type: ignore[untyped-decorator]  # not annotated
+    @limiter.limit(f"{LIMIT}/minute")  # type: ignore[untyped-decorator, unused-ignore]  # older ones are not annotated
     async def answer(request: Request) -> dict[str, str]:
         return _answer()
 

@@ -159,14 +159,32 @@ def set_default_observer(observer: Observer | None) -> None:
 def check_observer(observer: Any) -> Any:
     """Return `observer`; raise `ConfigurationError` for what is neither one nor None."""
     if isinstance(observer, Observer):
-        for method in _METHODS:
-            check_not_async(f"observer.{method}", getattr(observer, method))
+        if type(observer) is not Observer:
+            _check_methods(observer)
         return observer
     if observer is None:
         return None
     raise ConfigurationError(
         f"observer={short_repr(observer)} is no distwindow.Observer; an object of a subclass is one"
     )
+
+
+def _check_methods(observer: Observer) -> None:
+    known, has_own = ", ".join(_METHODS), False
+    for name in dir(observer):
+        if not name.startswith("on_") or not callable(method := getattr(observer, name)):
+            continue
+        if name not in _METHODS:
+            raise ConfigurationError(
+                f"observer={short_repr(observer)} has {name}, which nobody calls; the methods of "
+                f"an observer are {known}"
+            )
+        check_not_async(f"observer.{name}", method)
+        has_own |= getattr(method, "__func__", None) is not vars(Observer)[name]
+    if not has_own:
+        raise ConfigurationError(
+            f"observer={short_repr(observer)} would be told nothing: it has none of {known}"
+        )
 
 
 def observer_of(observer: Observer | None) -> Observer | None:

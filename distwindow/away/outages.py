@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import ConfigurationError
 from ..ring.clock import Clock
+from ..support.backoff import Backoff
 
 LOG = logging.getLogger("distwindow")
 
@@ -20,6 +21,10 @@ PROBE_EVERY_S = 0.1
 """Seconds between two probes, on average: drawn anew, so that a fleet does not probe in step."""
 QUIET_S = 10.0
 """Seconds without a refused call after which a server is not taken to refuse calls any more."""
+_SETTLES = Backoff(1.0, QUIET_S)
+"""For how long no call may be refused until a server is up again that has refused calls soon after
+it was so many times: one that is full takes some, such as those that also free something.
+"""
 BACKOFF_S = 0.1
 """Seconds in which a server is not connected to again that answers others, or that nothing probes.
 """
@@ -150,7 +155,7 @@ class Reachability:
                client: its password, a right
       away     the server refuses this client                     refusing
       refusing a call that writes was answered, or none refused   up
-               for a while
+               for a while; again and again: both
       away     a call needs a new connection                      away: it fails at once
       away     a probe has connected, or a call was answered      up
       away     nobody probes any more, as the event loop ends     suspect
@@ -173,6 +178,10 @@ class Reachability:
         """When connecting has worked the last time, monotonic seconds."""
         self._refused_at = -math.inf
         """When it has refused the last call, monotonic seconds."""
+        self._relapses = 0
+        """How many times in a row it has refused calls soon after it had executed one."""
+        self._up_at = -math.inf
+        """When it was found to be up again, monotonic seconds."""
         self.is_replaced = False
         """True once another server has taken its place."""
         tried_at = outages.tried_at(name)
@@ -240,8 +249,7 @@ class Reachability:
         """Log what has changed, and return what is to be done to find out whether it is up again:
         connect to it, or wait until a call is answered.
         """
-        answered_at = self.executed_at if self._state == "refusing" else self.answered_at
-        if self._state != "up" and answered_at > self._since:
+        if self._has_answered():
             self._failed_before, self._not_before = False, -math.inf
             self._become_up()
         elif self._state == "refusing" and self._clock.monotonic() > self._refused_at + QUIET_S:
@@ -251,6 +259,17 @@ class Reachability:
         if self._state == "up":
             return "done"
         return "connect" if self._state == "away" else "wait"
+
+    def _has_answered(self) -> bool:
+        """Return whether a call was answered that shows that it is up again."""
+        if self._state == "away":
+            return self.answered_at > self._since
+        if self._state == "up" or self.executed_at <= self._since:
+            return False
+        if not self._relapses:
+            return True
+        settled_at = self._refused_at + _SETTLES.delay_s(self._relapses)
+        return self.executed_at > self._refused_at and self._clock.monotonic() > settled_at
 
     def stop_probing(self) -> None:
         """Have the next call find out by itself: nobody probes any more."""
@@ -265,6 +284,8 @@ class Reachability:
 
     def _become_up(self, how: str = "is back") -> None:
         with self.outages.lock:
+            if self._state == "refusing":
+                self._up_at = self._clock.monotonic()
             self._state = "up"
             self.outages.end(self.name, how)
 
@@ -274,6 +295,9 @@ class Reachability:
             if self.is_replaced:  # a probe that was under way has failed
                 return
             self._since = self._clock.monotonic()
+            if state == "refusing":
+                again = self._since < self._up_at + QUIET_S
+                self._relapses = self._relapses + 1 if again else 0
             if self._state == "up" and not self.outages.start_probe(self):
                 if state == "away":
                     self._not_before = self._since + BACKOFF_S

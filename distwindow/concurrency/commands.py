@@ -145,6 +145,7 @@ class Renew(SlotCommand[RenewReply]):
     """Extend the slots of `holders` to `ttl_ms` from now. One without a slot gets none."""
 
     script: ClassVar[str] = "renew"
+    writes: ClassVar[bool] = False
 
     ttl_ms: int = 1
     holders: tuple[bytes, ...] = ()
@@ -161,6 +162,7 @@ class Free(SlotCommand[FreeReply]):
     """Take the slots of `holders` from them. May be sent again."""
 
     script: ClassVar[str] = "free"
+    writes: ClassVar[bool] = False
 
     holders: tuple[bytes, ...] = ()
 

@@ -47,12 +47,13 @@ class RateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # with
     `rate` is one limit or several, of which all must admit ("60/minute, 1000/day strict"); by
     default it is that of the scope in `DEFAULT_THROTTLE_RATES`, and where it is None, requests are
     not limited. Throttles of one scope share one limit; those without are named by their class.
-    `on_store_error` replaces that of the settings.
+    `on_store_error` replaces that of the settings. One with `shadow` counts, and refuses nothing.
     """
 
     cache_format = "%(ident)s"  # the scope is the name of the limit
     rate: LimitSpec | None
     on_store_error: OnStoreError | None = None
+    shadow = False
     _refused: http.RateLimited | None = None
 
     def parse_rate(self, rate: LimitSpec | None) -> tuple[int | None, float | None]:
@@ -102,15 +103,17 @@ class RateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # with
     def _limit(self, of: Any) -> ThrottleLimit:
         """Return the limit of this throttle; its rates are those of each throttle that asks."""
         name = self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
-        on_store_error = type(self).on_store_error
-        limit = _limits.get((name, on_store_error))
+        on_store_error, shadow = type(self).on_store_error, self.shadow
+        limit = _limits.get((name, on_store_error, shadow))
         if limit is None or limit.rate_limits is not of:
-            limit = ThrottleLimit(of, _rate_of, name=name, on_store_error=on_store_error)
-            _limits[name, on_store_error] = limit
+            limit = ThrottleLimit(
+                of, _rate_of, name=name, on_store_error=on_store_error, shadow=shadow
+            )
+            _limits[name, on_store_error, shadow] = limit
         return limit
 
 
-_limits: dict[tuple[str, Any], ThrottleLimit] = {}
+_limits: dict[tuple[str, Any, bool], ThrottleLimit] = {}
 
 
 def _rate_of(throttle: RateThrottle) -> LimitSpec | None:

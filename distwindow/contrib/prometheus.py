@@ -106,8 +106,8 @@ class PrometheusObserver(Observer):
             metrics.permits.labels(*of, *limit, counts.result, *label).inc(counts.permits)
         if counts.near > 0:
             metrics.near_limit.labels(*of, *limit, *label).inc(counts.near)
-        if counts.calls > 0 and counts.source == "policy" and counts.reason == "store_down":
-            if counts.result == "allowed":
+        if counts.calls > 0 and counts.reason == "store_down":
+            if counts.result == "allowed" and counts.source == "policy":
                 metrics.failed_open.labels(*of).inc(counts.calls)
             elif counts.result == "refused":
                 metrics.failed_closed.labels(*of).inc(counts.calls)

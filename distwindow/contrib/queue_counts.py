@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..observer import Level, Result, Tally
+from ..ring.decision import Decision
 from ..ring.key import AnyKey
 from ..ring.limit import Limit
+from ..rules.shadow import as_enforced
 
 
 class DecidedTask(NamedTuple):
@@ -30,6 +32,14 @@ class DecidedTask(NamedTuple):
     result: Result
     reason: str
     source: str
+
+
+def decided_task(decision: Decision) -> DecidedTask:
+    """Return what a limit has decided about a task, also where that is not enforced."""
+    allowed, reason = as_enforced(decision)
+    _, key, cost, limit, *_ = decision
+    result: Result = "allowed" if allowed else "refused"
+    return DecidedTask(key, limit, cost, result, reason, decision.source)
 
 
 def count_task(

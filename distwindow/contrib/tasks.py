@@ -27,12 +27,20 @@ from ..observer import Observer, Result, Tally
 from ..ring.clock import SYSTEM, AsyncClock, Clock
 from ..ring.key import AnyKey, Key, encode_key, normalize_key
 from ..ring.limit import parse_limits, reads_as_limit
+from ..rules.shadow import as_enforced, is_in_shadow
 from ..runtime.command_cache import check_cost
 from ..runtime.options import ClockChoice, Options
 from ..support.async_use import result_of, run_at_once
 from ..support.callables import FunctionArguments, KeyTemplate, check_not_async, function_name
 from .limiter_pool import AsyncLimiterPool, LimiterPool
-from .queue_counts import DecidedTask, TaskLevels, WaitingTasks, count_task, text_of
+from .queue_counts import (
+    DecidedTask,
+    TaskLevels,
+    WaitingTasks,
+    count_task,
+    decided_task,
+    text_of,
+)
 from .shared_windows import SharedWindows
 
 _log = logging.getLogger("distwindow")
@@ -476,22 +484,25 @@ async def acquire_all_async(
 ) -> Decision:
     """Do `limiter.try_acquire_all`. Keys on several nodes of a cluster are asked for in turn, and
     what the first have charged is given back if a later one refuses, or fails. Return a refusal;
-    otherwise the decision that waits longer, or has fewer left.
+    otherwise the decision that waits longer, or has fewer left. In shadow all keys are asked for in
+    turn: a limit in shadow raises nothing that says where they lie.
     """
     others: Decision | None = None
-    try:
-        decision: Decision = await result_of(limiter.try_acquire_all(items, enqueue))
-        return decision
-    except KeysOnSeveralNodes:
-        first: Decision = await result_of(limiter.try_acquire_all(items[:1], enqueue))
-    if not first.allowed:
+    if len(items) == 1 or not is_in_shadow():
+        try:
+            decision: Decision = await result_of(limiter.try_acquire_all(items, enqueue))
+            return decision
+        except KeysOnSeveralNodes:
+            pass
+    first: Decision = await result_of(limiter.try_acquire_all(items[:1], enqueue))
+    if not as_enforced(first)[0]:
         return first
     try:
         others = await acquire_all_async(limiter, items[1:], enqueue)
     finally:
-        if others is None or not others.allowed:
+        if others is None or not as_enforced(others)[0]:
             await result_of(limiter.refund(first))
-    if not others.allowed:
+    if not as_enforced(others)[0]:
         return others
     return max(first, others, key=lambda decision: (decision.wait, -decision.remaining))
 
@@ -623,7 +634,8 @@ class _Gate:
         options = Options(prefix=prefix, timeout=timeout, clock=clock, time=time)
         self._limiters = type(self)._pool_type(store, options)
         # The limiters have no observer: they do not know the tasks.
-        observed = replace(options, observer=observer, key_label=key_label)
+        self._in_shadow = is_in_shadow()
+        observed = replace(options, observer=observer, key_label=key_label, shadow=self._in_shadow)
         self._tally: Tally | None = self._limiters.observe(observed, "queue")
         self._held_here: dict[object, tuple[str, str, float]] = {}
         """The tasks that wait here: their names, why, and since when (monotonic seconds)."""
@@ -669,7 +681,7 @@ class _Gate:
                     short_repr(keys_of(items)), task.name, type(exc).__name__, exc,
                     f" ({unlogged} such failures were not logged)" if unlogged else "",
                 )  # fmt: skip
-            return HOLD_S
+            return 0.0 if self._in_shadow else HOLD_S
         begins = self._held_until == -math.inf
         self._held_until = self._time.monotonic() + HOLD_S
         runs = self._on_store_error == "run"
@@ -756,11 +768,7 @@ class _Gate:
             limits = text_of(task.limits)
             return delay, DecidedTask(key, limits, cost, "error", "key_error", "store")
         self._on_store_recovered()
-        result: Result = "allowed" if decision.allowed else "refused"
-        asked = DecidedTask(
-            decision.key, decision.limit, decision.cost, result, decision.reason, decision.source
-        )
-        return _delay(decision), asked
+        return _delay(decision), decided_task(decision)
 
     async def _wait_for_all(self, limiter: Any, items: Sequence[Item], max_wait: float) -> Decision:
         """Decide a call with several keys, which has no queue in this process, within `max_wait`

@@ -39,6 +39,7 @@ from ..ring.clock import SYSTEM, Clock
 from ..ring.decision import Charge, with_cost
 from ..ring.key import AnyKey, Key
 from ..ring.limit import LimitSpec, parse_limits
+from ..rules.shadow import AsyncShadowStore, ShadowStore, is_in_shadow
 from ..runtime.options import ClockChoice, Consistency, Options
 from ..support.async_use import only_async_with, result_of, run_at_once
 from ..support.callables import RAISED_BY_CALLBACKS, check_not_async, check_takes
@@ -365,6 +366,8 @@ class BaseUpstreamLimits:
             raise ConfigurationError(f"retries={short_repr(retries)} is no whole number from 0 on")
         if not isinstance(learn, bool):
             raise ConfigurationError(f"learn={short_repr(learn)} is neither True nor False")
+        if is_in_shadow():
+            on_store_error = "allow"  # also where the store is asked of pauses, which are kept
         self._options = Options(
             prefix=prefix, consistency=consistency, on_store_error=on_store_error,
             timeout=timeout, clock=clock, share=share, name=name, time=time,
@@ -384,6 +387,8 @@ class BaseUpstreamLimits:
         # Its limiters tell the same observer of what they decide.
         self._tally: Tally | None = self._pool.observe(self._options, "upstream")
         self.store: Any = self._pool.observed_store
+        if is_in_shadow():
+            self.store = (AsyncShadowStore if self._awaits else ShadowStore)(self.store)
         self._shown_name = store_name(store)
         register_after_fork(self)
         self.after_fork()

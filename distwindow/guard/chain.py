@@ -179,7 +179,7 @@ class SlotStack:
                     exc.rule = getattr(slot, "rule", None)
                 tally = getattr(slot, "tally", None)
                 if tally is not None:
-                    _count_refused(tally, self.call, exc)
+                    count_refused(tally, self.call, exc)
                 raise
             if has_exit:
                 self.taken.append((adapter, token))
@@ -327,8 +327,8 @@ def make_installed_slots(checked: Callable[[Any], Any]) -> list[Any]:
     return slots
 
 
-def _count_refused(tally: Tally, call: GuardCall, refused: Blocked) -> None:
-    """Count a call that a slot has refused, whose refusals nobody else counts.
+def count_refused(tally: Tally, call: GuardCall, refused: Blocked, *, shadow: bool = False) -> None:
+    """Count a call that a slot has refused, or would have, whose refusals nobody else counts.
 
     slot            limit               reason        source
     AuthoritySlot   "allow app-a"       "authority"   "local"
@@ -338,11 +338,12 @@ def _count_refused(tally: Tally, call: GuardCall, refused: Blocked) -> None:
     limit, reason, source = "", "", "local"
     if isinstance(refused, RateLimitExceeded):
         decision = refused.decision
-        limit, reason, source = str(decision.limit), decision.reason, decision.source
+        limit, source = str(decision.limit), decision.source
+        reason = "over_limit" if shadow else decision.reason
     elif isinstance(refused, SystemOverloaded):
         limit, reason = f"{refused.field} {refused.threshold:g}", "system"
     elif isinstance(refused, AuthorityDenied):
         rule = refused.rule
         limit = f"{getattr(rule, 'strategy', '')} {getattr(rule, 'limit_app', '')}"
         reason = "authority"
-    tally.counted(call.resource, limit, "refused", reason, source, 1, call.cost)
+    tally.counted(call.resource, limit, "refused", reason, source, 1, call.cost, shadow=shadow)

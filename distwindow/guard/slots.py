@@ -20,7 +20,7 @@ from ..errors import AuthorityDenied, RateLimitExceeded
 from ..ring.key import ring_name, ring_name_prefix
 from ..ring.limit import MAX_AMOUNT, Limit
 from ..sentinel.rules import LIMIT_APP_DEFAULT, LIMIT_APP_OTHER, DegradeRule, FlowRule, Rule
-from .chain import ChainSlot, GuardCall, Outcome, Steps
+from .chain import ChainSlot, GuardCall, Outcome, Steps, count_refused
 from .rules import AuthorityRule, limit_of
 
 
@@ -183,6 +183,8 @@ class RelateSlot(FlowRuleSlot):
         decision = yield self._limiter.decider.peek(self._related_key, call.cost)
         if not decision.allowed:
             raise RateLimitExceeded(decision)
+        if decision.reason == "shadow" and self.tally is not None:
+            count_refused(self.tally, call, RateLimitExceeded(decision), shadow=True)
 
 
 def rules_that_count(rules: Iterable[Rule], prefix: str) -> list[tuple[FlowRule, Limit]]:

@@ -42,7 +42,7 @@ from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
 from ..ring.stats import Stats
-from ..rules.shadow import Shadow
+from ..rules.shadow import Shadow, admitted
 from ..runtime import operations as key_operations
 from ..runtime.command_cache import CommandCache
 from ..runtime.options import Options, check_timeout
@@ -231,6 +231,8 @@ class BaseDecider:
 
     def refund(self, decision: Decision) -> Operation[int]:
         """Give back what `decision` was charged. Return how many permits are given back."""
+        if self._options.shadow and getattr(decision, "charged", ()) is None:
+            return 0  # it was let through
         strategy = self.policy.strategy_of(decision)
         count = yield from key_operations.refund(strategy, decision, self.clock)
         if count and decision.charged:
@@ -263,7 +265,8 @@ class BaseDecider:
 
     def _peek(self, key: AnyKey, cost: int) -> Operation[Decision]:
         source = self.store.decided_by
-        return key_operations.peek(self.strategy, self.commands, key, cost, source)
+        decision = yield from key_operations.peek(self.strategy, self.commands, key, cost, source)
+        return admitted(decision) if self._options.shadow else decision
 
     def _all_of(self, calls: Sequence[tuple[Charge, ...]]) -> tuple[Acquire, float]:
         """Return the command of a call over several keys, and its deadline."""

@@ -52,12 +52,16 @@ class Command(Generic[Reply]):
 
     script: ClassVar[str]
     writes: ClassVar[bool] = True
-    """False if the script only reads, which servers also do that refuse to write."""
+    """False if the script only reads or frees, which servers also do that refuse to write."""
 
     charges: tuple[Charge, ...]
     now_ms: int | None = None
     hash_slot: int | None = field(default=None, init=False, repr=False)
     """The slot of its rings in a Redis Cluster, once a store has computed it."""
+
+    def has_written(self, now_ms: int) -> bool:
+        """Return whether its reply, at the store's time `now_ms`, shows that the server writes."""
+        return self.writes
 
     @property
     def keys(self) -> list[bytes]:
@@ -108,9 +112,19 @@ class ServerClock:
         self.answered_at = -math.inf
         """When the last call that writes was answered, monotonic seconds. A handshake is none."""
         self.read_at = -math.inf
-        """When the last call was answered that only reads, monotonic seconds."""
+        """When the last other call was answered, monotonic seconds."""
         self.enabled = enabled
         """False with clock="client": scripts do not look at the server's time."""
+
+    def on_reply(self, command: Command[Any] | None, now_ms: int, at: float) -> None:
+        """Note the server's time in a reply to `command` (None: it was not executed) that has come
+        `at` (monotonic seconds).
+        """
+        if command is not None and command.has_written(now_ms):
+            self.answered_at = at
+        else:
+            self.read_at = at
+        self.last_reply = now_ms, at
 
     def new_stamp(self, deadline: float) -> bytes:
         """A new stamp, for a call that the server must not execute after `deadline` (monotonic

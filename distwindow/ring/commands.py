@@ -200,6 +200,14 @@ class Flush(Command[FleetCounts]):
     seq: int = 0
     pull: bool = False
 
+    def has_written(self, now_ms: int) -> bool:
+        """Return whether any count was of a bucket that is not over: others are dropped."""
+        return any(
+            bucket.start > now_ms - charge.limit.interval_ms
+            for charge, buckets in zip(self.charges, self.counts, strict=False)
+            for bucket in buckets
+        )
+
     @property
     def keys(self) -> list[bytes]:
         rings = [charge.ring for charge in self.charges]
@@ -235,6 +243,7 @@ class Refund(Command[CountReply]):
     """Give back what was charged, out of the bucket that a charge names, or of `charged_ms`."""
 
     script: ClassVar[str] = "refund"
+    writes: ClassVar[bool] = False
 
     charged_ms: int = 0
 
@@ -287,6 +296,7 @@ class Reset(Command[CountReply]):
     """Delete the rings."""
 
     script: ClassVar[str] = "reset"
+    writes: ClassVar[bool] = False
 
     def arguments(self) -> list[bytes | int | str]:
         return [time_argument(self.now_ms)]

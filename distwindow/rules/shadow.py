@@ -16,6 +16,7 @@ limit were enforced, as a refused call is counted as refused.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import Counter
@@ -41,9 +42,9 @@ _MAX_MISTAKES = 100
 _announced = False
 
 
-def is_in_shadow(shadow: Any) -> str:
-    """Return "limit" for a limit that is made with `shadow`, "process" where the whole process is
-    in shadow, and else an empty text.
+def is_in_shadow(shadow: Any = False) -> str:
+    """Return "limit" for what is made with `shadow`, "process" where the whole process is in
+    shadow, and else an empty text.
     """
     global _announced
     if not isinstance(shadow, bool):
@@ -62,6 +63,21 @@ def shadow_prefix(prefix: Any, shadow: str = "limit") -> Any:
     if not isinstance(prefix, str) or not prefix:
         return prefix  # which is refused
     return f"{prefix}:shadow" if shadow == "limit" else f"{prefix}:shadow-process"
+
+
+def admitted(decision: Decision) -> Decision:
+    """Return `decision` as the caller gets it."""
+    if decision.allowed and not decision.wait:
+        return decision
+    return decision._replace(allowed=True, wait=0.0, reason="shadow")
+
+
+def as_enforced(decision: Decision) -> tuple[bool, str]:
+    """Return whether the limit would have admitted the call, and its reason."""
+    if decision[8] != "shadow":  # by index, as a name takes three times as long: `reason`
+        return decision[0], decision[8]
+    is_charged = decision.charged is not None  # it was delayed, and not refused
+    return is_charged, "paced" if is_charged else "over_limit"
 
 
 class ShadowStore:
@@ -98,18 +114,20 @@ class AsyncShadowStore(ShadowStore):
             raise answered_by_policy(exc) from exc
 
 
-_mistakes_logged_at: dict[str, float] = {}
+_mistakes_logged_at: dict[tuple[str, type], float] = {}
 
 
-def log_mistake(exc: Exception, of: str = "") -> None:
-    """Log what a limit in shadow has failed with, each error once a minute."""
-    text = f"{of or 'a limit'} in shadow cannot be decided, and admits all calls: {exc!r}"
-    now = time.monotonic()
-    if now >= _mistakes_logged_at.get(text, 0.0) + _LOG_EVERY_S or text not in _mistakes_logged_at:
-        if len(_mistakes_logged_at) >= _MAX_MISTAKES:
-            _mistakes_logged_at.clear()
-        _mistakes_logged_at[text] = now
-        _LOG.error("%s", text)
+def log_mistake(exc: Exception, of: str = "a limit") -> None:
+    """Log what a limit in shadow has failed with, each kind of error once a minute: its text may
+    have the key of a call.
+    """
+    kind, now = (of, type(exc)), time.monotonic()
+    if now < _mistakes_logged_at.get(kind, -math.inf) + _LOG_EVERY_S:
+        return
+    if len(_mistakes_logged_at) >= _MAX_MISTAKES:
+        _mistakes_logged_at.clear()
+    _mistakes_logged_at[kind] = now
+    _LOG.error("%s in shadow cannot be decided, and admits all calls: %r", of, exc)
 
 
 def answered_by_policy(exc: ConfigurationError) -> StoreUnavailable:
@@ -136,12 +154,10 @@ class Shadow(ScheduledSource):
         self._schedule.next_due_at = NEVER
 
     def admit(self, decision: Decision) -> Decision:
-        """Return `decision` as the caller gets it."""
-        if decision.allowed and not decision.wait:
-            return decision
+        """Return `decision` as the caller gets it, and note a refusal."""
         if not decision.allowed:
             self._note(decision)
-        return decision._replace(allowed=True, wait=0.0, reason="shadow")
+        return admitted(decision)
 
     def admitting(
         self, decide: Callable[[AnyKey, int], Decision | None], most: int,

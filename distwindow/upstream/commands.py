@@ -54,6 +54,7 @@ class PauseCommand(Command[PauseReply]):
     """What one process asks of the pause of a key, or tells. `charges` is empty."""
 
     script: ClassVar[str] = "upstream_pause"
+    writes: ClassVar[bool] = False
 
     name: bytes = b""
     what: What = "ask"
@@ -97,6 +98,7 @@ class Lower(Command[LowerReply]):
     limit: what others have used. To send it again changes nothing."""
 
     script: ClassVar[str] = "upstream_lower"
+    writes: ClassVar[bool] = False
 
     resets_ms: tuple[int, ...] = ()
     """Of each ring: for how long what is added counts, rounded up to its buckets; 0: as long as a

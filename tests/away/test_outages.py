@@ -209,7 +209,7 @@ def test_a_server_that_refuses_to_write_is_away_although_it_can_be_read(
         told: list[Health] = []
         raw(limiter).on_health_change(told.append)
         limiter.try_acquire("k")
-        for outage in range(3):
+        for outage in range(2):
             admin.config_set("min-replicas-to-write", 1)
             for number in range(50):
                 assert limiter.try_acquire(f"{outage}:{number}").source == "policy"
@@ -218,10 +218,10 @@ def test_a_server_that_refuses_to_write_is_away_although_it_can_be_read(
             admin.config_set("min-replicas-to-write", 0)
             assert limiter.try_acquire("k").source == "store"
             until(lambda: raw(limiter).health().up)
-        until(lambda: len(told) == 6)
-    assert [health.up for health in told] == [False, True] * 3
+        until(lambda: len(told) == 4)
+    assert [health.up for health in told] == [False, True] * 2
     lines = [line for line in caplog.messages if " is away: " in line or " is back" in line]
-    assert len(lines) == 6
+    assert len(lines) == 4
 
 
 def test_the_parts_of_a_guard_know_that_their_store_is_away(

@@ -112,6 +112,21 @@ def test_refusing_an_answered_call_that_writes_makes_it_up() -> None:
     assert server.told == [("10.0.0.7:6379",), ()]
 
 
+def test_refusing_again_and_again_takes_longer_each_time() -> None:
+    """A server that is full takes some calls: it is told at most as often as that."""
+    server = Server()
+    for _ in range(100):
+        server.clock.move(50)
+        server.on_refused_call("OOM command not allowed")
+        for _ in range(24):
+            server.clock.move(50)
+            server.last_execution = server.clock.monotonic()
+            server.poll()
+    assert server.told.count(()) <= 3
+    server.clock.move(int(QUIET_S * 1000) + 1)
+    assert server.poll() == "done"
+
+
 def test_refusing_a_server_that_nobody_calls_is_up_again() -> None:
     server = Server()
     server.on_refused_call("OOM command not allowed")

@@ -22,6 +22,8 @@ HOW: tuple[tuple[Any, str, str], ...] = (
     ("refused", "over_limit", "deny_cache"),
     ("allowed", "store_down", "policy"),
     ("refused", "store_down", "policy"),
+    ("allowed", "store_down", "local"),
+    ("refused", "store_down", "local"),
     ("allowed", "ok", "local"),
     ("error", "store_down", "policy"),
 )

@@ -151,6 +151,35 @@ def test_what_is_left_is_told_by_close(kind: str) -> None:
     assert told.counts
 
 
+@EACH_KIND
+def test_at_the_last_batch_it_is_closed_already(kind: str) -> None:
+    """A call that the observer makes there ends, and what was decided before is told."""
+    found: list[str] = []
+
+    class Calling(Told):
+        is_closing = False
+
+        def on_counts(self, batch: Sequence[Counts]) -> None:
+            super().on_counts(batch)
+            if self.is_closing:
+                try:
+                    decide()
+                    found.append("opened again")
+                except ConfigurationError as exc:
+                    found.append(str(exc))
+
+    told = Calling()
+    decide, made = KINDS[kind]("memory://", observer=told)
+    before = decided_by(told)
+    for _ in range(3):
+        decide()
+    told.is_closing = True
+    made.close()
+    assert len(found) == 1
+    assert ("opened again" if kind in ("web", "queue") else "is closed") in found[0]
+    assert decided_by(told) - before in (3, 4), "and maybe one that has opened a breaker"
+
+
 def test_nothing_is_told_in_the_thread_of_a_call(redis_url: str, prefix: str) -> None:
     threads: set[str] = set()
 
@@ -263,6 +292,27 @@ def test_the_default_observer_is_that_of_the_moment_at_which_it_is_made(kind: st
 def test_what_is_no_observer_is_named(kind: str) -> None:
     with pytest.raises(ConfigurationError, match="observer"):
         KINDS[kind]("memory://", observer=Told)
+
+
+@EACH_KIND
+@pytest.mark.parametrize(
+    "methods", [("on_decision",), ("on_counts", "on_count"), ("counts",), ()], ids=str
+)
+def test_an_observer_that_would_be_told_nothing_is_named(
+    kind: str, methods: tuple[str, ...]
+) -> None:
+    """Its method is written otherwise, or it has none."""
+    own = {name: lambda self, what: None for name in methods}
+    observer = type("Mine", (Observer,), own)()
+    wrong = {"on_decision": "on_decision", "on_count": "on_count"}.get(
+        methods[-1] if methods else "", "none"
+    )
+    for tell in (set_default_observer, lambda one: KINDS[kind]("memory://", observer=one)):
+        with pytest.raises(ConfigurationError, match=rf"Mine.*{wrong}.*on_counts, on_store_call"):
+            tell(observer)
+    rest = {name: lambda self, what: None for name in ("on_levels", "_on_me", "other")}
+    _, made = KINDS[kind]("memory://", observer=type("Mine", (Observer,), rest)())
+    made.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")

@@ -5,14 +5,25 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from distwindow import ConfigurationError, Counts, Level, Limiter, ObserverEvent, StoreCall
+from distwindow import (
+    ConfigurationError,
+    Counts,
+    Level,
+    Limiter,
+    ObserverEvent,
+    StoreCall,
+    StoreError,
+)
 from distwindow.contrib.prometheus import PrometheusObserver
+from tests.away.stores import NOT_SENT, RemoteStore
+from tests.clock_and_stores import ManualClock
 from tests.observer import promtool
 from tests.observer.batches import COUNTS, DOWN, UP, series, tell_all, total
 from tests.programs import printed
@@ -57,7 +68,7 @@ COUNTED: dict[str, tuple[tuple[str, ...], Number]] = {
     ),
     "failed_closed_total": (
         ("kind", "limiter"),
-        lambda c: (by_policy(c) and c.result == "refused") * c.calls,
+        lambda c: (enforced(c) and (c.result, c.reason) == ("refused", "store_down")) * c.calls,
     ),
     "breaker_rejected_total": (
         ("breaker",),
@@ -361,3 +372,35 @@ def exposed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_promtool_has_nothing_to_say_of_the_metrics(exposed: str) -> None:
     assert exposed.count("# TYPE distwindow_") >= 15
     assert promtool.said("check", "metrics", text=exposed) == ""
+
+
+@pytest.mark.parametrize("answers", ["raise", "allow", "deny", "local"])
+def test_each_call_without_the_store_is_in_one_counter(answers: Any) -> None:
+    """In one that alerts, but for what the share of a process admits: its limit holds."""
+    registry, store = CollectorRegistry(), RemoteStore(ManualClock())
+    limiter = Limiter(
+        store, "10/hour", on_store_error=answers, share=0.5 if answers == "local" else None,
+        observer=PrometheusObserver(registry), time=store.clock,
+    )  # fmt: skip
+    limiter.try_acquire("key")
+    store.failure = NOT_SENT
+    for _ in range(20):
+        with suppress(StoreError):
+            limiter.try_acquire("key")
+    store.failure = None
+    limiter.close()
+    found = series(registry)
+    decisions = {
+        "errors": total(found, "distwindow_decisions_total", result="error"),
+        "open": total(found, "distwindow_failed_open_total"),
+        "closed": total(found, "distwindow_failed_closed_total"),
+        "within the share": total(
+            found, "distwindow_decisions_total", result="allowed", source="local",
+            reason="store_down",
+        ),
+    }  # fmt: skip
+    expected: dict[str, dict[str, float]] = {
+        "raise": {"errors": 20}, "allow": {"open": 20}, "deny": {"closed": 20},
+        "local": {"within the share": 5, "closed": 15},
+    }  # fmt: skip
+    assert {name: count for name, count in decisions.items() if count} == expected[answers]

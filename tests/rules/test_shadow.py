@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
+from distwindow.rules import shadow as shadow_rules
 from distwindow.support.async_use import run_at_once
 from tests.away.sharing_process import WAYS
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
@@ -23,12 +24,34 @@ from tests.programs import run_python
 KINDS = pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
 CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
 NO_RIGHT = ConfigurationError("this user has no permissions to run it")
+
+
+async def peeked(limiter: Any, key: str) -> Any:
+    """Use a key up, and look at it."""
+    for _ in range(6):
+        await result_of(limiter.try_acquire(key))
+    return await result_of(limiter.peek(key))
+
+
+def given_back(limiter: Any, answer: Any) -> Any:
+    """Give an admitted call back, as an application does where its next step has failed."""
+
+    async def give_back() -> bool:
+        decision = await result_of(answer)
+        await result_of(limiter.refund(decision))
+        return bool(decision)
+
+    return give_back()
+
+
 ALL_WAYS = WAYS | {
     "acquire, waiting": lambda limiter, key: limiter.acquire(key, 2, timeout=100.0),
     "priority, waiting": lambda limiter, key: limiter.acquire(key, timeout=90, priority=True),
     "reserve, waiting": lambda limiter, key: limiter.reserve(key, 2, timeout=100.0),
     "above the limit": lambda limiter, key: limiter.try_acquire(key, 1000),
     "above the limit, waiting": lambda limiter, key: limiter.acquire(key, 1000),
+    "peek": lambda limiter, key: peeked(limiter, key),
+    "refund": lambda limiter, key: given_back(limiter, limiter.try_acquire(key)),
 }
 """Each ends at once."""
 BORROWING = {"try_acquire+priority", "acquire+priority", "priority, waiting"}
@@ -242,3 +265,17 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("", 4):
         with pytest.raises((TypeError, ValueError)):
             Limiter("memory://", "2/hour", shadow=True).try_acquire(key)  # type: ignore[arg-type]
+
+
+def test_a_mistake_is_logged_once_whatever_its_text_says(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have the key of a call."""
+    monkeypatch.setattr(shadow_rules, "_mistakes_logged_at", {})
+    store = Unwell(ManualClock())
+    with Limiter(store, "2/hour", time=store.clock, shadow=True) as limiter:
+        for number in range(5):
+            store.failure = ConfigurationError(f"the key 'user-{number}' is of another kind")
+            assert limiter.try_acquire("key")
+    logged = [each for each in caplog.records if "in shadow cannot be decided" in each.message]
+    assert len(logged) == 1

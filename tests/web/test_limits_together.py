@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any, get_args
@@ -164,6 +165,30 @@ async def test_equal_ones_that_tasks_ask_at_once_charge_once(site: Site) -> None
     await call(wrapped, http_scope())
     left: list[Any] = [await limit.check(http_scope()) for limit in (limits[0], other)]
     assert [each.remaining for each in left] == [9 - 2 - 1, 9 - 1 - 1]
+
+
+# With "leased" the windows have what is leased, and not yet spent.
+@pytest.mark.parametrize("site", EACH[:2], ids=", ".join, indirect=True)
+async def test_tasks_that_ask_at_once_charge_in_shadow_as_if_it_were_enforced(site: Site) -> None:
+    """A request, and what it asks at one moment, drawn at random."""
+    chance = random.Random(repr(site.rate_limits))
+    names = "aaabc"
+    plans = [chance.choices(range(len(names)), k=5) for _ in range(8)]
+    used = []
+    for shadow in (False, True):
+        limits = [site.rate_limits.limit("999/hour", name=each, shadow=shadow) for each in names]
+        for plan in plans:
+
+            async def app(scope: Any, receive: Any, send: Any) -> None:
+                await asyncio.gather(*[limits[number].check(scope) for number in plan])  # noqa: B023
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"four"})
+
+            await call(asgi.RateLimitMiddleware(app, site.rate_limits), http_scope())
+        stats = [await limit._limiter.stats(f"{limit.name}:9.9.9.9") for limit in limits[2:]]
+        used.append([each.passed for each in stats])
+    assert used[0] == used[1]
+    assert used[0][0] > 0
 
 
 async def test_of_equal_ones_that_tasks_ask_at_once_each_is_refused(site: Site) -> None:

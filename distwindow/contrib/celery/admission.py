@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from ... import Decision, Health
 from ...errors import ConfigurationError, StoreError, short_repr
+from ...rules.shadow import is_in_shadow
 from ...support.backoff import Backoff
 from ..tasks import FailureLog, Item, WhileStoreIsAway, keys_of
 from .lines import Permits
@@ -62,6 +63,8 @@ class Answer(NamedTuple):
     """How many asks for this line in a row have failed, though the store answers."""
     store_is_away: bool = False
     """True if it waits for the store, and not for permits."""
+    in_shadow: Decision | None = None
+    """What was decided, and is not enforced."""
 
 
 RUN = Answer(True, 0.0)
@@ -81,6 +84,7 @@ class TaskAdmission:
         self._ask = ask
         self.monotonic = monotonic
         self._on_store_error = on_store_error
+        self._in_shadow = is_in_shadow()
         self._outage_failures = 0
         """How many asks in a row the store has not answered."""
         self._paused_until_s = 0.0
@@ -128,6 +132,8 @@ class TaskAdmission:
         decision = self._decide(items, failures)
         if isinstance(decision, Answer):
             return decision
+        if self._in_shadow:
+            return Answer(True, 0.0, in_shadow=decision)
         limit = decision.limit
         permits = Permits(decision.key, limit, decision.cost)
         if not decision.allowed:
@@ -169,9 +175,11 @@ class TaskAdmission:
         except Exception as exc:  # a gate that raised would end the worker's event loop
             self.failures += 1
             self._has_answered()
+            self._log_failure(items, exc, failures)
+            if self._in_shadow:
+                return RUN
             self._line_failures += 1
             self._ask_again_at_s = self.monotonic() + PAUSES.first_s
-            self._log_failure(items, exc, failures)
             return Answer(False, PAUSES.delay_s(failures + 1), failures=failures + 1)
         self._has_answered()
         self._line_failures = 0

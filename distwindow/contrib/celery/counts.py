@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...observer import Tally
-from ..queue_counts import DecidedTask, TaskLevels, WaitingTasks, count_task, text_of
+from ..queue_counts import (
+    DecidedTask,
+    TaskLevels,
+    WaitingTasks,
+    count_task,
+    decided_task,
+    text_of,
+)
 from .admission import RUN, Answer
 from .lines import ParkedTask, TaskQueue, TaskQueues
 from .worker import CeleryWorkerPort
@@ -36,7 +43,10 @@ class GateCounts:
         waited: tuple[float, ...] = ()
         if entry.parked:
             waited = (self._worker.monotonic() - self._worker.received_s(entry.item),)
-        asked = _asked(entry, answer, "allowed", reason, source)
+        if answer.in_shadow is not None:
+            asked = decided_task(answer.in_shadow)
+        else:
+            asked = _asked(entry, answer, "allowed", reason, source)
         count_task(self._tally, entry.line.task, asked, waited)
 
     def parked(self, line: TaskQueue[Any], entries: Iterable[ParkedTask[Any]]) -> None:

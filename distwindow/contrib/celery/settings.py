@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from ...errors import ConfigurationError, short_repr
+from ...rules.shadow import is_in_shadow
 from ...runtime.options import ClockChoice, Options
 from ..limiter_pool import LimiterPool
 from ..tasks import WhileStoreIsAway
@@ -79,7 +80,9 @@ class Settings:
             prefix=self.prefix, timeout=self.timeout, clock=self.clock, name="distwindow-celery"
         )
         limiters = LimiterPool(store, options)
-        observed = replace(options, observer=self.observer, key_label=self.key_label)
+        observed = replace(
+            options, observer=self.observer, key_label=self.key_label, shadow=is_in_shadow()
+        )
         limiters.observe(observed, "queue")
         return limiters
 

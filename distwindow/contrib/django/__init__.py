@@ -129,7 +129,8 @@ async def _refusal(request: Any, refused: http.RateLimited, awaits: bool) -> Any
 
 class RateLimitMiddleware:
     """Sets the header fields in the responses of limited views. With `DISTWINDOW["limits"]`, it
-    limits all requests besides, by `DISTWINDOW["key"]` and but for those of `DISTWINDOW["exempt"]`.
+    limits all requests besides, by `DISTWINDOW["key"]` and but for those of `DISTWINDOW["exempt"]`;
+    with `DISTWINDOW["shadow"]` this limit is counted, and not enforced.
     """
 
     sync_capable = async_capable = True

@@ -24,7 +24,7 @@ _OF_THE_OBJECT = set(inspect.signature(http.BlockingRateLimits).parameters) - {
     "default_limits",
     "time",
 }
-_OF_ALL_REQUESTS = {"limits", "key", "exempt"}
+_OF_ALL_REQUESTS = {"limits", "key", "exempt", "shadow"}
 _KNOWN = {*_OF_THE_OBJECT, *_OF_ALL_REQUESTS, "refusal_view"}
 
 

@@ -16,6 +16,7 @@ from ...observer import Tally
 from ...ring.decision import Decision
 from ...ring.key import AnyKey, Key
 from ...ring.limit import Limit
+from ...rules.shadow import as_enforced
 
 if TYPE_CHECKING:
     from .request_limit import AskedLimit, Question, RequestLimit
@@ -39,16 +40,13 @@ def count_one(
     calls: int,
 ) -> None:
     """Count the answer of one limit; with -1 `calls`, take it back."""
-    # By index, as a name takes three times as long: 0 is `allowed`, 1 `key`, 3 `limit`,
-    # 4 `remaining`, 8 `reason`, 9 `source`, 11 `charged`.
-    allowed, reason, shadow = decision[0], decision[8], bool(of.shadow)
-    if reason == "shadow":
-        allowed = decision[11] is not None  # `charged`: it was delayed, and not refused
-        reason = "paced" if allowed else "over_limit"
+    # By index, as a name takes three times as long: 1 is `key`, 3 `limit`, 4 `remaining`,
+    # 9 `source`.
+    allowed, reason = as_enforced(decision)
     is_near = allowed and limit is decision[3] and decision[4] * 5 < limit.amount
     tally.counted(
         decision[1], limit, "allowed" if allowed else "refused", reason, decision[9], calls,
-        calls * cost, (), calls if is_near else 0, name, shadow,
+        calls * cost, (), calls if is_near else 0, name, bool(of.shadow),
     )  # fmt: skip
 
 

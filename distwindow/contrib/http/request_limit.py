@@ -10,9 +10,11 @@ tasks.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
@@ -223,11 +225,16 @@ class RequestLimit:
             if earlier.is_refused_in_shadow:
                 return  # as no limit is asked after a refusal
             question = await self.question(request, **options)
-            if question is None or charged_before(earlier.in_shadow, question, again) is not None:
+            if question is None:
                 return
-            decision = await self.ask(question, earlier)
+            await earlier.others_ended([question], again)
+            if charged_before(earlier.in_shadow, question, again) is not None:
+                return
+            with earlier.asking([question]):
+                decision = await self.ask(question, earlier)
             if decision.reason == "shadow" and not decision.charged:
                 earlier.is_refused_in_shadow = True
+            if earlier.is_refused_in_shadow:  # by this one, or by one that was asked meanwhile
                 for asked in earlier.in_shadow:
                     if not asked.settled:
                         asked.settled = True
@@ -566,6 +573,31 @@ class LimitedRequest(list["AskedLimit"]):
         """True once one of them would have refused the request."""
         self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
         """What tasks are asking for it now; each event is set when its call has ended."""
+
+    async def others_ended(self, questions: Sequence[Question], again: bool) -> None:
+        """Wait until no other task asks one of `questions` for this request: what that is charged
+        will do for both. `again` is that of `charged_before`.
+        """
+        while (ended := self._asking_the_same(questions, again)) is not None:
+            await ended.wait()
+
+    def _asking_the_same(self, questions: Sequence[Question], again: bool) -> asyncio.Event | None:
+        for ended, others in self.under_way.items():
+            for question, other in itertools.product(questions, others):
+                if is_charged_once(question, other, again):
+                    return ended
+        return None
+
+    @contextmanager
+    def asking(self, questions: Sequence[Question]) -> Iterator[None]:
+        """Have other tasks wait which ask one of `questions` during the block."""
+        ended = asyncio.Event()
+        self.under_way[ended] = questions
+        try:
+            yield
+        finally:
+            del self.under_way[ended]
+            ended.set()
 
     def fields_to_set(self, status_code: int, get: Callable[[str], str | None]) -> dict[str, str]:
         """Return the header fields to set in the response, by name; see `fields.fields_to_set`.

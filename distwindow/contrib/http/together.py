@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +18,6 @@ from .request_limit import (
     RequestLimit,
     charged_before,
     conclude,
-    is_charged_once,
     is_same_question,
 )
 
@@ -51,9 +48,7 @@ async def decide_all(
         question = await limit.question(request, **{"cost": cost, **own})
         if question is not None:
             asked.append(question)
-    # Another task may be asking the same for this request: what it is charged will do for both.
-    while (ended := _same_under_way(asked, earlier, again)) is not None:
-        await ended.wait()
+    await earlier.others_ended(asked, again)
     decision: Decision | None = None
     questions: list[Question] = []
     for question in asked:
@@ -64,24 +59,8 @@ async def decide_all(
             questions.append(question)
     if not questions:
         return decision
-    ended = asyncio.Event()
-    earlier.under_way[ended] = questions
-    try:
+    with earlier.asking(questions):
         return await _ask_all(questions, earlier)
-    finally:
-        del earlier.under_way[ended]
-        ended.set()
-
-
-def _same_under_way(
-    asked: Sequence[Question], earlier: LimitedRequest, again: bool
-) -> asyncio.Event | None:
-    """Return what is set when a call that asks one of these has ended; None if there is none."""
-    for ended, questions in earlier.under_way.items():
-        for question, other in itertools.product(asked, questions):
-            if is_charged_once(question, other, again):
-                return ended
-    return None
 
 
 async def _ask_all(questions: list[Question], earlier: LimitedRequest) -> Decision | None:

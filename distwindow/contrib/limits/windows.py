@@ -20,7 +20,7 @@ from ...lifecycle.connect import open_async_store, open_store, share_store, stor
 from ...observer import UNOBSERVED, Result, observer_of
 from ...ring.decision import Decision
 from ...ring.limit import MAX_AMOUNT, Limit
-from ...rules.shadow import is_in_shadow
+from ...rules.shadow import as_enforced, is_in_shadow
 from ...stores.memory import MemoryStore
 from ...support.fork import register_after_fork
 from ..limiter_pool import AsyncLimiterPool
@@ -76,7 +76,7 @@ class Windows:
         self._settings = read_settings(uri or "", options)
         self.store_name = store_name(self._settings.url)
         """The URL of the store, without a password."""
-        self._is_in_shadow = is_in_shadow(False) != ""
+        self._is_in_shadow = is_in_shadow() != ""
         self._earlier: WeakSet[Any] = WeakSet()
         """Limiters of before a reset, with which go on who has them."""
         open_it: Any = open_async_store if self._awaits else open_store
@@ -137,7 +137,9 @@ class Windows:
         total = MAX_AMOUNT - decision.remaining
         if item.amount:
             left = item.amount - total
-            decision = decision._replace(allowed=left >= 0, remaining=max(left, 0))
+            if left < 0 and decision.reason == "ok":
+                decision = decision._replace(allowed=False, reason="over_limit")
+            decision = decision._replace(remaining=max(left, 0))
             self._count_decision(key, fixed_limit(item), decision)
         return 0 if self._is_in_shadow else total
 
@@ -266,8 +268,7 @@ class Windows:
     def _count_decision(self, key: str, limit: Limit, decision: Decision) -> None:
         if self._tally is None:
             return
-        is_allowed = decision.allowed and (decision.reason != "shadow")
-        reason = decision.reason if is_allowed or decision.reason == "store_down" else "over_limit"
+        is_allowed, reason = as_enforced(decision)
         result: Result = "allowed" if is_allowed else "refused"
         is_near = is_allowed and decision.remaining * 5 < limit.amount
         self._count(key, limit, decision.cost, result, reason, decision.source, int(is_near))

@@ -417,9 +417,7 @@ class LoopDispatcher:
                 and len(raw) > 3
                 and raw[0] == batch.stamp
             ):  # what `execute_once` does with such a reply
-                clock = connection.node.clock
-                clock.answered_at = now = self._monotonic()
-                clock.last_reply = raw[2], now
+                connection.node.clock.on_reply(batch.command, raw[2], self._monotonic())
                 batch.resolve(batch.combined().reply(raw))
                 return
             execution = batch.execution or self._start_execution(batch)

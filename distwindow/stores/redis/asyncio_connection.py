@@ -39,6 +39,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...errors import ConfigurationError
+from ...ring.replies import PAST_DEADLINE
 from ...support.fork import FORK_WAIT
 from ...support.locks import start_thread
 from .handshake import (
@@ -280,7 +281,7 @@ class PipelinedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader, pending = self._reader, self._awaiting_reply
         reader.feed(data)
-        raw = None
+        raw = caller = None
         try:
             while (reply := reader.gets()) is not False:
                 raw = reply
@@ -295,8 +296,8 @@ class PipelinedConnection(asyncio.Protocol):
         # `execute_once` learns the time from all other replies. This one is read once for all
         # callers, because looking at our clock for each would cost more.
         if type(raw) is list and len(raw) == 3:  # a short reply
-            self.node.clock.answered_at = now = self._clock.monotonic()
-            self.node.clock.last_reply = raw[2], now
+            command = None if raw[1] == PAST_DEADLINE else getattr(caller, "command", None)
+            self.node.clock.on_reply(command, raw[2], self._clock.monotonic())
 
     def close_socket(self) -> None:
         """Close the socket, which asyncio leaves open when its loop is closed, and would warn of.

@@ -183,11 +183,7 @@ class RedisStore:
         raw = connection.round_trip(frame, deadline)
         if type(raw) is list and len(raw) >= 3 and raw[0] == stamp and raw[1] != PAST_DEADLINE:
             now = self._monotonic()
-            if command.writes:
-                clock.answered_at = now
-            else:
-                clock.read_at = now
-            clock.last_reply = raw[2], now
+            clock.on_reply(command, raw[2], now)
             if reply_of is not None:
                 return reply_of(raw)
             self._call_sharing.round_trip_s = now - began

@@ -77,13 +77,10 @@ def execute_once(
         error = None
         if type(raw) is list and len(raw) >= 3 and raw[0] == request.stamp:
             now = settings.clock.monotonic()
-            if command.writes:
-                node.clock.answered_at = now
-            else:
-                node.clock.read_at = now
-            node.clock.last_reply = raw[2], now
             if raw[1] != PAST_DEADLINE:
+                node.clock.on_reply(command, raw[2], now)
                 return command.reply(raw)
+            node.clock.on_reply(None, raw[2], now)
             failure: StoreError = timed_out(node.name, settings.timeout, sent=False)
         elif isinstance(raw, NoReply):
             topology.request_refresh()

@@ -15,7 +15,7 @@ URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 limiter = Limiter(get_remote_address, storage_uri=URL)
 app = FastAPI()
 app.state.limiter = limiter
-app.add_exception_handler(RateLimitExceeded, _rate_limit_exceeded_handler)
+app.add_exception_handler(RateLimitExceeded, _rate_limit_exceeded_handler)  # type: ignore[arg-type,unused-ignore]
 
 
 def user(request: Request) -> str:

@@ -1,0 +1,444 @@
+"""`DISTWINDOW_SHADOW=1` for all that decides by rate limits: nothing is refused, delayed or raised,
+and what would have been refused is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pkgutil
+import time
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distwindow
+from distwindow import (
+    AsyncGuard,
+    AsyncLimiter,
+    ConfigurationError,
+    FlowRule,
+    Guard,
+    Limiter,
+    contrib,
+    guarded,
+)
+from distwindow.contrib.limiter_pool import AsyncLimiterPool, LimiterPool
+from distwindow.contrib.tasks import AsyncTaskGate, TaskGate, TaskLimits
+from distwindow.ring.limit import parse_limits
+from distwindow.rules.shadow import VARIABLE
+from distwindow.runtime.options import Options
+from distwindow.stores.memory import MemoryStore
+from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore
+from tests.clock_and_stores import ManualClock
+from tests.observer.test_integrations import ASKED
+from tests.observer.told import Told
+from tests.rules.test_shadow import Unwell
+from tests.upstream.clients import CLIENTS, Answer, limits_of
+
+LIMIT = "2/hour"
+CALLS = 5
+Ask = Callable[[Told], int]
+"""Asks a limit of 2 `CALLS` times, or three times, and returns how often the caller was not let
+through at once.
+"""
+
+
+def counted(call: Callable[[], Any], close: Callable[[], Any]) -> int:
+    """Return how many of `CALLS` calls have raised, or returned what is false."""
+    stopped = 0
+    for _ in range(CALLS):
+        try:
+            stopped += not call()
+        except distwindow.Blocked:
+            stopped += 1
+    close()
+    return stopped
+
+
+def counted_in_tasks(call: Callable[[], Any], close: Callable[[], Any]) -> int:
+    async def call_all() -> int:
+        stopped = 0
+        for _ in range(CALLS):
+            try:
+                found = call()
+                stopped += not (await found if isinstance(found, Awaitable) else found)
+            except distwindow.Blocked:
+                stopped += 1
+        await close()
+        return stopped
+
+    return asyncio.run(call_all())
+
+
+# -- limiters --------------------------------------------------------------------------------------
+
+
+def _entered(entry: Any) -> bool:
+    with entry:
+        return True
+
+
+async def _entered_in_task(entry: Any) -> bool:
+    async with entry:
+        return True
+
+
+async def _true() -> bool:
+    return True
+
+
+WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "try_acquire": (lambda one: one.try_acquire("k"), lambda one: one.try_acquire("k")),
+    "acquire": (lambda one: one.acquire("k", timeout=0), lambda one: one.acquire("k", timeout=0)),
+    "entry": (lambda one: _entered(one.entry("k")), lambda one: _entered_in_task(one.entry("k"))),
+    "limit": (lambda one: one.limit("k")(lambda: True)(), lambda one: one.limit("k")(_true)()),
+    "reserve": (lambda one: one.try_reserve("k", 1), lambda one: one.try_reserve("k", 1)),
+}
+
+
+def of_limiter(way: str, is_async: bool) -> Ask:
+    def ask(told: Told) -> int:
+        if is_async:
+            one = AsyncLimiter("memory://", LIMIT, observer=told)
+            return counted_in_tasks(lambda: WAYS[way][1](one), one.aclose)
+        two = Limiter("memory://", LIMIT, observer=told)
+        return counted(lambda: WAYS[way][0](two), two.close)
+
+    return ask
+
+
+def of_pool(is_async: bool) -> Ask:
+    def ask(told: Told) -> int:
+        pool = (AsyncLimiterPool if is_async else LimiterPool)("memory://", Options(observer=told))
+        limiter: Any = pool.get(parse_limits(LIMIT), "deny")
+        ways: Any = counted_in_tasks if is_async else counted
+        close: Any = pool.aclose if is_async else pool.close  # type: ignore[union-attr]
+        return int(ways(lambda: limiter.try_acquire("k"), close))
+
+    return ask
+
+
+# -- guards ----------------------------------------------------------------------------------------
+
+RELATED = [FlowRule("r", 2, strategy="relate", ref_resource="w")]
+
+
+def of_guard(make: Callable[..., Any], is_async: bool, way: str) -> Ask:
+    def ask(told: Told) -> int:
+        one = make("memory://", observer=told, time=ManualClock())
+        if is_async:
+
+            async def call() -> bool:
+                if way == "guarded":
+                    return bool(await guarded(one, "r")(_true)())
+                return await _entered_in_task(one.entry("w")) and await _entered_in_task(
+                    one.entry("r")
+                )
+
+            return counted_in_tasks(call, one.aclose)
+        if way == "guarded":
+            return counted(lambda: guarded(one, "r")(lambda: True)(), one.close)
+        return counted(lambda: _entered(one.entry("w")) and _entered(one.entry("r")), one.close)
+
+    return ask
+
+
+def guard_of(kind: Any, *rules: Any) -> Callable[..., Any]:
+    return lambda store, **options: kind(store, rules, **options)
+
+
+def guard_of_file(path: Path, kind: Any) -> Callable[..., Any]:
+    file = path / "rules.json"
+    file.write_text('{"flow": [{"resource": "r", "count": 2}]}')
+    return lambda store, **options: kind.from_file(file, store, **options)
+
+
+# -- outgoing calls --------------------------------------------------------------------------------
+
+
+def of_client(kind: Any) -> Ask:
+    def ask(told: Told) -> int:
+        limits = limits_of(
+            kind, "memory://", LIMIT, max_wait=0.0, observer=told, on_store_error="deny"
+        )
+        client = kind(lambda url: Answer(), limits)
+        try:
+            found = 0
+            for _ in range(CALLS):
+                try:
+                    client.call()
+                except client.limited:
+                    found += 1
+            return found
+        finally:
+            client.close()
+
+    return ask
+
+
+# -- queues ----------------------------------------------------------------------------------------
+
+
+def job(tenant: str = "a") -> None:
+    """What is not run here."""
+
+
+async def awaited_job(ctx: Any, tenant: str = "a") -> bool:
+    return True
+
+
+def gate(told: Told) -> int:
+    made = TaskGate("memory://", observer=told)
+    task = made.add(TaskLimits("send", job, LIMIT))
+    return counted(lambda: not made.delay(task, (), {}), made._limiters.close)
+
+
+def async_gate(told: Told) -> int:
+    made = AsyncTaskGate("memory://", observer=told)
+    task = made.add(TaskLimits("send", job, LIMIT))
+
+    async def call() -> bool:
+        return not await made.hold(task, (), {}, 0.0)
+
+    return counted_in_tasks(call, made._limiters.aclose)
+
+
+def gate_of_several_keys(told: Told) -> int:
+    made = TaskGate("memory://", observer=told)
+    task = made.add(TaskLimits("send", job, [("{tenant}", LIMIT), "100/hour"]))
+    return counted(lambda: not made.delay(task, ("a",), {}), made._limiters.close)
+
+
+def rq(told: Told) -> int:
+    ours = import_module("distwindow.contrib.rq")
+    of = ours.RateLimits("memory://", observer=told)
+
+    def work() -> None: ...
+
+    delay = getattr(of.limit(limits=LIMIT)(work), ours.DELAY_ATTRIBUTE)
+    return counted(lambda: not delay((), {}), of._gate._limiters.close)
+
+
+def dramatiq(told: Told) -> int:
+    of_dramatiq, stub = import_module("dramatiq"), import_module("dramatiq.brokers.stub")
+    of = import_module("distwindow.contrib.dramatiq").RateLimits("memory://", observer=told)
+    broker = stub.StubBroker()
+    broker.add_middleware(of)
+    actor = of_dramatiq.actor(job, broker=broker, limits=LIMIT)
+
+    def call() -> bool:
+        try:
+            of.before_process_message(broker, stub.MessageProxy(actor.message()))
+        except of_dramatiq.middleware.SkipMessage:
+            return False
+        return True
+
+    try:
+        return counted(call, of._gate._limiters.close)
+    finally:
+        broker.close()
+
+
+def taskiq(told: Told) -> int:
+    of_taskiq = import_module("taskiq")
+    of = import_module("distwindow.contrib.taskiq").RateLimits("memory://", observer=told)
+    broker = of_taskiq.InMemoryBroker().with_middlewares(of)
+    broker.task("job", limits=LIMIT)(awaited_job)
+    message = of_taskiq.TaskiqMessage(task_id="1", task_name="job", labels={}, args=[], kwargs={})
+
+    async def call() -> bool:
+        return not await of.wait(message, 0.0)
+
+    return counted_in_tasks(call, of._gate._limiters.aclose)
+
+
+def arq(told: Told) -> int:
+    pytest.importorskip("arq")
+    retry = import_module("arq.worker").Retry
+    of = import_module("distwindow.contrib.arq").RateLimits("memory://", observer=told)
+    limited = of.limit(limits=LIMIT)(awaited_job)
+
+    async def call() -> bool:
+        try:
+            return bool(await limited({"job_id": "1"}))
+        except retry:
+            return False
+
+    return counted_in_tasks(call, of._gate._limiters.aclose)
+
+
+def celery(told: Told) -> int:
+    """The gate of a simulated worker, with its limiter and its counts as in a worker."""
+    simulated = import_module("tests.celery.simulated")
+    settings = import_module("distwindow.contrib.celery.settings").Settings
+    counts = import_module("distwindow.contrib.celery.counts")
+    timeline = simulated.Timeline()
+    tasks = [simulated.SimulatedTask("plain", limits=[LIMIT], limit_key="{key}")]
+    limiters = settings(observer=told).limiters(MemoryStore(timeline.clock))
+    worker = simulated.SimulatedWorker(timeline, limiters.store, tasks, slots=CALLS)
+    worker.gate._counts = counts.GateCounts(limiters.tally, worker.gate.lines, worker, "local")
+    for number in range(CALLS):
+        worker.receive(simulated.SimulatedRequest(number, tasks[0], "a", 0.01))
+    timeline.run_for(1.0)
+    limiters.close()
+    return CALLS - len(worker.started)
+
+
+QUEUES: dict[str, Ask] = {
+    "celery": celery, "rq": rq, "dramatiq": dramatiq, "taskiq": taskiq, "arq": arq, "tasks": gate,
+    "tasks, awaited": async_gate, "tasks of several keys": gate_of_several_keys,
+}  # fmt: skip
+CLIENTS_BY_NAME = {kind.__name__.lower(): of_client(kind) for kind in CLIENTS}
+PRODUCTS: dict[str, Ask] = {
+    **ASKED, **QUEUES, **CLIENTS_BY_NAME, "limiter_pool": of_pool(False),
+    "limiter_pool, awaited": of_pool(True),
+    **{f"Limiter.{way}": of_limiter(way, False) for way in WAYS},
+    **{f"AsyncLimiter.{way}": of_limiter(way, True) for way in WAYS},
+    **{
+        f"{kind.__name__}, {way}": of_guard(
+            guard_of(kind, *(RELATED if way == "relate" else [FlowRule("r", 2)])),
+            kind is AsyncGuard, way,
+        )
+        for kind in (Guard, AsyncGuard)
+        for way in ("entry", "guarded", "relate")
+    },
+}  # fmt: skip
+PARTS = {
+    "http", "httpx_calls", "model_calls", "queue_counts", "shared_windows", "upstream",
+    "langchain", "pydantic_ai", "opentelemetry", "prometheus",
+}  # fmt: skip
+"""The modules that decide nothing by themselves, or have no observer of their own."""
+
+
+def asked(told: Told, ask: Ask, monkeypatch: pytest.MonkeyPatch, value: str) -> int:
+    monkeypatch.setenv(VARIABLE, value)
+    return ask(told)
+
+
+def refused_by(told: Told, *, shadow: bool) -> int:
+    return sum(
+        each.calls for each in told.counts if each.result == "refused" and each.shadow is shadow
+    )
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_what_is_refused_if_it_is_enforced_is_told_in_shadow(
+    product: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _check(PRODUCTS[product], monkeypatch)
+
+
+@pytest.mark.parametrize("kind", [Guard, AsyncGuard])
+def test_a_guard_from_a_file_is_in_shadow_too(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _check(of_guard(guard_of_file(tmp_path, kind), kind is AsyncGuard, "entry"), monkeypatch)
+
+
+def _check(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    enforced, in_shadow = Told(), Told()
+    refused = asked(enforced, ask, monkeypatch, "0")
+    assert refused
+    assert not refused_by(enforced, shadow=True)
+    began_at = time.monotonic()
+    assert asked(in_shadow, ask, monkeypatch, "1") == 0
+    assert time.monotonic() - began_at < 20, "its limits would have it wait for an hour"
+    assert refused_by(in_shadow, shadow=True) == refused
+    assert {each.shadow for each in in_shadow.counts} == {True}
+
+
+def test_each_integration_is_among_them() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(contrib.__path__)}
+    assert modules - PARTS <= PRODUCTS.keys()
+
+
+@pytest.mark.parametrize("failure", [NOT_SENT, UNKNOWN, ConfigurationError("no right")], ids=repr)
+@pytest.mark.parametrize("answers", ["raise", "deny"])
+@pytest.mark.parametrize("in_tasks", [False, True], ids=["threads", "tasks"])
+def test_a_store_that_fails_stops_no_outgoing_call(
+    in_tasks: bool, answers: Any, failure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the pause is asked for, too."""
+    monkeypatch.setenv(VARIABLE, "1")
+    kind = next(kind for kind in CLIENTS if kind.is_async is in_tasks)
+    remote = Unwell(ManualClock())
+    store = AsyncRemoteStore(remote) if in_tasks else remote
+    limits = limits_of(kind, store, LIMIT, on_store_error=answers, time=remote.clock)
+    client = kind(lambda url: Answer(), limits)
+    remote.failure = failure
+    assert [client.call() for _ in range(CALLS)] == [200] * CALLS
+
+
+@pytest.mark.parametrize("failure", [NOT_SENT, UNKNOWN, ConfigurationError("no right")], ids=repr)
+@pytest.mark.parametrize("limits", [LIMIT, [("{tenant}", LIMIT), "100/hour"]], ids=["one", "two"])
+def test_a_store_that_fails_holds_no_task(
+    limits: Any, failure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    remote = Unwell(ManualClock())
+    made = TaskGate(remote, on_store_error="hold", time=remote.clock)
+    task = made.add(TaskLimits("send", job, limits))
+    remote.failure = failure
+    assert [made.delay(task, ("a",), {}) for _ in range(CALLS)] == [0.0] * CALLS
+
+
+def settings_of_django(told: Told, shadow: bool) -> int:
+    pytest.importorskip("rest_framework")
+    from django.test import Client
+
+    from tests.web.django_project import distwindow, routes
+
+    ours, views = import_module("distwindow.contrib.django"), import_module("django.http")
+    with distwindow(observer=told, limits=LIMIT, shadow=shadow):
+        with routes(view=lambda request: views.HttpResponse("ok")):
+            found = [Client().get("/view").status_code for _ in range(CALLS)]
+        ours.rate_limits().close()
+    return found.count(429)
+
+
+def throttle_of_drf(told: Told, shadow: bool) -> int:
+    pytest.importorskip("rest_framework")
+    from tests.web.django_project import distwindow
+    from tests.web.test_drf import status, view
+
+    ours = import_module("distwindow.contrib.drf")
+    own = {"rate": LIMIT, "scope": "search", "shadow": shadow}
+    throttle = type("Search", (ours.AnonRateThrottle,), own)
+    with distwindow(observer=told):
+        limited = view(throttle)
+        found = [status(limited) for _ in range(CALLS)]
+        ours.rate_limits().close()
+    return found.count(429)
+
+
+@pytest.mark.parametrize("ask", [settings_of_django, throttle_of_drf])
+def test_a_limit_may_be_in_shadow_where_it_is_configured(ask: Callable[[Told, bool], int]) -> None:
+    enforced, in_shadow = Told(), Told()
+    refused = ask(enforced, False)
+    assert refused == refused_by(enforced, shadow=False) > 0
+    assert ask(in_shadow, True) == 0
+    assert refused_by(in_shadow, shadow=True) == refused
+    assert {each.name for each in in_shadow.counts} == {each.name for each in enforced.counts}
+
+
+def test_a_key_that_cannot_be_asked_for_holds_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise TypeError("no key")
+
+    made = TaskGate("memory://")
+    task = made.add(TaskLimits("send", job, LIMIT))
+    monkeypatch.setattr(made._limiters.get(task.parts[0].limits), "try_acquire", fail)
+    assert [made.delay(task, ("a",), {}) for _ in range(CALLS)] == [0.0] * CALLS
+    simulated = import_module("tests.celery.simulated")
+    timeline, limited = simulated.Timeline(), simulated.SimulatedTask("plain", limits=[LIMIT])
+    store = MemoryStore(timeline.clock)
+    worker = simulated.SimulatedWorker(timeline, store, [limited], slots=CALLS, ask=fail)
+    for number in range(CALLS):
+        worker.receive(simulated.SimulatedRequest(number, limited, "a", 0.01))
+    timeline.run_for(0.5)
+    assert len(worker.started) == CALLS
