@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import limits
 import pytest
 
 import distwindow
@@ -33,6 +34,7 @@ from distwindow.runtime.options import Options
 from distwindow.stores.memory import MemoryStore
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore
 from tests.clock_and_stores import ManualClock
+from tests.limits_storage.test_storage import STRATEGIES, strategy_of
 from tests.observer.test_integrations import ASKED
 from tests.observer.told import Told
 from tests.rules.test_shadow import Unwell
@@ -179,6 +181,27 @@ def of_client(kind: Any) -> Ask:
     return ask
 
 
+# -- the storage for limits ------------------------------------------------------------------------
+
+
+def of_limits(name: str, is_async: bool) -> Ask:
+    def ask(told: Told) -> int:
+        import_module("distwindow.contrib.limits")
+        item = limits.parse(LIMIT)
+        distwindow.set_default_observer(told)
+        try:
+            uri = f"{'async+' if is_async else ''}distwindow+memory://"
+            storage: Any = limits.storage.storage_from_string(uri)
+        finally:
+            distwindow.set_default_observer(None)
+        strategy = strategy_of(name, storage)
+        if is_async:
+            return counted_in_tasks(lambda: strategy.hit(item, "k"), storage.aclose)
+        return counted(lambda: strategy.hit(item, "k"), storage.close)
+
+    return ask
+
+
 # -- queues ----------------------------------------------------------------------------------------
 
 
@@ -293,8 +316,10 @@ QUEUES: dict[str, Ask] = {
 }  # fmt: skip
 CLIENTS_BY_NAME = {kind.__name__.lower(): of_client(kind) for kind in CLIENTS}
 PRODUCTS: dict[str, Ask] = {
-    **ASKED, **QUEUES, **CLIENTS_BY_NAME, "limiter_pool": of_pool(False),
-    "limiter_pool, awaited": of_pool(True),
+    **ASKED, **QUEUES, **CLIENTS_BY_NAME, "limits": of_limits("moving-window", False),
+    **{f"limits, {name}, awaited": of_limits(name, True) for name in STRATEGIES},
+    **{f"limits, {name}": of_limits(name, False) for name in STRATEGIES},
+    "limiter_pool": of_pool(False), "limiter_pool, awaited": of_pool(True),
     **{f"Limiter.{way}": of_limiter(way, False) for way in WAYS},
     **{f"AsyncLimiter.{way}": of_limiter(way, True) for way in WAYS},
     **{
