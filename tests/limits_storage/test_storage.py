@@ -84,8 +84,13 @@ class Users:
         if self._loop is None:
             self.storage.close()
         else:
-            self._loop.run_until_complete(self.storage.aclose())
+            self._loop.run_until_complete(self._aclose())
             self._loop.close()
+
+    async def _aclose(self) -> None:
+        await self.storage.aclose()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait_for(asyncio.gather(*others, return_exceptions=True), 30)
 
 
 @pytest.fixture(params=KINDS)
@@ -396,7 +401,7 @@ def test_the_default_strategy_of_limits_is_named_once(
     for name in STRATEGIES:
         for _ in range(3):
             here().strategy(name).call("hit", limits.parse("5/minute"), "user")
-    (line,) = caplog.messages
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "distwindow"]
     assert 'strategy="moving-window"' in line
 
 
