@@ -173,6 +173,17 @@ def test_a_strategy_admits_its_limit_and_says_what_is_left(
     assert used.call("hit", item, "user")
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_cost_may_be_any_whole_number(users: Users, name: str) -> None:
+    """Also one that a client has written into its request."""
+    used, item = users.strategy(name), limits.parse("2/day")
+    assert used.call("hit", item, "user", cost=1.0)
+    assert not used.call("hit", item, "user", cost=10**13)
+    for wrong in (-1, 0.5):
+        with pytest.raises(ValueError, match="not a whole number"):
+            used.call("hit", item, "user", cost=wrong)
+
+
 def test_a_cost_that_never_fits_is_to_wait_for_the_interval(users: Users) -> None:
     """And what fits is told its own time again, once it was admitted."""
     used, item = users.strategy("moving-window"), limits.parse("2/hour")

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import redis
 
-from ...errors import DistwindowError, StoreError, StoreUnavailable
+from ...errors import ConfigurationError, DistwindowError, StoreError, StoreUnavailable
 from ...inspect.reset import delete, stored_names
 from ...inspect.selection import all_keys
 from ...inspect.servers import open_servers
@@ -108,6 +108,7 @@ class Windows:
     async def acquire(self, key: str, item: Item, limit_of: LimitOf, amount: int) -> bool:
         """Count `amount` if the limit allows it."""
         self._note_item(key, item)
+        amount = _whole(amount)
         if amount == 0:
             return True
         if amount > item.amount:
@@ -131,10 +132,11 @@ class Windows:
         item = item_in(key)
         if item is None or item.expiry != expiry:
             self._note_item(key, item := Item(0, expiry))
+        amount = min(_whole(amount), MAX_AMOUNT)
         if amount == 0:
             return await self.total(key)
         decision = await self._ask(self._totals.get((total_limit(expiry),)), key, amount)
-        total = MAX_AMOUNT - decision.remaining
+        total = MAX_AMOUNT - decision.remaining + (0 if decision.allowed else amount)
         if item.amount:
             left = item.amount - total
             if left < 0 and decision.reason == "ok":
@@ -248,6 +250,10 @@ class Windows:
                     for server in servers:
                         for _, names in stored_names(server, prefix, all_keys(prefix)):
                             count += len(delete(server, names))
+            except redis.exceptions.NoPermissionError as exc:
+                raise ConfigurationError(
+                    f"reset needs the rights +scan and +unlink: {exc}"
+                ) from exc
             except redis.RedisError as exc:
                 raise StoreUnavailable(f"{self.store_name}: {exc}", charged=None) from exc
         self._earlier.update([*self._pool.all(), *self._totals.all()])
@@ -282,6 +288,11 @@ class Windows:
                 key, limit, result, reason, source, 1, cost, (), near, scope_in(key),
                 self._is_in_shadow,
             )  # fmt: skip
+
+
+def _whole(amount: float) -> int:
+    """Return a cost that is whole as an int, such as 1.0, as other storages take it."""
+    return int(amount) if amount == amount // 1 else amount  # type: ignore[return-value]  # refused
 
 
 def _announce_fixed_window(store: str) -> None:
