@@ -134,7 +134,13 @@ class Leased(ExactStrategy[LeasedKeyState]):
         called_at = self._monotonic()
         while (completion := state.lease_fetch) is not None:
             # Wait for it: otherwise every thread would fetch the lease, over its own connection.
-            yield WaitFor(completion, called_at + self._lease_wait_s - self._monotonic())
+            with self._key_states.state_lock:
+                state.waiting_permits += cost
+            try:
+                yield WaitFor(completion, called_at + self._lease_wait_s - self._monotonic())
+            finally:
+                with self._key_states.state_lock:
+                    state.waiting_permits -= cost
             if not completion.is_complete:
                 break
             if completion.failure is not None:
@@ -171,6 +177,8 @@ class Leased(ExactStrategy[LeasedKeyState]):
             )
             seconds = min(MAX_LEASE_S, state.seconds_to_bucket_end(now))
             extra = state.demand.permits_needed(now, seconds) - unspent
+            # All that wait are woken at once, and those for whom it does not do wait again.
+            extra = max(extra, state.waiting_permits)
         if extra < 1:
             decision = yield command
             with self._key_states.state_lock:

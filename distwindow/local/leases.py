@@ -139,6 +139,7 @@ class LeasedKeyState(KeyState):
         "left_at_observation",
         "left_at_review",
         "no_lease_until",
+        "waiting_permits",
         "was_reset",
     )  # fmt: skip
 
@@ -159,6 +160,8 @@ class LeasedKeyState(KeyState):
         """Permits that were left when the demand was last observed."""
         self.left_at_review = -1
         """Permits that were left at the last review."""
+        self.waiting_permits = 0
+        """What the calls cost that wait for a lease which another one is fetching."""
         self.lease_fetch: Completion | None = None
         """Completed when the lease arrives that is being fetched; None if none is."""
         self.has_review = False
