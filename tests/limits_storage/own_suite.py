@@ -111,7 +111,7 @@ def run(folder: Path, url: str, without: list[str]) -> dict[str, bool]:
          *(f"--deselect={_node_of(test)}" for test in without)],
         cwd=folder, check=False,
         env={
-            **os.environ, "SUITE_URL": url.rstrip("/"), "PYTHONPATH": str(ROOT),
+            **os.environ, "SUITE_URL": url, "PYTHONPATH": str(ROOT),
             "PYTEST_ADDOPTS": "",
         },
     )  # fmt: skip
@@ -141,7 +141,7 @@ def main() -> int:
     with made as name, Standalone() as server:
         folder = Path(name)
         prepare(unpack(folder), folder / "run")
-        found = run(folder / "run", server.url, without)
+        found = run(folder / "run", f"redis://127.0.0.1:{server.port}", without)
     errors = [f"{test} does not pass" for test in known if not (known[test] or found.get(test))]
     errors += [f"{test} is not in {LIST.name}" for test in found if test not in known]
     for error in errors:
