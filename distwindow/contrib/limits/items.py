@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -39,8 +40,12 @@ def scope_in(key: str) -> str | None:
     if item_in(key) is None or not {"flask_limiter", "slowapi"} & sys.modules.keys():
         return None
     before = key.rsplit("/", 3)[0]
-    _, is_path, path = before.partition("//")
-    return f"/{path}" if is_path else before.rpartition("/")[2]
+    path = _PATH.fullmatch(before) if "slowapi" in sys.modules else None
+    return before.rpartition("/")[2] if path is None else path[1]
+
+
+_PATH = re.compile(r".*[^:]/(/.*)", re.DOTALL)
+"""The path of a route behind a key, which may be a URL itself."""
 
 
 LimitOf: TypeAlias = Callable[[Item, "int | None"], Limit]

@@ -161,6 +161,8 @@ class Windows:
         what is used of it.
         """
         used, seconds = await self._look(key, item, strict_limit)
+        if not used:
+            return self._moment(0.0), 0
         return self._moment(seconds) - item.expiry, used
 
     async def sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
@@ -171,7 +173,7 @@ class Windows:
         if item is None or item.expiry != expiry:
             item = Item(MAX_AMOUNT, expiry)
         used, seconds = await self._look(key, item, leap_limit)
-        left = self._moment(seconds) - self._now() if seconds else 0.0
+        left = self._moment(seconds) - self._moment(0.0)
         return 0, 0.0, used, min(left, expiry - _ALWAYS_BELOW_S)
 
     async def _look(self, key: str, item: Item, limit_of: LimitOf) -> tuple[int, float]:
@@ -207,17 +209,17 @@ class Windows:
         window: Decision = await self._result(limiter.peek(key))
         return window
 
-    def _now(self) -> float:
-        return self._settings.options.time.now_ms() / 1000
-
     def _moment(self, seconds: float) -> float:
         """Return what is in `seconds`, as seconds since the epoch. Flask-Limiter cuts off fractions
         of what it tells clients; so that none of them comes too early, there are none.
         """
+        now_ms = self._settings.options.time.now_ms()
+        at_ms = now_ms + math.ceil(seconds * 1000)
         if not seconds:
-            return self._now()
-        at = self._now() + seconds + 0.001  # of which `now` has been cut off
-        return at if self._settings.reset == "exact" else float(math.ceil(at))
+            return now_ms / 1000
+        if self._settings.reset == "exact":
+            return (at_ms + 1) / 1000  # a part of a ms was cut off of now
+        return float(math.ceil(at_ms / 1000))
 
     # -- the store -----------------------------------------------------------------------------
 
