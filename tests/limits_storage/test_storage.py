@@ -416,6 +416,14 @@ def test_the_default_strategy_of_limits_is_named_once(
     assert 'strategy="moving-window"' in line
 
 
+SCOPES = {
+    "limits": ("shop.search", "42"),
+    "flask_limiter": ("shop.search", "shared"),
+    "slowapi": ("shop.search", "/v1/login"),
+}
+USER = "https://tenant/secret"
+
+
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("by", ["limits", "flask_limiter", "slowapi"])
 def test_hits_are_told_to_a_default_observer_by_limit_and_scope(
@@ -427,10 +435,9 @@ def test_hits_are_told_to_a_default_observer_by_limit_and_scope(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of `limits` itself, what comes last may be a user, who is in no metric."""
+    for other in ("flask_limiter", "slowapi"):
+        monkeypatch.delitem(sys.modules, other, raising=False)
     monkeypatch.setitem(sys.modules, by, sys.modules.get(by))
-    if by == "limits":
-        for other in ("flask_limiter", "slowapi"):
-            monkeypatch.delitem(sys.modules, other, raising=False)
     told = Told()
     url = redis_url if kept else f"redis://127.0.0.1:{free_port()}"
     set_default_observer(told)
@@ -441,10 +448,10 @@ def test_hits_are_told_to_a_default_observer_by_limit_and_scope(
     item = limits.parse("3/day")
     seen: Counter[Any] = Counter()
     for name in STRATEGIES:
-        for scope in ("shop.search", "/v1/login"):
+        for scope in SCOPES[by]:
             for cost in (1, 2, 1, 4):
                 try:
-                    hit = users.strategy(name).call("hit", item, "user", scope, cost=cost)
+                    hit = users.strategy(name).call("hit", item, USER, scope, cost=cost)
                     result = "allowed" if hit else "refused"
                 except StoreError:
                     result = "error" if cost < 4 or name == "fixed-window" else "refused"
