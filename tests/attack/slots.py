@@ -278,7 +278,10 @@ class Slots(Work):
         """
 
         async def is_free() -> bool:
-            stats = [await result_of(self.slots.stats(key)) for key in self.plan["keys"]]
+            try:
+                stats = [await result_of(self.slots.stats(key)) for key in self.plan["keys"]]
+            except StoreError:  # its machine stands still
+                return False
             names = {holder.name for one in stats for holder in one.holders}
             # A forked child has the name of its parent.
             return self.is_forked or self.log.name not in names
