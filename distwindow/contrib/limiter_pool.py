@@ -9,7 +9,14 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from .. import AsyncLimiter, Limit, Limiter
-from ..lifecycle.connect import is_opened, open_async_store, open_store, share_store, store_name
+from ..lifecycle.connect import (
+    SharedStore,
+    is_opened,
+    open_async_store,
+    open_store,
+    share_store,
+    store_name,
+)
 from ..observer import UNOBSERVED, AsyncTimedStore, SourceKind, Tally, TimedStore, tally_of
 from ..ring.clock import SYSTEM
 from ..runtime.options import Options
@@ -72,9 +79,8 @@ class _Pool(Generic[L]):
         limiter.decider.policy.flush_source.add_first(tally)
         if self._options.observer is None:
             limiter.decider.policy.add_listener(tally.changed)
-            self._shared_store = share_store(
-                self.observed_store, self._store_name, owned=self._owns_store
-            )
+            is_shared = isinstance(self._shared_store, SharedStore)
+            self._shared_store = share_store(self.observed_store, self._store_name, owned=is_shared)
         return tally
 
     def get(

@@ -52,7 +52,9 @@ class Command(Generic[Reply]):
 
     script: ClassVar[str]
     writes: ClassVar[bool] = True
-    """False if the script only reads or frees, which servers also do that refuse to write."""
+    """False if a reply does not show that the server writes: the script only reads or frees, which
+    servers do that refuse to write, or may have done no more than that.
+    """
 
     charges: tuple[Charge, ...]
     now_ms: int | None = None

@@ -12,29 +12,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import limits.strategies
 from flask import Blueprint, Flask, Response, abort, jsonify, request
 from flask.views import View
 from flask_limiter import ExemptionScope, Limiter
 from flask_limiter.util import get_remote_address
 
 import distwindow.contrib.limits  # noqa: F401 - the line that is added
-
-STRATEGIES = sorted(
-    {*limits.strategies.STRATEGIES} & {"moving-window", "sliding-window-counter", "fixed-window"}
-)
-"""Those of this version of `limits`."""
-
-
-def settings(**more: Any) -> dict[str, Any]:
-    """Return where and how the limits are counted, by the environment."""
-    return {
-        "storage_uri": "distwindow+" + os.environ["DISTWINDOW_URL"],
-        "storage_options": {"timeout": float(os.environ.get("DISTWINDOW_TIMEOUT", "10"))},
-        "strategy": os.environ.get("STRATEGY", "moving-window"),
-        "headers_enabled": True,
-        **more,
-    }
+from tests.limits_storage.common import STRATEGIES, settings
 
 
 def user() -> str:

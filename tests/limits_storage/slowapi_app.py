@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import limits.strategies
 from fastapi import FastAPI, Request, Response
 from slowapi import Limiter, _rate_limit_exceeded_handler, wrappers
 from slowapi.errors import RateLimitExceeded
@@ -19,21 +18,7 @@ from slowapi.middleware import SlowAPIASGIMiddleware, SlowAPIMiddleware
 from slowapi.util import get_remote_address
 
 import distwindow.contrib.limits  # noqa: F401 - the line that is added
-
-STRATEGIES = sorted(
-    {*limits.strategies.STRATEGIES} & {"moving-window", "sliding-window-counter", "fixed-window"}
-)
-
-
-def settings(**more: Any) -> dict[str, Any]:
-    """Return where and how the limits are counted, by the environment."""
-    return {
-        "storage_uri": "distwindow+" + os.environ["DISTWINDOW_URL"],
-        "storage_options": {"timeout": float(os.environ.get("DISTWINDOW_TIMEOUT", "10"))},
-        "strategy": os.environ.get("STRATEGY", "moving-window"),
-        "headers_enabled": True,
-        **more,
-    }
+from tests.limits_storage.common import STRATEGIES, settings
 
 
 def user(request: Request) -> str:

@@ -13,6 +13,7 @@ pytest.importorskip("flask_limiter")
 
 
 from tests.limits_storage import flask_apps
+from tests.limits_storage.common import STRATEGIES
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +35,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CASES = [
     (options, strategy)
     for number, options in enumerate(OPTIONS)
-    for at, strategy in enumerate(flask_apps.STRATEGIES)
-    if number == 0 or (number + at) % len(flask_apps.STRATEGIES) == 0
+    for at, strategy in enumerate(STRATEGIES)
+    if number == 0 or (number + at) % len(STRATEGIES) == 0
 ]
 """Each strategy with some options, and all of them with the example's."""
 HEADERS: dict[str, list[str]] = {

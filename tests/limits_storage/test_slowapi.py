@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import threading
 import time
@@ -21,6 +20,7 @@ pytest.importorskip("uvicorn")
 import httpx
 
 from tests.limits_storage import slowapi_app
+from tests.limits_storage.common import STRATEGIES, new_user, refusal
 from tests.servers import Standalone, until
 from tests.web.burst import burst, get, statuses
 from tests.web.server import Served, serve
@@ -29,11 +29,9 @@ pytestmark = pytest.mark.slow
 
 MODULE = "tests.limits_storage.slowapi_app"
 UVICORN = f"uvicorn --factory {MODULE}:{{factory}} --port {{port}}"
-STRATEGIES = slowapi_app.STRATEGIES
 PASSWORD = "opensesame"
 AWAY = {"in_memory_fallback_enabled": 200, "swallow_errors": 200, "neither": 500}
 """What is answered while the store is away, by route."""
-_users = (f"user {n}" for n in itertools.count())
 
 
 @contextmanager
@@ -45,11 +43,6 @@ def served(
     command += f" --workers {workers}" if workers > 1 else ""
     with serve(command, MODULE, redis.url, **environment) as one:
         yield one
-
-
-def new_user() -> dict[str, str]:
-    """The header of a client that has not been seen."""
-    return {"X-User": next(_users)}
 
 
 # -- counts ---------------------------------------------------------------------------------------
@@ -79,12 +72,7 @@ def test_who_waits_for_retry_after_is_served() -> None:
     def is_served(strategy: str, delay: float) -> bool:
         time.sleep(delay)
         headers, url = new_user(), f"{one.url}/{strategy}/wait"
-        answer = get(url, headers)
-        for _ in range(200):
-            if answer.status == 429:
-                break
-            answer = get(url, headers)
-        assert answer.status == 429
+        answer = refusal(url, headers)
         time.sleep(int(answer.field("retry-after") or ""))
         return get(url, headers).status == 200
 

@@ -34,7 +34,8 @@ from distwindow.runtime.options import Options
 from distwindow.stores.memory import MemoryStore
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore
 from tests.clock_and_stores import ManualClock
-from tests.limits_storage.test_storage import STRATEGIES, strategy_of
+from tests.limits_storage.common import STRATEGIES
+from tests.limits_storage.test_storage import strategy_of
 from tests.observer.test_integrations import ASKED
 from tests.observer.told import Told
 from tests.rules.test_shadow import Unwell

@@ -13,7 +13,6 @@ key, which is `.../100/1/minute` in all that `limits` writes, or else are those 
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError, StoreError
@@ -25,7 +24,7 @@ with needs("limits"):
     from limits.aio.storage import base as aio_base
     from limits.storage import base
 
-from .items import Item, leap_limit, strict_limit
+from .items import LimitsItem, leap_limit, strict_limit
 from .settings import ASYNC_STORAGE_SCHEMES, STORAGE_SCHEMES
 from .windows import Windows
 
@@ -78,7 +77,7 @@ class DistwindowStorage(base.Storage, base.MovingWindowSupport, SlidingWindowSup
 
     def reset(self) -> int:
         """Delete what is under the prefix, and return how many windows that were."""
-        return self._windows.delete_all()
+        return run_at_once(self._windows.reset())
 
     def close(self) -> None:
         """Send what was counted, and close the connections. At the end of a process that is done by
@@ -92,17 +91,21 @@ class DistwindowStorage(base.Storage, base.MovingWindowSupport, SlidingWindowSup
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """See `limits.storage.MovingWindowSupport`."""
-        return run_at_once(self._windows.acquire(key, Item(limit, expiry), strict_limit, amount))
+        return run_at_once(
+            self._windows.acquire(key, LimitsItem(limit, expiry), strict_limit, amount)
+        )
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
         """See `limits.storage.MovingWindowSupport`."""
-        return run_at_once(self._windows.moving_window(key, Item(limit, expiry)))
+        return run_at_once(self._windows.moving_window(key, LimitsItem(limit, expiry)))
 
     def acquire_sliding_window_entry(
         self, key: str, limit: int, expiry: int, amount: int = 1
     ) -> bool:
         """See `limits.storage.SlidingWindowCounterSupport`."""
-        return run_at_once(self._windows.acquire(key, Item(limit, expiry), leap_limit, amount))
+        return run_at_once(
+            self._windows.acquire(key, LimitsItem(limit, expiry), leap_limit, amount)
+        )
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
         """See `limits.storage.SlidingWindowCounterSupport`."""
@@ -155,7 +158,7 @@ class AsyncDistwindowStorage(
 
     async def reset(self) -> int:
         """See `DistwindowStorage`."""
-        return await asyncio.to_thread(self._windows.delete_all)
+        return await self._windows.reset()
 
     async def aclose(self) -> None:
         """See `DistwindowStorage.close`. A loop that ends does not do it by itself."""
@@ -167,17 +170,17 @@ class AsyncDistwindowStorage(
 
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """See `DistwindowStorage`."""
-        return await self._windows.acquire(key, Item(limit, expiry), strict_limit, amount)
+        return await self._windows.acquire(key, LimitsItem(limit, expiry), strict_limit, amount)
 
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
         """See `DistwindowStorage`."""
-        return await self._windows.moving_window(key, Item(limit, expiry))
+        return await self._windows.moving_window(key, LimitsItem(limit, expiry))
 
     async def acquire_sliding_window_entry(
         self, key: str, limit: int, expiry: int, amount: int = 1
     ) -> bool:
         """See `DistwindowStorage`."""
-        return await self._windows.acquire(key, Item(limit, expiry), leap_limit, amount)
+        return await self._windows.acquire(key, LimitsItem(limit, expiry), leap_limit, amount)
 
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
         """See `DistwindowStorage`."""

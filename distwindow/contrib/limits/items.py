@@ -16,21 +16,21 @@ MAX_LIMITS = 10_000
 """Limits, and keys, that one storage remembers; the least recent go first."""
 
 
-class Item(NamedTuple):
-    """What a `RateLimitItem` has."""
+class LimitsItem(NamedTuple):
+    """The numbers of a `RateLimitItem`."""
 
     amount: int
     expiry: int
     """The interval in seconds."""
 
 
-def item_in(key: str) -> Item | None:
+def item_in(key: str) -> LimitsItem | None:
     """Return the limit that the end of `key` names; None if it names none."""
     parts = key.rsplit("/", 3)
     granularity = GRANULARITIES.get(parts[-1])
     if granularity is None or len(parts) < 4 or not (parts[1] + parts[2]).isdecimal():
         return None
-    return Item(int(parts[1]), granularity.GRANULARITY.seconds * int(parts[2]))
+    return LimitsItem(int(parts[1]), granularity.GRANULARITY.seconds * int(parts[2]))
 
 
 def scope_in(key: str) -> str | None:
@@ -48,28 +48,28 @@ _PATH = re.compile(r".*[^:]/(/.*)", re.DOTALL)
 """The path of a route behind a key, which may be a URL itself."""
 
 
-LimitOf: TypeAlias = Callable[[Item, "int | None"], Limit]
-"""Makes the limit of a strategy, with some number of buckets."""
+MakeLimit: TypeAlias = Callable[[LimitsItem, "int | None"], Limit]
+"""Returns the limit of a strategy, with some number of buckets."""
 
 
 @lru_cache(MAX_LIMITS)
-def strict_limit(item: Item, buckets: int | None) -> Limit:
+def strict_limit(item: LimitsItem, buckets: int | None) -> Limit:
     """Return the limit of a moving window."""
     return Limit(min(item.amount, MAX_AMOUNT), per=item.expiry, buckets=buckets, bound="strict")
 
 
 @lru_cache(MAX_LIMITS)
-def leap_limit(item: Item, buckets: int | None) -> Limit:
+def leap_limit(item: LimitsItem, buckets: int | None) -> Limit:
     """Return the limit of a sliding window."""
     return Limit(min(item.amount, MAX_AMOUNT), per=item.expiry, buckets=buckets)
 
 
 @lru_cache(MAX_LIMITS)
-def fixed_limit(item: Item, buckets: int | None = 1) -> Limit:
+def fixed_limit(item: LimitsItem) -> Limit:
     """Return the limit of a fixed window."""
     return Limit(min(item.amount, MAX_AMOUNT), per=item.expiry, buckets=1)
 
 
 def total_limit(expiry: int) -> Limit:
     """Return the limit of a fixed window that counts all hits, and refuses none."""
-    return fixed_limit(Item(MAX_AMOUNT, expiry))
+    return fixed_limit(LimitsItem(MAX_AMOUNT, expiry))

@@ -27,7 +27,7 @@ _OWN: dict[str, Callable[[str], Any]] = {
 """The options of a storage, and what makes them of a text."""
 
 
-class Settings(NamedTuple):
+class StorageSettings(NamedTuple):
     """What a URL of a storage, and its options, say."""
 
     url: str
@@ -36,7 +36,7 @@ class Settings(NamedTuple):
     reset: ResetTime
 
 
-def read_settings(uri: str, given: dict[str, Any]) -> Settings:
+def read_settings(uri: str, given: dict[str, Any]) -> StorageSettings:
     """Read the options in a URL of a storage, and those beside it, which win. What is none of the
     storage's is one of redis-py, and is put into the URL.
     """
@@ -88,4 +88,4 @@ def read_settings(uri: str, given: dict[str, Any]) -> Settings:
     options = Options(**found)
     check_options(options)
     Limit(1, per=3600, buckets=buckets)  # raises for what is no number of buckets
-    return Settings(url, options, buckets, reset)
+    return StorageSettings(url, options, buckets, reset)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-import threading
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
@@ -26,8 +26,8 @@ from ...support.fork import register_after_fork
 from ..limiter_pool import AsyncLimiterPool
 from .items import (
     MAX_LIMITS,
-    Item,
-    LimitOf,
+    LimitsItem,
+    MakeLimit,
     fixed_limit,
     item_in,
     leap_limit,
@@ -42,30 +42,16 @@ _ALWAYS_BELOW_S = 1e-6
 _announced = False
 
 
-class _LastByKey:
-    """What was noted last of each key; the least recent go first."""
-
-    def __init__(self) -> None:
-        self._values: OrderedDict[str, Any] = OrderedDict()
-        register_after_fork(self)
-        self.after_fork()
-
-    def after_fork(self) -> None:
-        """Have a lock that no thread of the parent holds."""
-        self._lock = threading.Lock()
+class _LastByKey(OrderedDict[str, Any]):
+    """What was noted last of each key; the least recent go first. Threads share it without a lock:
+    each step is one operation of a dict, which does what it can after any other.
+    """
 
     def note(self, key: str, value: Any) -> None:
-        with self._lock:
-            self._values[key] = value
-            self._values.move_to_end(key)
-            if len(self._values) > MAX_LIMITS:
-                self._values.popitem(last=False)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._values.get(key, default)
-
-    def pop(self, key: str) -> Any:
-        return self._values.pop(key, None)
+        self.pop(key, None)  # so that it comes last
+        self[key] = value
+        if len(self) > MAX_LIMITS:
+            self.popitem(last=False)
 
 
 class Windows:
@@ -78,13 +64,13 @@ class Windows:
         """The URL of the store, without a password."""
         self._is_in_shadow = is_in_shadow() != ""
         self._earlier: WeakSet[Any] = WeakSet()
-        """Limiters of before a reset, with which go on who has them."""
+        """Limiters that a reset has replaced: calls that were under way end with them."""
         open_it: Any = open_async_store if self._awaits else open_store
         self._store = open_it(self._settings.url, self._settings.options)
         self._begin()
 
     def _begin(self) -> None:
-        """Make all anew but the connections."""
+        """Forget all but the connections."""
         options = self._settings.options
         self._values: dict[bytes, Any] = {}
         store = share_store(self._store, self.store_name, owned=True)
@@ -95,8 +81,8 @@ class Windows:
         observed = replace(options, observer=observer_of(None) or UNOBSERVED)
         self._tally = pool.observe(observed, "limiter")
         if options.consistency != "direct":  # a share of what has no limit would have none either
-            direct = replace(options, consistency="direct")
-            self._totals = self._pool_type(pool.observed_store, direct)
+            observed_store = share_store(pool.observed_store, self.store_name, owned=True)
+            self._totals = self._pool_type(observed_store, replace(options, consistency="direct"))
         pool.capacity = self._totals.capacity = MAX_LIMITS
         self._items, self._refused_costs = _LastByKey(), _LastByKey()
 
@@ -105,23 +91,23 @@ class Windows:
 
     # -- hits ----------------------------------------------------------------------------------
 
-    async def acquire(self, key: str, item: Item, limit_of: LimitOf, amount: int) -> bool:
+    async def acquire(self, key: str, item: LimitsItem, make_limit: MakeLimit, amount: int) -> bool:
         """Count `amount` if the limit allows it."""
         self._note_item(key, item)
-        amount = _whole(amount)
+        amount = _whole_number(amount)
         if amount == 0:
             return True
         if amount > item.amount:
-            limit = limit_of(item, self._settings.buckets) if item.amount else f"0/{item.expiry}s"
+            limit = make_limit(item, self._settings.buckets) if item.amount else f"0/{item.expiry}s"
             self._count(key, limit, amount, "refused", "over_limit", "local")
             is_allowed = self._is_in_shadow
         else:
-            limiter = self._pool.get((limit_of(item, self._settings.buckets),))
+            limiter = self._pool.get((make_limit(item, self._settings.buckets),))
             decision = await self._ask(limiter, key, amount)
             self._count_decision(key, limiter.limits[0], decision)
             is_allowed = decision.allowed
         if is_allowed:
-            self._refused_costs.pop(key)
+            self._refused_costs.pop(key, None)
         else:
             self._refused_costs.note(key, amount)
         return is_allowed
@@ -131,15 +117,15 @@ class Windows:
         _announce_fixed_window(self.store_name)
         item = item_in(key)
         if item is None or item.expiry != expiry:
-            self._note_item(key, item := Item(0, expiry))
-        amount = min(_whole(amount), MAX_AMOUNT)
+            self._note_item(key, item := LimitsItem(0, expiry))
+        amount = min(_whole_number(amount), MAX_AMOUNT)
         if amount == 0:
             return await self.total(key)
         decision = await self._ask(self._totals.get((total_limit(expiry),)), key, amount)
         total = MAX_AMOUNT - decision.remaining + (0 if decision.allowed else amount)
-        if item.amount:
+        if self._tally is not None and item.amount:
             left = item.amount - total
-            if left < 0 and decision.reason == "ok":
+            if left < 0 and decision.reason == "ok":  # the strategy decides so by the total
                 decision = decision._replace(allowed=False, reason="over_limit")
             decision = decision._replace(remaining=max(left, 0))
             self._count_decision(key, fixed_limit(item), decision)
@@ -156,14 +142,14 @@ class Windows:
 
     # -- what is asked about a window ----------------------------------------------------------
 
-    async def moving_window(self, key: str, item: Item) -> tuple[float, int]:
+    async def moving_window(self, key: str, item: LimitsItem) -> tuple[float, int]:
         """Return the start of a moving window, after whose interval a hit is allowed again, and
         what is used of it.
         """
-        used, seconds = await self._look(key, item, strict_limit)
+        used, seconds = await self._peek(key, item, strict_limit)
         if not used:
-            return self._moment(0.0), 0
-        return self._moment(seconds) - item.expiry, used
+            return self._reset_time(0.0), 0
+        return self._reset_time(seconds) - item.expiry, used
 
     async def sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
         """Return a sliding window as one without a window before it: what is used, and the seconds
@@ -171,18 +157,18 @@ class Windows:
         """
         item = self._items.get(key) or item_in(key)
         if item is None or item.expiry != expiry:
-            item = Item(MAX_AMOUNT, expiry)
-        used, seconds = await self._look(key, item, leap_limit)
-        left = self._moment(seconds) - self._moment(0.0)
+            item = LimitsItem(MAX_AMOUNT, expiry)
+        used, seconds = await self._peek(key, item, leap_limit)
+        left = self._reset_time(seconds) - self._reset_time(0.0)
         return 0, 0.0, used, min(left, expiry - _ALWAYS_BELOW_S)
 
-    async def _look(self, key: str, item: Item, limit_of: LimitOf) -> tuple[int, float]:
+    async def _peek(self, key: str, item: LimitsItem, make_limit: MakeLimit) -> tuple[int, float]:
         """Return what is used of a window, and the seconds until the next hit is allowed; or, where
         one is allowed now, until all is free.
         """
         if not item.amount:
             return 0, float(item.expiry)
-        limiter = self._pool.get((limit_of(item, self._settings.buckets),))
+        limiter = self._pool.get((make_limit(item, self._settings.buckets),))
         # What was refused last may have cost more than 1, for which there is room later, or never.
         cost = self._refused_costs.get(key, 1)
         found: Decision = await self._result(limiter.decider.peek(key, min(cost, item.amount)))
@@ -199,7 +185,7 @@ class Windows:
     async def ends_at(self, key: str) -> float:
         """Return when a fixed window ends, in seconds since the epoch."""
         window = await self._fixed_window(key)
-        return self._moment(0.0 if window is None else window.reset_after)
+        return self._reset_time(0.0 if window is None else window.reset_after)
 
     async def _fixed_window(self, key: str) -> Decision | None:
         item = self._items.get(key) or item_in(key)
@@ -209,7 +195,7 @@ class Windows:
         window: Decision = await self._result(limiter.peek(key))
         return window
 
-    def _moment(self, seconds: float) -> float:
+    def _reset_time(self, seconds: float) -> float:
         """Return what is in `seconds`, as seconds since the epoch. Flask-Limiter cuts off fractions
         of what it tells clients; so that none of them comes too early, there are none.
         """
@@ -225,8 +211,8 @@ class Windows:
 
     async def clear(self, key: str) -> None:
         """Delete what each strategy has of `key`."""
-        self._refused_costs.pop(key)
-        for item in {self._items.pop(key), item_in(key)} - {None}:
+        self._refused_costs.pop(key, None)
+        for item in {self._items.pop(key, None), item_in(key)} - {None}:
             limiters = [self._totals.get((total_limit(item.expiry),))]
             if item.amount:
                 limits = [each(item, self._settings.buckets) for each in (strict_limit, leap_limit)]
@@ -242,24 +228,29 @@ class Windows:
             return False
         return True
 
-    def delete_all(self) -> int:
-        """Delete all that is under the prefix, and return how many windows that were. Blocks."""
-        count = len(self._values)
-        if self._settings.url != "memory://":
-            prefix = self._totals.get((total_limit(1),)).prefix
-            try:
-                with open_servers(self._settings.url) as servers:
-                    for server in servers:
-                        for _, names in stored_names(server, prefix, all_keys(prefix)):
-                            count += len(delete(server, names))
-            except redis.exceptions.NoPermissionError as exc:
-                raise ConfigurationError(
-                    f"reset needs the rights +scan and +unlink: {exc}"
-                ) from exc
-            except redis.RedisError as exc:
-                raise StoreUnavailable(f"{self.store_name}: {exc}", charged=None) from exc
+    async def reset(self) -> int:
+        """Delete all that is under the prefix, and return how many windows that were."""
+        if self._settings.url == "memory://":
+            count = len(self._values)
+        elif self._awaits:
+            count = await asyncio.to_thread(self._delete_all)
+        else:
+            count = self._delete_all()
         self._earlier.update([*self._pool.all(), *self._totals.all()])
         self._begin()
+        return count
+
+    def _delete_all(self) -> int:
+        prefix, count = self._totals.get((total_limit(1),)).prefix, 0
+        try:
+            with open_servers(self._settings.url) as servers:
+                for server in servers:
+                    for _, names in stored_names(server, prefix, all_keys(prefix)):
+                        count += len(delete(server, names))
+        except redis.exceptions.NoPermissionError as exc:
+            raise ConfigurationError(f"reset needs the rights +scan and +unlink: {exc}") from exc
+        except redis.RedisError as exc:
+            raise StoreUnavailable(f"{self.store_name}: {exc}", charged=None) from exc
         return count
 
     async def close(self) -> None:
@@ -269,7 +260,7 @@ class Windows:
 
     # -- what is noted -------------------------------------------------------------------------
 
-    def _note_item(self, key: str, item: Item) -> None:
+    def _note_item(self, key: str, item: LimitsItem) -> None:
         if item_in(key) != item:
             self._items.note(key, item)
 
@@ -292,7 +283,7 @@ class Windows:
             )  # fmt: skip
 
 
-def _whole(amount: float) -> int:
+def _whole_number(amount: float) -> int:
     """Return a cost that is whole as an int, such as 1.0, as other storages take it."""
     return int(amount) if amount == amount // 1 else amount  # type: ignore[return-value]  # refused
 
