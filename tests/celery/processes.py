@@ -135,6 +135,7 @@ class Fleet:
             self._app = Celery("client", broker=broker, backend=backend, set_as_current=False)
             self._app.conf.update(self._conf)
             self._stack.callback(self._app.close)
+            self._stack.callback(self._app.backend.client.close)
         return self._app
 
     # -- what was recorded -------------------------------------------------------------------------
