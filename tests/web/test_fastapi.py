@@ -393,6 +393,21 @@ def test_install_twice_is_once(app: FastAPI, rate_limits: RateLimits) -> None:
     assert len(app.user_middleware) == before + 1
 
 
+@pytest.mark.parametrize("options", [{}, {"limits": "100/second"}], ids=["bare", "limits"])
+def test_install_holds_whatever_middleware_was_added_before(
+    defaults: RateLimits, options: dict[str, Any]
+) -> None:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, rate_limits=defaults, **options)
+    defaults.install(app)
+    app.get("/a")(one)
+    client = TestClient(app)
+    codes = [client.get("/a").status_code for _ in range(4)]
+    assert codes[0] == 200
+    assert codes[-1] == 429
+    assert "429" in app.openapi()["paths"]["/a"]["get"]["responses"]
+
+
 def test_the_middleware_for_all_routes_takes_functions_of_the_connection(
     rate_limits: RateLimits,
 ) -> None:

@@ -132,6 +132,10 @@ def _resolved_by_fastapi(option: str, dependency: Any) -> Callable[..., Any]:
     return resolved
 
 
+class _Installed(RateLimitMiddleware):
+    """The middleware that `RateLimits.install` adds."""
+
+
 class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
     __doc__ = http.AsyncRateLimits.__doc__
     limit_type = RequestLimit
@@ -221,7 +225,7 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
         """
         for each in app.user_middleware:
             entry: tuple[Any, ...] = tuple(each)  # the class, and its options last
-            if entry[0] is RateLimitMiddleware and entry[-1].get("rate_limits") is self:
+            if entry[0] is _Installed and entry[-1]["rate_limits"] is self:
                 return
         if self.default_limit is not None:
             early = first_with_dependencies(app.routes)
@@ -232,7 +236,7 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
                 )
             app.router.dependencies.append(Depends(self.default_limit))
             self._has_default_routes = True
-        app.add_middleware(RateLimitMiddleware, rate_limits=self)
+        app.add_middleware(_Installed, rate_limits=self)
         app.exception_handlers.setdefault(RateLimited, _respond)
         app.exception_handlers.setdefault(RateLimitExceeded, self._respond_exceeded)
         if openapi:
