@@ -104,6 +104,9 @@ class RateLimitExceeded(Blocked):  # the usual name in rate limiters, hence no "
     `.decision` is the refusal; `.retry_after` is in seconds, until the same call would be admitted.
     """
 
+    is_outgoing = False
+    """True where it is a call of another service, and so no limit of who asks this one."""
+
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision)
         self.decision = decision

@@ -109,6 +109,8 @@ class UpstreamLimited(RateLimitExceeded):
     `.decision`, whose `limit` means nothing then.
     """
 
+    is_outgoing = True
+
     def __init__(self, decision: Decision, *, is_paused: bool) -> None:
         super().__init__(decision)
         self.key = decision.key  # of tokens, a Key with the tag of that of the requests

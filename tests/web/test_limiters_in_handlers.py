@@ -18,6 +18,7 @@ pytest.importorskip("rest_framework")
 from distwindow import Limiter, RateLimitExceeded
 from distwindow.contrib import asgi, fastapi
 from distwindow.contrib.flask import RateLimits as FlaskRateLimits
+from distwindow.contrib.upstream import UpstreamLimited
 from tests.web import django_project as project
 from tests.web.test_asgi import http_scope
 from tests.web.test_limits_that_meet import Loop
@@ -146,6 +147,22 @@ def test_it_is_429_with_its_fields(
     assert fields["content-type"].startswith("application/problem+json")
     assert 3000 < int(fields["retry-after"]) <= 3600
     assert fields["ratelimit-policy"] == '"1/hour";q=1;w=3600'
+    assert "secret" not in f"{fields} {problem}"
+
+
+@pytest.mark.parametrize("integration", SERVE)
+def test_a_call_that_goes_out_is_no_quota_of_who_asks(integration: str, limiter: Limiter) -> None:
+    refused = limiter.try_acquire("secret")
+
+    def call_out() -> None:
+        raise UpstreamLimited(refused, is_paused=True)
+
+    status, fields, problem = SERVE[integration](call_out)
+    assert status == problem["status"] == 503
+    assert 3000 < int(fields["retry-after"]) <= 3600
+    assert problem["detail"].startswith("another service that is needed for this request takes no")
+    assert problem["violated-policies"] == ["outgoing calls"]
+    assert not {"ratelimit", "ratelimit-policy"} & fields.keys()
     assert "secret" not in f"{fields} {problem}"
 
 

@@ -169,7 +169,7 @@ class LimitAnswer:
 
     @property
     def is_shown(self) -> bool:
-        """False where the store was away and nothing was counted: there is nothing to say then."""
+        """False where no limit of who asks has decided: the store was away, say."""
         return self.decision.source != "policy"
 
 
@@ -250,17 +250,19 @@ def fields_to_set(
 
 
 def problem(answer: LimitAnswer, unit: str) -> dict[str, Any]:
-    """Return the problem details (RFC 9457) of a refusal: 429, or 503 where the store was away.
-    `unit` is what the limit counts, in the plural.
+    """Return the problem details (RFC 9457) of a refusal: 429, or 503 where the store was away, or
+    a call that the request needs was not sent. `unit` is what the limit counts, in the plural.
     """
     decision = answer.decision
     if not answer.is_shown:
+        is_store_away = decision.reason == "store_down"
+        what = "the rate limit of" if is_store_away else "another service that is needed for"
+        why = "cannot be checked now" if is_store_away else "takes no calls now"
         return {
             "type": f"{_TYPES}temporary-reduced-capacity",
             "title": "Request cannot be satisfied due to temporary server capacity constraints",
             "status": 503,
-            "detail": "the rate limit of this request cannot be checked now; "
-            f"try again in {retry_after(decision)} s",
+            "detail": f"{what} this request {why}; try again in {retry_after(decision)} s",
             "violated-policies": list(answer.policies.names.values()),
         }
     limit = decision.limit

@@ -214,14 +214,16 @@ class BaseRateLimits(MakesLimits[R]):
 
     def refusal_of(self, exceeded: RateLimitExceeded) -> Any:
         """Return the error of `error_type` for what a limiter has raised in a handler. Its fields
-        name the limit, and not the key.
+        name the limit, and not the key; those of a call that goes out name none: 503.
         """
         if isinstance(exceeded, RateLimited):
             return exceeded
-        limit = exceeded.decision.limit
-        policies = Policies(str(limit), (limit,), "requests", self.headers)
-        answers = [LimitAnswer(exceeded.decision, policies)]
-        return type(self).error_type(exceeded.decision, answers, counted_by(exceeded.decision))
+        decision, limit, name = exceeded.decision, exceeded.decision.limit, ""
+        if exceeded.is_outgoing:
+            decision, name = decision._replace(source="policy"), "outgoing calls"
+        policies = Policies(name or str(limit), (limit,), "requests", self.headers)
+        answers = [LimitAnswer(decision, policies)]
+        return type(self).error_type(decision, answers, counted_by(decision))
 
     def health(self) -> Health:
         """Return what is known of the store, without asking it: `Limiter.health`."""
