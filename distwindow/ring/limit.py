@@ -320,7 +320,7 @@ _VARIABLE_UNIT_DAYS = {"month": 30, "year": 365}
 MAX_INTERVAL_MS = 3660 * 86_400_000
 """The longest interval, ten years: a longer one is more likely a mistake in the unit."""
 _LIMIT_TEXT = re.compile(
-    r"""\s* (?P<amount>\d[\d_]*) \s* (?:/|\bper\b) \s*
+    r"""\s* (?P<amount>\d+(?:_\d+)*) \s* (?:/|\bper\b) \s*
         (?:(?P<count>\d+(?:\.\d+)?) \s*)? (?P<unit>[a-z]+)
         (?:\s+ (?P<bound>leap|strict))? (?:\s+ (?P<buckets>\d+) \s+ buckets?)?
         (?P<terms>"""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
@@ -102,6 +103,14 @@ def test_what_is_to_be_written_instead_is_a_limit(text: str, instead: str) -> No
     with pytest.raises(ConfigurationError, match=f"write .*['\"]{instead}['\"]$"):
         Limit(text)
     assert Limit(instead).amount > 1
+
+
+@given(text=st.text("10_,./ smdleapstrictpacedwarmupcoldfactorbuckets;|-+", max_size=24))
+@example(text="1__0/s")
+@example(text="1_/s")
+def test_any_text_is_a_limit_or_a_configuration_error(text: str) -> None:
+    with contextlib.suppress(ConfigurationError):
+        assert parse_limits(text)
 
 
 @pytest.mark.parametrize("bound", ["leap", "strict"])
