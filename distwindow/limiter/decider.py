@@ -192,9 +192,13 @@ class BaseDecider:
         try:
             return self.answered(self.policy.decide(key, cost, error))
         except StoreError:
-            if self._tally is not None:
-                self._tally.failed(key, cost, self.commands.limits)
+            self._tell_failed(key, cost)
             raise
+
+    def _tell_failed(self, key: AnyKey, cost: int) -> None:
+        """Tell of a call that raises a `StoreError`."""
+        if self._tally is not None:
+            self._tally.failed(key, cost, self.commands.limits)
 
     def _by_policy_for_all(
         self, calls: Sequence[tuple[Charge, ...]], error: StoreError
@@ -345,6 +349,7 @@ class Decider(BaseDecider):
         if timeout is not None:
             timeout = check_timeout(timeout)
         refused: list[Decision] = []
+        is_told = False  # what `try_acquire` raises
         queues = self.queues
         began_at = queues.clock.monotonic()
         times_freed = queues.times_freed
@@ -356,7 +361,9 @@ class Decider(BaseDecider):
         command, wait = self._wait_for(key, cost, priority)
 
         def execute(step: StoreStep) -> Any:
-            if step is command:
+            nonlocal is_told
+            is_told = step is command
+            if is_told:
                 return refused.pop() if refused else self.try_acquire(key, cost)
             reply = self._execute(None, step)
             return self.answered(reply) if isinstance(step, Acquire) else reply
@@ -370,6 +377,8 @@ class Decider(BaseDecider):
                 decision = run_blocking(wait(waiter), execute, sleep)
             except StoreError:
                 if self.policy.raises_always:
+                    if not is_told:
+                        self._tell_failed(key, cost)
                     raise
                 decision = run_blocking(wait_until_admitted(command, waiter), execute, sleep)
             return self._waited(decision, began_at)
@@ -479,6 +488,7 @@ class AsyncDecider(BaseDecider):
         if timeout is not None:
             timeout = check_timeout(timeout)
         refused: list[Decision] = []
+        is_told = False  # what `try_acquire` raises
         queues = self.queues
         began_at = queues.clock.monotonic()
         times_freed = queues.times_freed
@@ -490,7 +500,9 @@ class AsyncDecider(BaseDecider):
         command, wait = self._wait_for(key, cost, priority)
 
         async def execute(step: StoreStep) -> Any:
-            if step is command:
+            nonlocal is_told
+            is_told = step is command
+            if is_told:
                 return refused.pop() if refused else await self.try_acquire(key, cost)
             reply = await self._execute(None, step)
             return self.answered(reply) if isinstance(step, Acquire) else reply
@@ -504,6 +516,8 @@ class AsyncDecider(BaseDecider):
                 decision = await run_async(wait(waiter), execute, sleep)
             except StoreError:
                 if self.policy.raises_always:
+                    if not is_told:
+                        self._tell_failed(key, cost)
                     raise
                 decision = await run_async(wait_until_admitted(command, waiter), execute, sleep)
             return self._waited(decision, began_at)

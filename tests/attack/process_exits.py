@@ -35,7 +35,7 @@ VARIANTS = [f"{mode}: {end}" for end in WAYS for mode in MODES]
 KEYS = 2000
 THREADS = 4
 CLOSES = 4
-END_S = 8.0
+END_S = 30.0
 """A process may flush for three seconds; the rest allows for a slow machine."""
 
 

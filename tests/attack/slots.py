@@ -33,7 +33,7 @@ BOUND_MS = SLACK_MS
 """By how much later those may have come who overtake a process that did not pause."""
 WAITS_S = 5.0
 LOOK_S = 0.002
-FREED_S = 1.5
+FREED_S = 10.0
 """How long after the last block a slot may stay held, beyond a third of its time to live."""
 
 

@@ -19,6 +19,7 @@ from distwindow import (
     Guard,
     Limiter,
     RateLimitExceeded,
+    StoreError,
 )
 from distwindow.away.policy import StoreErrorPolicy
 from distwindow.borrow.commands import Borrow
@@ -45,6 +46,8 @@ class Decisions:
         """What `decide_locally` has decided."""
         self.told = Told()
         """What an observer is told."""
+        self.errors = 0
+        """How many calls have raised a `StoreError`."""
         self.clock: ManualClock | None = None
         answered, made = BaseDecider.answered, BaseDecider.__init__
 
@@ -88,8 +91,8 @@ class Decisions:
             found = call()
             if isinstance(found, Awaitable):
                 await found
-        except DistwindowError:
-            pass
+        except DistwindowError as exc:
+            self.errors += isinstance(exc, StoreError)
 
 
 class Store(RemoteStore):
@@ -122,6 +125,14 @@ def test_each_decision_passes_once_as_it_is_made(
     decisions = Decisions(monkeypatch)
     clock = decisions.clock = ManualClock()
     store = Store(clock, decisions)
+    goes_away = False
+    advance = clock.advance
+
+    def advance_and_lose_the_store(seconds: float) -> None:
+        advance(seconds)
+        store.failure = store.failure or (NOT_SENT if goes_away else None)
+
+    clock.advance = advance_and_lose_the_store  # type: ignore[method-assign]
     waits = {
         "acquire, waiting": lambda limiter, key: limiter.acquire(key, 2, timeout=100.0),
         "priority, waiting": lambda limiter, key: limiter.acquire(key, timeout=90, priority=True),
@@ -129,23 +140,28 @@ def test_each_decision_passes_once_as_it_is_made(
     }
 
     async def call_in_all_ways() -> None:
+        nonlocal goes_away
         decided: Counter[Any] = Counter()
         limiter = limiter_on(
             kind, store, limits, consistency, on_store_error=answers,
             share=1.0 if answers == "local" else None, observer=decisions.told,
         )  # fmt: skip
         for way, call in (WAYS | waits).items():
-            for store.failure in (None, None, None, NOT_SENT, NOT_SENT, None):
+            for turn, store.failure in enumerate(
+                (None, None, None, NOT_SENT, NOT_SENT, None, None)
+            ):
+                goes_away = turn == 6  # while it waits
                 decisions.made, decisions.passed = 0, []
                 await decisions.call(lambda: call(limiter, way))  # noqa: B023
                 assert len(decisions.passed) == decisions.made, way
                 by_others = [d for d in decisions.passed if d.source not in COUNTED_IN_STATES]
                 decided += Counter(map(Seen.name_of, by_others + decisions.local))
                 decisions.local = []
-        store.failure = None
+        store.failure, goes_away = None, False
         await decisions.call(limiter.close if kind is Limiter else limiter.aclose)
         told = {what: n for what, n in decisions.told.calls.items() if what[1] != "error"}
         assert told == decided
+        assert decisions.told.calls.total() - decided.total() == decisions.errors
 
     asyncio.run(call_in_all_ways())
 
