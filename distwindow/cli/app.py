@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Annotated
 
 import typer
@@ -65,6 +67,8 @@ app.command()(grafana)
 
 def run() -> None:
     """Run the command that `sys.argv` names, then end the process."""
+    if not os.environ.get("DISTWINDOW_DEBUG"):  # an error is one line, and no record of it besides
+        logging.getLogger("distwindow").addHandler(logging.NullHandler())
     try:
         with check_output():  # help and the version are printed outside of any command
             prepare_output()

@@ -135,6 +135,13 @@ class TestStores:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["try k --limit 5/s", "bench --seconds 0.1"])
+def test_the_log_adds_no_line(shell: Cli, command: str) -> None:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    one_line(shell(*command.split(), DISTWINDOW_URL=url), "not reachable")
+
+
+@pytest.mark.slow
 def test_the_right_password_is_not_shown_either(shell: Cli, locked: Standalone) -> None:
     for command in ("doctor", "stats", "try k --limit 5/s --json", "bench --seconds 0.1"):
         result = shell(*command.split(), DISTWINDOW_URL=locked.url)

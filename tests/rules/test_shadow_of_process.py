@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import pkgutil
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +44,7 @@ from tests.upstream.clients import CLIENTS, Answer, limits_of
 
 LIMIT = "2/hour"
 CALLS = 5
+DEFAULT = {"default_limits": "1/hour"}
 Ask = Callable[[Told], int]
 """Asks a limit of 2 `CALLS` times, or three times, and returns how often the caller was not let
 through at once.
@@ -379,6 +381,47 @@ def _check(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_integration_is_among_them() -> None:
     modules = {module.name for module in pkgutil.iter_modules(contrib.__path__)}
     assert modules - PARTS <= PRODUCTS.keys()
+
+
+def route_of_fastapi(told: Told, **options: Any) -> int:
+    fastapi, ours = import_module("fastapi"), import_module("distwindow.contrib.fastapi")
+    client = import_module("fastapi.testclient").TestClient
+    of = ours.RateLimits("memory://", on_store_error="raise", observer=told, **DEFAULT)
+    app = fastapi.FastAPI()
+    of.install(app)
+    app.get("/", dependencies=[fastapi.Depends(of.limit(LIMIT, **options))])(lambda: "ok")
+    with client(app) as one:
+        return [one.get("/").status_code for _ in range(CALLS)].count(429)
+
+
+def route_of_flask(told: Told, **options: Any) -> int:
+    flask, ours = import_module("flask"), import_module("distwindow.contrib.flask")
+    of = ours.RateLimits("memory://", on_store_error="raise", observer=told, **DEFAULT)
+    app = flask.Flask("app")
+    of.init_app(app)
+    app.get("/")(of.limit(LIMIT, **options)(lambda: "ok"))
+    client = app.test_client()
+    found = [client.get("/").status_code for _ in range(CALLS)].count(429)
+    of.close()
+    return found
+
+
+@pytest.mark.parametrize("overrides", [True, False])
+@pytest.mark.parametrize("route", [route_of_fastapi, route_of_flask])
+def test_default_limits_hold_in_shadow_where_they_would_hold(
+    route: Callable[..., int], overrides: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for value, stopped in (("0", CALLS - (2 if overrides else 1)), ("1", 0)):
+        told = Told()
+        monkeypatch.setenv(VARIABLE, value)
+        assert route(told, override_defaults=overrides) == stopped
+        refused: Counter[str] = Counter()
+        for each in told.counts:
+            refused[each.limit] += each.calls if each.result == "refused" else 0
+        found.append(+refused)
+    assert found[0] == found[1]
+    assert ("1/hour" in found[0]) is not overrides
 
 
 @pytest.mark.parametrize("failure", [NOT_SENT, UNKNOWN, ConfigurationError("no right")], ids=repr)

@@ -98,7 +98,7 @@ class RequestLimit:
         for option, given in (("priority", priority), ("override_defaults", override_defaults)):
             if not isinstance(given, bool):
                 raise ConfigurationError(f"{option}={short_repr(given)} is no bool")
-        overrides = override_defaults and not self.shadow
+        overrides = override_defaults and self.shadow != "limit"
         self.methods_without_default = self._methods if overrides else frozenset[str]()
         """The methods at which a route that has this limit has no default one; None for all."""
         self.priority = priority
