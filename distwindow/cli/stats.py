@@ -255,7 +255,8 @@ def _note(found: Found, query: Query, shown: dict[str, int], omitted: Sequence[s
     if counts.expired:
         notes.append(f"{counts.expired:,} expired during the scan")
     if counts.foreign:
-        notes.append(f"{counts.foreign:,} skipped: not distwindow's")
+        others = "in shadow (--shadow), of another prefix, or not distwindow's"
+        notes.append(f"{counts.foreign:,} skipped: {others}")
     if omitted:
         notes.append(f"too narrow for {', '.join(omitted)}")
     return "; ".join(notes)

@@ -188,6 +188,13 @@ def test_other_keys_are_skipped_and_counted(
     assert client.get(f"{prefix}:settings") == b"x"
 
 
+def test_a_key_in_shadow_is_not_called_foreign(cli: Cli, redis_url: str, prefix: str) -> None:
+    with Limiter(redis_url, "10/hour", prefix=prefix, shadow=True) as limiter:
+        limiter.try_acquire("k")
+    assert "1 skipped: in shadow (--shadow), " in cli("stats").out
+    assert "1 key" in cli("stats", "--shadow").out
+
+
 def test_a_changed_limit_is_shown_at_once(cli: Cli, redis_url: str, prefix: str) -> None:
     for limit in ("10/hour", "25/hour"):
         with Limiter(redis_url, limit, prefix=prefix) as limiter:
