@@ -570,7 +570,8 @@ class BaseUpstreamLimits:
                 if decision is None or not decision.allowed:
                     was_refused = decision is not None
                     call.has_waited |= was_refused
-                    answer = limiter.acquire(key, cost, max(0.0, ends_at - monotonic()))
+                    left_s = max(0.0, ends_at - monotonic())
+                    answer = limiter.decider.acquire(key, cost, left_s, False, decision)
                     decision = (await answer) if self._awaits else answer
                     call.has_waited |= decision.wait > 0
                     if was_refused and _keeps_pace(limits[0]):

@@ -344,8 +344,17 @@ class Decider(BaseDecider):
             decision = self._by_policy_for_all(calls, exc)
         return decision
 
-    def acquire(self, key: AnyKey, cost: int, timeout: float | None, priority: bool) -> Decision:
-        """Answer a call that waits until it is admitted; see the table above."""
+    def acquire(
+        self,
+        key: AnyKey,
+        cost: int,
+        timeout: float | None,
+        priority: bool,
+        first: Decision | None = None,
+    ) -> Decision:
+        """Answer a call that waits until it is admitted; see the table above. `first` is what
+        `try_acquire` has just returned for it, if it was asked.
+        """
         if timeout is not None:
             timeout = check_timeout(timeout)
         refused: list[Decision] = []
@@ -353,11 +362,12 @@ class Decider(BaseDecider):
         queues = self.queues
         began_at = queues.clock.monotonic()
         times_freed = queues.times_freed
-        if self._is_plain(priority):
-            decision = self.try_acquire(key, cost)
-            if decision.allowed:
-                return decision
-            refused.append(decision)  # takes the place of asking once
+        if first is None and self._is_plain(priority):
+            first = self.try_acquire(key, cost)
+        if first is not None:
+            if first.allowed:
+                return first
+            refused.append(first)  # takes the place of asking once
         command, wait = self._wait_for(key, cost, priority)
 
         def execute(step: StoreStep) -> Any:
@@ -482,7 +492,12 @@ class AsyncDecider(BaseDecider):
         return decision
 
     async def acquire(
-        self, key: AnyKey, cost: int, timeout: float | None, priority: bool
+        self,
+        key: AnyKey,
+        cost: int,
+        timeout: float | None,
+        priority: bool,
+        first: Decision | None = None,
     ) -> Decision:
         """See `Decider.acquire`."""
         if timeout is not None:
@@ -492,11 +507,12 @@ class AsyncDecider(BaseDecider):
         queues = self.queues
         began_at = queues.clock.monotonic()
         times_freed = queues.times_freed
-        if self._is_plain(priority):
-            decision = await self.try_acquire(key, cost)
-            if decision.allowed:
-                return decision
-            refused.append(decision)
+        if first is None and self._is_plain(priority):
+            first = await self.try_acquire(key, cost)
+        if first is not None:
+            if first.allowed:
+                return first
+            refused.append(first)
         command, wait = self._wait_for(key, cost, priority)
 
         async def execute(step: StoreStep) -> Any:
