@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from .ring.decision import Decision
@@ -106,10 +107,18 @@ class RateLimitExceeded(Blocked):  # the usual name in rate limiters, hence no "
 
     is_outgoing = False
     """True where it is a call of another service, and so no limit of who asks this one."""
+    restored: ClassVar[Callable[[list[Any]], Decision]]
+    """Returns the decision that `args` tell of; set by the module of decisions, which is above."""
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, decision: Decision | list[Any]) -> None:
+        """A list: `args` that were sent as JSON, by which Celery makes the error of a task anew."""
         super().__init__(decision)
-        self.decision = decision
+        self.decision = type(self).restored(decision) if isinstance(decision, list) else decision
+
+    @property
+    def args(self) -> tuple[Any, ...]:  # type: ignore[override]
+        allowed, key, cost, limit, *others, _ = self.decision
+        return ([allowed, str(key), cost, str(limit), *others],)
 
     @property
     def retry_after(self) -> float:

@@ -111,13 +111,14 @@ class UpstreamLimited(RateLimitExceeded):
 
     is_outgoing = True
 
-    def __init__(self, decision: Decision, *, is_paused: bool) -> None:
+    def __init__(self, decision: Decision | list[Any], is_paused: bool = False) -> None:
         super().__init__(decision)
-        self.key = decision.key  # of tokens, a Key with the tag of that of the requests
+        self.key = self.decision.key  # of tokens, a Key with the tag of that of the requests
         self.is_paused = is_paused
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), is_paused=self.is_paused), (self.decision,)
+    @property
+    def args(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return (*super().args, self.is_paused)
 
     def __str__(self) -> str:
         if self.is_paused:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from ..errors import short_repr
+from ..errors import RateLimitExceeded, short_repr
 from .key import AnyKey
 from .limit import Limit
 
@@ -97,3 +97,12 @@ class Decision(NamedTuple):
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={short_repr(getattr(self, name))}" for name in self._fields[:-1])
         return f"Decision({shown})"
+
+
+def _restored(values: list[Any]) -> Decision:
+    """Return the decision of which a `RateLimitExceeded` has these values in its `args`."""
+    allowed, key, cost, limit, *others = values
+    return Decision(allowed, key, cost, Limit(limit), *others)
+
+
+RateLimitExceeded.restored = _restored
