@@ -51,15 +51,7 @@ from ..shaping.operations import wait_until_paced
 from ..support.async_use import Unawaited, running_loop
 from ..support.first_use import FirstUse
 from ..support.fork import register_after_fork
-from ..waiting.waiting import (
-    AsyncInterruptibleSleep,
-    AsyncPermitWaiter,
-    InterruptibleSleep,
-    PermitWaiter,
-    Turns,
-    WaitQueues,
-    wait_for_turn,
-)
+from ..waiting.waiting import AsyncPermitWaiter, PermitWaiter, Turns, WaitQueues, wait_for_turn
 
 COUNTED_IN_STATES = ("lease", "deny_cache")
 """Sources of decisions that the state of their key counts: a call that has waited for a lease that
@@ -365,7 +357,7 @@ class Decider(BaseDecider):
         try:
             if waiter.wait() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
-            sleep = InterruptibleSleep(waiter, self.clock, self.clock.sleep)
+            sleep = partial(waiter.sleep_until_freed, self.clock)
             try:
                 decision = run_blocking(wait(waiter), execute, sleep)
             except StoreError:
@@ -499,7 +491,7 @@ class AsyncDecider(BaseDecider):
         try:
             if await waiter.wait_async() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
-            sleep = AsyncInterruptibleSleep(waiter, self.clock, self.store.sleep)
+            sleep = partial(waiter.sleep_until_freed_async, self.store)
             try:
                 decision = await run_async(wait(waiter), execute, sleep)
             except StoreError:
