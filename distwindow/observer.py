@@ -526,7 +526,6 @@ class TimedStore:
         return getattr(self._store, name)
 
     def decide(self, command: Any, deadline: float | None = None) -> Any:
-        """See `Store`."""
         began_at = self._monotonic()
         try:
             decision = self._decide(command, deadline)
@@ -537,11 +536,9 @@ class TimedStore:
         return decision
 
     def execute(self, command: Any, *arguments: Any) -> Any:
-        """See `Store`."""
         return self._timed(command.script, self._store.execute, (command, *arguments))
 
     def execute_many(self, *arguments: Any) -> Any:
-        """See `Store`."""
         return self._timed("flush", self._store.execute_many, arguments)
 
     def _failed(self, operation: str, began_at: float, exc: DistwindowError) -> None:
@@ -566,7 +563,6 @@ class AsyncTimedStore(TimedStore):
     """`TimedStore` for tasks."""
 
     async def decide(self, command: Any, deadline: float | None = None) -> Any:
-        """See `AsyncStore`."""
         began_at = self._monotonic()
         try:
             decision = await self._decide(command, deadline)

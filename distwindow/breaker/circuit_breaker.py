@@ -292,7 +292,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
         self._flush_job.wake = ignore_wake
 
     async def admit(self, key: AnyKey) -> A:
-        """See `BlockingBreaker.admit`."""
         try:
             admission = self._states.decide(key)
             return await self._ask(key) if admission is None else admission
@@ -304,7 +303,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
         return await self._run(self._states.admit(self._states.get_or_create(key)))
 
     async def finish(self, admission: A, failed: bool | None) -> None:
-        """See `BlockingBreaker.finish`."""
         if self._states.record(admission, failed):
             await self._send(admission)
 

@@ -68,7 +68,6 @@ def execute(server: Server, *words: str) -> Any:
 
 
 def read_info(server: Server, section: str) -> dict[str, Any]:
-    """Return a section of INFO."""
     fields: dict[str, Any] = execute(server, "INFO", section)
     return fields
 

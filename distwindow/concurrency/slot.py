@@ -70,7 +70,6 @@ class SlotDriver:
         tally.counted(claim.key, limit, result, reason, decided_by, 1, 1, waited)
 
     def is_lost(self, claim: SlotClaim) -> bool:
-        """True if the slot of `claim` was lost."""
         return self._held.check_lost(claim, self._monotonic())
 
     def leave_line(self, claim: SlotClaim) -> None:

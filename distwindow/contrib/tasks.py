@@ -429,7 +429,6 @@ class TaskCharges:
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """All limits."""
         return tuple(limit for part in self.parts for limit in part.limits)
 
     def items(

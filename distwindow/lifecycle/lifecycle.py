@@ -302,18 +302,15 @@ class AsyncLifecycle(AsyncClosable, Flushed):
             raise
 
     async def _end_calls(self) -> None:
-        """See `BlockingLifecycle._end_calls`."""
         raise NotImplementedError  # each kind has calls of its own
 
     async def _flush_rest(self) -> DistwindowError | None:
-        """See `BlockingLifecycle._flush_rest`."""
         failure = await self._flush_now(True)
         if self._owns_store:
             failure = await self._flush_now(True) or failure
         return failure
 
     async def _flush_now(self, everything: bool) -> DistwindowError | None:
-        """See `BlockingLifecycle._flush_now`."""
         source, monotonic = self._flush_job.strategy, self._store.clock.monotonic
         operation = flush_due(source, monotonic, everything=everything)
         result = await run_async(operation, partial(self._execute_step, None), self._store.sleep)
@@ -321,7 +318,6 @@ class AsyncLifecycle(AsyncClosable, Flushed):
         return result.failure
 
     def _run(self, operation: Operation[T], deadline: float | None = None) -> Awaitable[T]:
-        """See `BlockingLifecycle._run`."""
         if deadline is None:
             deadline = self._store.clock.monotonic() + self._timeout
         return run_async(operation, partial(self._execute_step, deadline), self._store.sleep)

@@ -435,7 +435,6 @@ class AsyncDecider(BaseDecider):
     async def try_special(
         self, key: AnyKey, cost: int, priority: object, enqueue: object
     ) -> Decision:
-        """See `Decider.try_special`."""
         if self.calls_without_wait >= _YIELD_EVERY:
             self.calls_without_wait = 0
             running_loop()
@@ -451,7 +450,6 @@ class AsyncDecider(BaseDecider):
     async def acquire_all(
         self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False
     ) -> Decision:
-        """See `Decider.acquire_all`."""
         command, deadline = self._all_of(calls)
         try:
             await self.run(self._before_all(command), deadline)
@@ -467,7 +465,6 @@ class AsyncDecider(BaseDecider):
     async def acquire(
         self, key: AnyKey, cost: int, timeout: float | None, priority: bool
     ) -> Decision:
-        """See `Decider.acquire`."""
         if timeout is not None:
             timeout = check_timeout(timeout)
         refused: list[Decision] = []
@@ -511,7 +508,6 @@ class AsyncDecider(BaseDecider):
             await self.run(send(command))
 
     async def peek(self, key: AnyKey, cost: int) -> Decision:
-        """See `Decider.peek`."""
         try:
             decision: Decision = await self.run(self._peek(key, cost))
         except StoreError as exc:
@@ -519,7 +515,6 @@ class AsyncDecider(BaseDecider):
         return decision
 
     def ask(self, key: AnyKey, cost: int) -> Generator[Any, Any, Decision]:
-        """See `Decider.ask`."""
         self.calls_without_wait = 0
         sent_at = self._monotonic()
         command = self.strategy.store_command(key, cost)

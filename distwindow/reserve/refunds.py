@@ -140,7 +140,6 @@ class PartRefunds(ScheduledSource):
             self._queue = {name: each for name, each in self._queue.items() if each.key != key}
 
     def keys_to_flush(self) -> int:
-        """See `FlushSource`."""
         return len(self._queue)
 
     def collect_commands(
@@ -162,7 +161,6 @@ class PartRefunds(ScheduledSource):
         self._schedule.recompute(now, [self._due_at])
 
     def unreturned_permits(self) -> int:
-        """See `FlushSource`."""
         return sum(refund.permits for refund in list(self._queue.values()))
 
     def _due_at(self, now: float) -> float:
