@@ -23,7 +23,7 @@ from ..lifecycle.lifecycle import (
     raise_failure,
 )
 from ..limiter.decorator import DecoratorKey
-from ..observer import AsyncTimedStore, Observer, Tally, TimedStore, tally_of
+from ..observer import Observer
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
@@ -62,7 +62,6 @@ class BaseBreaker(Flushed, Generic[S, A]):
     _states: BreakerCache[S, A]
     _rule_name: str
     """The kind of rule by which calls are refused."""
-    _timed_store: Callable[[Any, Tally], Any]
 
     def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -76,9 +75,7 @@ class BaseBreaker(Flushed, Generic[S, A]):
         self._name = f"breaker {options.prefix!r} at {self._store_name}"
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._open_store(store, options)
-        self._tally = tally = tally_of(options, "breaker", self._store.clock.monotonic)
-        if tally is not None and self._store.decided_by != "local":
-            self._store = self._timed_store(self._store, tally)
+        self._tally = tally = self._add_tally(options, "breaker")
         self._states = self._open_states(self._store)
         self._name_store(self._name)
         if tally is not None:
@@ -259,8 +256,6 @@ def _check(function: Any, fallback: Any) -> None:
 class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
     """A breaker for tasks."""
 
-    _timed_store = AsyncTimedStore
-
     def call(self, key: AnyKey) -> AsyncBreakerCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
         if key.__class__ is not str:
@@ -313,8 +308,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
 
 class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
     """A breaker for threads."""
-
-    _timed_store = TimedStore
 
     def call(self, key: AnyKey) -> BreakerCall[A]:
         """Return a context manager for one call of the service: raises `BreakerOpen` at the

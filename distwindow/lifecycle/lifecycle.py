@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..away.outages import Health, Outages
 from ..errors import DistwindowError
-from ..observer import Tally
+from ..observer import AsyncTimedStore, SourceKind, Tally, TimedStore, tally_of
 from ..ring.commands import Acquire
 from ..ring.store import AsyncStore, Store
 from ..runtime.flush import FlushResult, FlushSource, flush_due
@@ -135,14 +135,30 @@ class Flushed:
     """Seconds that one call has."""
     _flush_job: FlushJob
     _flush_now: Callable[[bool], Any]
-    _open_store: Callable[[Any, Options], None]
-    """Opens what the caller has given; nothing is connected to."""
+    _store_opener: Callable[[Any, Options], Any]
+    """`open_store`, or that for tasks."""
+    _timed_store: Callable[[Any, Tally], Any]
+    """`TimedStore`, or that for tasks."""
+
+    def _open_store(self, store: Any, options: Options) -> None:
+        """Open `store`, which is what the caller has given; nothing is connected to."""
+        self._store = self._store_opener(store, options)
+        self._owns_store = is_opened(self._store, store) or isinstance(store, SharedStore)
 
     def _name_store(self, name: str) -> None:
         """Call what uses the store `name` in log lines about the store."""
         outages: Outages | None = getattr(self._store, "outages", None)
         if outages is not None:
             outages.name = name
+
+    def _add_tally(self, options: Options, source_kind: SourceKind) -> Tally | None:
+        """Return what adds up what is decided here, if there is an observer, and have it note what
+        the store answers.
+        """
+        tally = tally_of(options, source_kind, self._store.clock.monotonic)
+        if tally is not None and self._store.decided_by != "local":
+            self._store = self._timed_store(self._store, tally)
+        return tally
 
     def _tell_health(self, tally: Tally) -> None:
         """Tell an observer when the store is found to be away, and when it is back."""
@@ -181,11 +197,8 @@ class BlockingLifecycle(BlockingClosable, Flushed):
 
     _worker = THREAD_WORKER
     _store: Store
-
-    def _open_store(self, store: Any, options: Options) -> None:
-        """Open `store`, which is what the caller has given; nothing is connected to."""
-        self._store = open_store(store, options)
-        self._owns_store = is_opened(self._store, store) or isinstance(store, SharedStore)
+    _store_opener = staticmethod(open_store)
+    _timed_store = TimedStore
 
     def flush(self) -> None:
         """Send now what was counted in this process, and renew or free slots that are due, instead
@@ -274,11 +287,8 @@ class AsyncLifecycle(AsyncClosable, Flushed):
 
     _worker = TASK_WORKER
     _store: AsyncStore
-
-    def _open_store(self, store: Any, options: Options) -> None:
-        """Open `store`, which is what the caller has given; nothing is connected to."""
-        self._store = open_async_store(store, options)
-        self._owns_store = is_opened(self._store, store) or isinstance(store, SharedStore)
+    _store_opener = staticmethod(open_async_store)
+    _timed_store = AsyncTimedStore
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""
