@@ -424,10 +424,8 @@ class Tally(ScheduledSource):
         return not self._is_idle
 
     def reschedule(self, now: float) -> None:
-        self._schedule.recompute(now, [self._next_due_at])
-
-    def _next_due_at(self, now: float) -> float:
-        return NEVER if self._is_idle else now + self._schedule.interval_s
+        interval_s = self._schedule.interval_s
+        self._schedule.recompute(now, [lambda now: NEVER if self._is_idle else now + interval_s])
 
     def _row(
         self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None,

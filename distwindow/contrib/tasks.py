@@ -559,7 +559,6 @@ def read_options(
     function: Callable[..., Any],
     options: Mapping[str, Any],
     *,
-    own: int = 0,
     injected: Collection[str] = (),
 ) -> TaskLimits | None:
     """Return the limits of the task `name` from its options; None if it has none.
@@ -573,7 +572,7 @@ def read_options(
     if not given:
         return None
     key, cost = given.get("limit_key"), given.get("limit_cost", 1)
-    return TaskLimits(name, function, given["limits"], key, cost, own=own, injected=injected)
+    return TaskLimits(name, function, given["limits"], key, cost, injected=injected)
 
 
 WhileStoreIsAway = Literal["hold", "run"]

@@ -158,10 +158,8 @@ class PartRefunds(ScheduledSource):
 
     def reschedule(self, now: float) -> None:
         """Set `next_due_at` after a flush."""
-        self._schedule.recompute(now, [self._due_at])
+        interval_s = self._schedule.interval_s
+        self._schedule.recompute(now, [lambda now: now + interval_s if self._queue else NEVER])
 
     def unreturned_permits(self) -> int:
         return sum(refund.permits for refund in list(self._queue.values()))
-
-    def _due_at(self, now: float) -> float:
-        return now + self._schedule.interval_s if self._queue else NEVER
