@@ -644,6 +644,8 @@ class _Gate:
         self._held_until = -math.inf
         """Until when the limiter is not asked, because it failed (monotonic seconds)."""
         self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
+        self.tasks: dict[str, TaskLimits] = {}
+        """Those that were added, by their names."""
         self._shared_windows = SharedWindows(_log)
 
     def add(self, task: T) -> T:
@@ -651,6 +653,7 @@ class _Gate:
         if task is not None:
             self._limiter(task)
             task.add_windows(self._shared_windows)
+            self.tasks[task.name] = task
         return task
 
     def _limiter(self, task: TaskLimits) -> Any:
@@ -797,6 +800,27 @@ class TaskGate(_Gate):
         seconds to ask again. Takes no longer than the timeout, and raises no `Exception`.
         """
         return run_at_once(self.wait(task, args, kwargs, 0.0))
+
+
+class BlockingLimits:
+    """Base class of what limits a queue whose workers are threads or processes, which documents the
+    arguments.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        prefix: str = "distwindow",
+        on_store_error: WhileStoreIsAway = "hold",
+        timeout: float = 0.5,
+        clock: ClockChoice = "server",
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
+    ) -> None:
+        self._gate = TaskGate(
+            store, prefix, on_store_error, timeout, clock, observer=observer, key_label=key_label
+        )
 
 
 class AsyncTaskGate(_Gate):
