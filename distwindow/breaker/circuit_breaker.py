@@ -27,7 +27,6 @@ from ..observer import Observer
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import JoinedSources
 from ..runtime.options import ClockChoice, Options
 from ..sentinel.circuit_breakers import BreakerState
 from ..support.callables import (
@@ -78,11 +77,10 @@ class BaseBreaker(Flushed, Generic[S, A]):
         self._tally = tally = self._add_tally(options, "breaker")
         self._states = self._open_states(self._store)
         self._name_store(self._name)
-        if tally is not None:
-            self._tell_health(tally)
-        source = self._states if tally is None else JoinedSources(self._states, tally)
         in_background = tally is not None or not self._states.in_process
-        self._flush_job = self._new_flush_job(source, self._name, in_background=in_background)
+        self._flush_job = self._new_flush_job(
+            self._states, self._name, tally, in_background=in_background
+        )
 
     def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
         """Return what this breaker knows and counts in this process."""

@@ -23,7 +23,6 @@ from ..observer import Observer
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import FlushSource, JoinedSources
 from ..runtime.options import ClockChoice, Options, check_timeout
 from ..runtime.steps import Operation, run_async, run_blocking
 from ..support.async_use import Unawaited, UnawaitedCoroutine
@@ -85,12 +84,9 @@ class BaseConcurrency(Flushed):
         self._name = options.name
         self._held = register_after_fork(HeldSlots(limit, round(ttl * 1000), self._owner))
         self._open_store(store, replace(options, timeout=self._timeout / 2))
-        source: FlushSource = self._held
         self._held.tally = tally = self._add_tally(options, "concurrency")
         if tally is not None:
             tally.levels = self._held.levels
-            self._tell_health(tally)
-            source = JoinedSources(self._held, tally)
         self._wait_queues = register_after_fork(WaitQueues(self._store.clock))
         self._operations = SlotOperations(
             self._held, self._wait_queues, self._store.clock.monotonic, self._timeout
@@ -98,7 +94,7 @@ class BaseConcurrency(Flushed):
         self._held.wait_queues = self._wait_queues
         self._driver = self._new_driver()
         self._name_store(self._job_name)
-        self._flush_job = self._new_flush_job(source, self._job_name, job_type=SlotJob)
+        self._flush_job = self._new_flush_job(self._held, self._job_name, tally, job_type=SlotJob)
 
     def __repr__(self) -> str:
         return (

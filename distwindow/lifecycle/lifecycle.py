@@ -32,7 +32,7 @@ from ..errors import DistwindowError
 from ..observer import AsyncTimedStore, SourceKind, Tally, TimedStore, tally_of
 from ..ring.commands import Acquire
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import FlushResult, FlushSource, flush_due
+from ..runtime.flush import FlushResult, FlushSource, JoinedSources, flush_due
 from ..runtime.flush_job import FlushJob
 from ..runtime.options import Options
 from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
@@ -178,13 +178,17 @@ class Flushed:
         self,
         source: FlushSource,
         name: str,
+        tally: Tally | None = None,
         *,
         job_type: type[FlushJob] = FlushJob,
         in_background: bool = True,
     ) -> FlushJob:
-        """Add `source` to what the worker flushes; without `in_background`, only `flush` and
-        `close` do. `name` is that of log lines.
+        """Add `source`, and what adds up for an observer, to what the worker flushes; without
+        `in_background`, only `flush` and `close` do. `name` is that of log lines.
         """
+        if tally is not None:
+            self._tell_health(tally)
+            source = JoinedSources(source, tally)
         if not in_background:
             return job_type(source, self._flush_now, name)
         return self._worker.add_limiter(
