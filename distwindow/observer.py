@@ -424,10 +424,8 @@ class Tally(ScheduledSource):
         return not self._is_idle
 
     def reschedule(self, now: float) -> None:
-        self._schedule.recompute(now, [self._next_due_at])
-
-    def _next_due_at(self, now: float) -> float:
-        return NEVER if self._is_idle else now + self._schedule.interval_s
+        interval_s = self._schedule.interval_s
+        self._schedule.recompute(now, [lambda now: NEVER if self._is_idle else now + interval_s])
 
     def _row(
         self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None,
@@ -526,7 +524,6 @@ class TimedStore:
         return getattr(self._store, name)
 
     def decide(self, command: Any, deadline: float | None = None) -> Any:
-        """See `Store`."""
         began_at = self._monotonic()
         try:
             decision = self._decide(command, deadline)
@@ -537,11 +534,9 @@ class TimedStore:
         return decision
 
     def execute(self, command: Any, *arguments: Any) -> Any:
-        """See `Store`."""
         return self._timed(command.script, self._store.execute, (command, *arguments))
 
     def execute_many(self, *arguments: Any) -> Any:
-        """See `Store`."""
         return self._timed("flush", self._store.execute_many, arguments)
 
     def _failed(self, operation: str, began_at: float, exc: DistwindowError) -> None:
@@ -566,7 +561,6 @@ class AsyncTimedStore(TimedStore):
     """`TimedStore` for tasks."""
 
     async def decide(self, command: Any, deadline: float | None = None) -> Any:
-        """See `AsyncStore`."""
         began_at = self._monotonic()
         try:
             decision = await self._decide(command, deadline)

@@ -19,6 +19,7 @@ from ..sentinel.google_breaker import (
     BreakerHistory,
     checked_k,
     drop_ratio,
+    history_of,
     weighted_k,
 )
 from ..support.failure_types import ErrorTypes, IgnoredErrors
@@ -125,7 +126,9 @@ class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         return states
 
     def _settings_text(self) -> str:
-        return settings_text(self._algorithm)
+        algorithm = self._algorithm
+        window = algorithm.bucket_ms * algorithm.buckets / 1000
+        return f"k={algorithm.k!r}, window={window!r}, buckets={algorithm.buckets!r}"
 
 
 class AdaptiveBreaker(_BaseAdaptiveBreaker, BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
@@ -190,12 +193,6 @@ def adaptive_options(
     if not callable(draw):
         raise ConfigurationError(f"draw={draw!r} is not a function")
     return AdaptiveOptions(k, width, buckets, draw)
-
-
-def settings_text(algorithm: AdaptiveOptions) -> str:
-    """Return the settings for `repr`."""
-    window = algorithm.bucket_ms * algorithm.buckets / 1000
-    return f"k={algorithm.k!r}, window={window!r}, buckets={algorithm.buckets!r}"
 
 
 class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
@@ -308,20 +305,7 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
             if number > newest - self._buckets:
                 known = merged.get(number, (0, 0, 0))
                 merged[number] = (known[0] + success, known[1] + failure, known[2] + drop)
-        accepts = total = failing = working = 0
-        for _, (success, failure, drop) in sorted(merged.items()):
-            accepts += success
-            total += success + failure + drop
-            # As in `GoogleBreaker.history`: a bucket with neither changes no run.
-            if failure:
-                working = 0
-            elif success:
-                working += 1
-            if success:
-                failing = 0
-            elif failure:
-                failing += 1
-        return BreakerHistory(accepts, total, failing, working)
+        return history_of(counted for _, counted in sorted(merged.items()))
 
     def record(self, admission: AdaptiveAdmission, failed: bool | None) -> bool:
         if failed is None:

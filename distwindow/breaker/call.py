@@ -149,7 +149,6 @@ class AsyncBreakerCall(_BaseBreakerCall[A]):
             await self._breaker._send(to_send)
 
     async def withdraw(self) -> None:
-        """See `BreakerCall.withdraw`."""
         to_send = self._withdraw()
         if to_send is not None:
             await self._breaker._send(to_send)

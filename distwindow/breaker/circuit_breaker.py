@@ -23,11 +23,10 @@ from ..lifecycle.lifecycle import (
     raise_failure,
 )
 from ..limiter.decorator import DecoratorKey
-from ..observer import AsyncTimedStore, Observer, Tally, TimedStore, tally_of
+from ..observer import Observer
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import JoinedSources
 from ..runtime.options import ClockChoice, Options
 from ..sentinel.circuit_breakers import BreakerState
 from ..support.callables import (
@@ -62,7 +61,6 @@ class BaseBreaker(Flushed, Generic[S, A]):
     _states: BreakerCache[S, A]
     _rule_name: str
     """The kind of rule by which calls are refused."""
-    _timed_store: Callable[[Any, Tally], Any]
 
     def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -76,16 +74,13 @@ class BaseBreaker(Flushed, Generic[S, A]):
         self._name = f"breaker {options.prefix!r} at {self._store_name}"
         self._failure_types = FailureTypes(options.errors, options.ignore)
         self._open_store(store, options)
-        self._tally = tally = tally_of(options, "breaker", self._store.clock.monotonic)
-        if tally is not None and self._store.decided_by != "local":
-            self._store = self._timed_store(self._store, tally)
+        self._tally = tally = self._add_tally(options, "breaker")
         self._states = self._open_states(self._store)
         self._name_store(self._name)
-        if tally is not None:
-            self._tell_health(tally)
-        source = self._states if tally is None else JoinedSources(self._states, tally)
         in_background = tally is not None or not self._states.in_process
-        self._flush_job = self._new_flush_job(source, self._name, in_background=in_background)
+        self._flush_job = self._new_flush_job(
+            self._states, self._name, tally, in_background=in_background
+        )
 
     def _open_states(self, store: Store | AsyncStore) -> BreakerCache[S, A]:
         """Return what this breaker knows and counts in this process."""
@@ -259,8 +254,6 @@ def _check(function: Any, fallback: Any) -> None:
 class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
     """A breaker for tasks."""
 
-    _timed_store = AsyncTimedStore
-
     def call(self, key: AnyKey) -> AsyncBreakerCall[A]:
         """See `CircuitBreaker.call`; `async with`."""
         if key.__class__ is not str:
@@ -292,7 +285,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
         self._flush_job.wake = ignore_wake
 
     async def admit(self, key: AnyKey) -> A:
-        """See `BlockingBreaker.admit`."""
         try:
             admission = self._states.decide(key)
             return await self._ask(key) if admission is None else admission
@@ -304,7 +296,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
         return await self._run(self._states.admit(self._states.get_or_create(key)))
 
     async def finish(self, admission: A, failed: bool | None) -> None:
-        """See `BlockingBreaker.finish`."""
         if self._states.record(admission, failed):
             await self._send(admission)
 
@@ -315,8 +306,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
 
 class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
     """A breaker for threads."""
-
-    _timed_store = TimedStore
 
     def call(self, key: AnyKey) -> BreakerCall[A]:
         """Return a context manager for one call of the service: raises `BreakerOpen` at the

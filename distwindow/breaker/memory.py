@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from ..ring.key import senders_name
 from ..ring.memory_rings import Handlers, MemoryValues
-from ..ring.ring import SenderRecords
 from .commands import (
     AdaptiveFlush,
     AdaptiveReply,
@@ -34,11 +32,11 @@ class MemoryBreakers:
         rule, record = self._found(command, now)
         live = record.live_counts(rule, command.counts, now)
         newest, span = now // rule.bucket_ms, rule.buckets
-        taken = bool(live) and not self._has_taken(command, newest, span)
+        taken = bool(live) and not self._values.has_taken(command.name, command, newest, span)
         if taken:
             record.add(rule, live, now)
             self._values.put(command.name, record)
-            self._remember(command, newest, span, record.expires_at_ms)
+            self._values.remember(command.name, command, newest, span, record.expires_at_ms)
         return _reply(rule, record, taken, now)
 
     def _probe(self, command: BreakerProbe, now: int) -> BreakerReply:
@@ -61,9 +59,9 @@ class MemoryBreakers:
         newest, expires_at_ms = now // width, now + (span + 1) * width
         record = self._values.get(command.name) or AdaptiveRecord()
         live = record.live_counts(command.counts, width, span, now)
-        if live and not self._has_taken(command, newest, span):
+        if live and not self._values.has_taken(command.name, command, newest, span):
             record.add(live, span)
-            self._remember(command, newest, span, expires_at_ms)
+            self._values.remember(command.name, command, newest, span, expires_at_ms)
         forced, passed_ms = record.note_pass(command.passed_ms, command.force_ms, now)
         if record.buckets or record.passed_ms:
             record.expires_at_ms = expires_at_ms
@@ -78,26 +76,6 @@ class MemoryBreakers:
         if record is None or now >= record.expires_at_ms:
             record = BreakerRecord()
         return command.rule, record
-
-    def _has_taken(self, command: BreakerFlush | AdaptiveFlush, newest: int, span: int) -> bool:
-        """True if the breaker has taken this flush, or a later one of its sender."""
-        records: SenderRecords | None = self._values.get(senders_name(command.name))
-        if not command.sender or records is None:
-            return False
-        return records.has(command.sender, command.seq, newest, span)
-
-    def _remember(
-        self,
-        command: BreakerFlush | AdaptiveFlush,
-        newest: int,
-        span: int,
-        expires_at_ms: int,
-    ) -> None:
-        if command.sender:
-            name = senders_name(command.name)
-            records = self._values.get(name) or SenderRecords()
-            records.remember(command.sender, command.seq, newest, span, expires_at_ms)
-            self._values.put(name, records)
 
 
 def _reply(rule: BreakerRule, record: BreakerRecord, done: bool, now: int) -> BreakerReply:

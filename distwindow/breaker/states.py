@@ -212,7 +212,6 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         return BreakerKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
     def must_query_store(self, state: BreakerKeyState, now: float) -> bool:
-        """See `BreakerCache`."""
         if self._is_alone and state.state == "closed" and state.epoch is not None:
             return False
         return super().must_query_store(state, now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import json
 import re
@@ -68,7 +67,6 @@ def execute(server: Server, *words: str) -> Any:
 
 
 def read_info(server: Server, section: str) -> dict[str, Any]:
-    """Return a section of INFO."""
     fields: dict[str, Any] = execute(server, "INFO", section)
     return fields
 
@@ -83,15 +81,22 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def run_check(
-    check: str, find: Callable[[], Finding | list[Finding]], fix_if_forbidden: str
-) -> list[Finding]:
-    """Return what `find` finds. Where the server forbids the check, that is the finding."""
-    try:
-        found = find()
-    except Forbidden as exc:
-        found = Finding(check, "warning", f"could not check: {exc}", fix_if_forbidden)
-    return found if isinstance(found, list) else [found]
+class Check(NamedTuple):
+    """One check of the settings of a server."""
+
+    name: str
+    find: Callable[[Server], Finding | list[Finding]]
+    fix_if_forbidden: str
+    """What to do where the server forbids the commands of this check."""
+
+    def run(self, server: Server) -> list[Finding]:
+        """Return what it finds. Where the server forbids the check, that is the finding."""
+        try:
+            found = self.find(server)
+        except Forbidden as exc:
+            fix = self.fix_if_forbidden
+            found = Finding(self.name, "warning", f"could not check: {exc}", fix)
+        return found if isinstance(found, list) else [found]
 
 
 _MAX_CLOCK_OFFSET_MS = 1000
@@ -99,13 +104,6 @@ _MAX_CLOCK_OFFSET_MS = 1000
 _MEMORY_WARNING_SHARE = 0.8
 _SAFE_POLICY = "noeviction"
 _CLUSTER_SLOTS = 16_384
-
-
-def check_server(server: Server) -> Iterator[Finding]:
-    """Yield all findings about the settings of one server."""
-    for check in _CHECKS:
-        find = functools.partial(check.find, server)
-        yield from run_check(check.name, find, check.fix_if_forbidden)
 
 
 def check_installation() -> Iterator[Finding]:
@@ -265,28 +263,22 @@ def _encoding(server: Server) -> Finding:
     raise Forbidden("CONFIG GET returns neither hash-max-listpack-entries nor its old name")
 
 
-class _Check(NamedTuple):
-    name: str
-    find: Callable[[Server], Finding | list[Finding]]
-    fix_if_forbidden: str
-    """What to do where the server forbids the commands of this check."""
-
-
+_CLUSTER_CHECK = Check("cluster", _slots, "grant the user +cluster|info")
 _CHECKS = (
-    _Check(
+    Check(
         "version", _version, "grant +info, or make sure that it is Redis 6.2 or newer, or Valkey"
     ),
-    _Check(
+    Check(
         "eviction", _memory, f"grant +info, or make sure that maxmemory-policy is {_SAFE_POLICY}"
     ),
-    _Check(
+    Check(
         "replicas",
         _replicas,
         "grant +info, or make sure that min-replicas-to-write is 1 if there are replicas",
     ),
-    _Check("persistence", _persistence, "grant +info, or make sure that snapshots do not fail"),
-    _Check("clock", _clock, "grant +time, if the server has TIME"),
-    _Check(
+    Check("persistence", _persistence, "grant +info, or make sure that snapshots do not fail"),
+    Check("clock", _clock, "grant +time, if the server has TIME"),
+    Check(
         "encoding",
         _encoding,
         f"grant +config|get, or make sure that hash-max-listpack-entries is at least {MAX_BUCKETS}",
@@ -319,11 +311,6 @@ def acl_rule(prefix: str, *, cluster: bool = False) -> str:
     connecting = _CLUSTER_COMMANDS if cluster else ()
     rights = " ".join(f"+{name}" for name in (*_SCRIPT_COMMANDS, *connecting, *sorted(called)))
     return f"ACL SETUSER <user> ~{prefix}:* {rights}"
-
-
-def concurrency_acl_rule() -> str:
-    """Return the ACL rule with which the user of `acl_rule` may also use concurrency limits."""
-    return "ACL SETUSER <user> " + " ".join(f"+{n}" for n in sorted(_commands_of(SLOT_COMMANDS)))
 
 
 def _commands_of(names: Iterable[str]) -> set[str]:
@@ -412,7 +399,9 @@ def probe_concurrency(url: str, prefix: str, clock: ClockChoice) -> Iterator[Fin
     except ConfigurationError as exc:
         denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
         found = f"concurrency limits cannot be used, other limits can: {exc}"
-        yield Finding("concurrency", "warning", found, concurrency_acl_rule() if denied else "")
+        rights = " ".join(f"+{name}" for name in sorted(_commands_of(SLOT_COMMANDS)))
+        fix = f"ACL SETUSER <user> {rights}" if denied else ""
+        yield Finding("concurrency", "warning", found, fix)
     except DistwindowError as exc:
         yield Finding("concurrency", "problem", f"{exc}; every slot would fail with this error")
 
@@ -523,11 +512,11 @@ def _findings(servers: Sequence[Server], url: str, prefix: str) -> Iterator[Find
     yield from check_installation()
     several = len(servers) > 1
     for server in servers:
-        for finding in check_server(server):
-            yield finding._replace(found=f"{server.name}: {finding.found}") if several else finding
+        for check in _CHECKS:
+            for one in check.run(server):
+                yield one._replace(found=f"{server.name}: {one.found}") if several else one
     if parse_url_text(url).kind == "cluster":
-        find = functools.partial(_slots, servers[0])
-        yield from run_check("cluster", find, "grant the user +cluster|info")
+        yield from _CLUSTER_CHECK.run(servers[0])
     clock: ClockChoice = "server"
     if refusal := refusal_of_time(url, prefix):
         clock = "client"

@@ -178,18 +178,10 @@ def _either(one: float, other: float) -> float:
     return float((one**-3 + other**-3) ** (-1 / 3))
 
 
-class LeasedCalls(NamedTuple):
-    """The commands of one process that calls one key far below its limit, per second."""
-
-    acquire: float
-    lease: float
-    refund: float
-    leases: float
-    """The share of its buckets in which it leases."""
-
-
-def leased_calls(rate: float, width_s: float, rtt_ms: float) -> LeasedCalls:
-    """Return what a process sends that makes `rate` calls a second under buckets of `width_s`.
+def leased_calls(rate: float, width_s: float, rtt_ms: float) -> tuple[float, float, float, float]:
+    """Return what a process sends for one key, far below its limit, that makes `rate` calls a
+    second under buckets of `width_s`: acquires, leases and refunds per second, and the share of its
+    buckets in which it leases.
 
     The constants are fitted to the simulation. Below some three calls in the time of a lease each
     call is a command. Above, a bucket costs some four commands whatever the rate: the lease at its
@@ -198,7 +190,7 @@ def leased_calls(rate: float, width_s: float, rtt_ms: float) -> LeasedCalls:
     rates, each call that is made while the first lease of a bucket is on its way is a command.
     """
     if rate <= 0:
-        return LeasedCalls(0.0, 0.0, 0.0, 0.0)
+        return 0.0, 0.0, 0.0, 0.0
     lease_s = min(width_s, _LEASE_S)
     leases = 1 / (1 + (2.9 / (rate * min(0.85 * width_s, _LEASE_S))) ** 6)
     on_its_way = rate * min(width_s, 0.0017 + 0.0016 * rtt_ms) / width_s
@@ -210,7 +202,7 @@ def leased_calls(rate: float, width_s: float, rtt_ms: float) -> LeasedCalls:
     first = min(waits, leases / width_s)
     unspent = rate * lease_s / (rate * lease_s + 9)
     refunds = min(commands - waits, leases * unspent / width_s)
-    return LeasedCalls(waits - first, commands - refunds - (waits - first), refunds, leases)
+    return waits - first, commands - refunds - (waits - first), refunds, leases
 
 
 def leased_load(fleet: Fleet) -> PairLoad:

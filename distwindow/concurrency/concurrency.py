@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import (
-    ConcurrencyExceeded,
     ConfigurationError,
     DistwindowError,
     StoreError,
@@ -20,11 +19,10 @@ from ..errors import (
 )
 from ..lifecycle.connect import store_name
 from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, Flushed
-from ..observer import AsyncTimedStore, Observer, Tally, TimedStore, tally_of
+from ..observer import Observer
 from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, slots_name
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import FlushSource, JoinedSources
 from ..runtime.options import ClockChoice, Options, check_timeout
 from ..runtime.steps import Operation, run_async, run_blocking
 from ..support.async_use import Unawaited, UnawaitedCoroutine
@@ -47,7 +45,6 @@ class BaseConcurrency(Flushed):
     _shared = "store and prefix share their slots"
     _driver: SlotDriver
     _new_driver: Callable[[], SlotDriver]
-    _timed_store: Callable[[Any, Tally], Any]
 
     def __init__(
         self,
@@ -87,14 +84,9 @@ class BaseConcurrency(Flushed):
         self._name = options.name
         self._held = register_after_fork(HeldSlots(limit, round(ttl * 1000), self._owner))
         self._open_store(store, replace(options, timeout=self._timeout / 2))
-        source: FlushSource = self._held
-        self._held.tally = tally = tally_of(options, "concurrency", self._store.clock.monotonic)
+        self._held.tally = tally = self._add_tally(options, "concurrency")
         if tally is not None:
             tally.levels = self._held.levels
-            self._tell_health(tally)
-            source = JoinedSources(self._held, tally)
-            if self._store.decided_by != "local":
-                self._store = self._timed_store(self._store, tally)
         self._wait_queues = register_after_fork(WaitQueues(self._store.clock))
         self._operations = SlotOperations(
             self._held, self._wait_queues, self._store.clock.monotonic, self._timeout
@@ -102,7 +94,7 @@ class BaseConcurrency(Flushed):
         self._held.wait_queues = self._wait_queues
         self._driver = self._new_driver()
         self._name_store(self._job_name)
-        self._flush_job = self._new_flush_job(source, self._job_name, job_type=SlotJob)
+        self._flush_job = self._new_flush_job(self._held, self._job_name, tally, job_type=SlotJob)
 
     def __repr__(self) -> str:
         return (
@@ -173,7 +165,6 @@ class Concurrency(BaseConcurrency, BlockingLifecycle):
     """
 
     _driver: _ThreadSlots
-    _timed_store = TimedStore
 
     def _new_driver(self) -> SlotDriver:
         return _ThreadSlots(self._store, self._operations)
@@ -236,21 +227,14 @@ class _ThreadSlots(SlotDriver):
 
     def ask(self, claim: SlotClaim) -> HoldReply:
         """Ask once for a slot. Refused while others wait in this process: nobody overtakes them."""
-        source = None
         if claim.name in self._wait_queues.by_name:
-            reply, source = HoldReply(False, claim.command.limit, 0, 0), "local"
-        else:
-            try:
-                reply = self._ask_first(claim, 0.0)
-            except StoreError:
-                self.count(claim, "error")
-                raise
-        if reply.granted:
-            self._held.on_granted(claim)
-        else:
-            self.abandon(claim)
-        self.count(claim, "allowed" if reply.granted else "refused", source=source)
-        return reply
+            return self.answered(claim, HoldReply(False, claim.command.limit, 0, 0), "local")
+        try:
+            reply = self._ask_first(claim, 0.0)
+        except StoreError:
+            self.count(claim, "error")
+            raise
+        return self.answered(claim, reply)
 
     def wait(self, claim: SlotClaim, timeout: float | None) -> None:
         """Wait until `claim` is granted. If this raises, the caller abandons the claim."""
@@ -265,11 +249,7 @@ class _ThreadSlots(SlotDriver):
                 self._queue_up(claim, waiter, reply)
             self._held.on_granted(claim)
         except BaseException as exc:  # raised by a signal handler, too
-            self.leave_line(claim)
-            if isinstance(exc, StoreError):
-                self.count(claim, "error")
-            elif isinstance(exc, ConcurrencyExceeded):
-                self.count(claim, "refused", queued_at)
+            self.give_up(claim, exc, queued_at)
             raise
         self.count(claim, "allowed", queued_at)
 
@@ -343,7 +323,6 @@ class AsyncConcurrency(BaseConcurrency, AsyncLifecycle):
     """
 
     _driver: _TaskSlots
-    _timed_store = AsyncTimedStore
 
     def _new_driver(self) -> SlotDriver:
         return _TaskSlots(self._store, self._operations)
@@ -392,21 +371,14 @@ class _TaskSlots(SlotDriver):
     _store: AsyncStore
 
     async def ask(self, claim: SlotClaim) -> HoldReply:
-        source = None
         if claim.name in self._wait_queues.by_name:
-            reply, source = HoldReply(False, claim.command.limit, 0, 0), "local"
-        else:
-            try:
-                reply = await self._ask_first(claim, 0.0)
-            except StoreError:
-                self.count(claim, "error")
-                raise
-        if reply.granted:
-            self._held.on_granted(claim)
-        else:
-            self.abandon(claim)
-        self.count(claim, "allowed" if reply.granted else "refused", source=source)
-        return reply
+            return self.answered(claim, HoldReply(False, claim.command.limit, 0, 0), "local")
+        try:
+            reply = await self._ask_first(claim, 0.0)
+        except StoreError:
+            self.count(claim, "error")
+            raise
+        return self.answered(claim, reply)
 
     async def wait(self, claim: SlotClaim, timeout: float | None) -> None:
         began_at = self._monotonic()
@@ -420,11 +392,7 @@ class _TaskSlots(SlotDriver):
                 await self._queue_up(claim, waiter, reply)
             self._held.on_granted(claim)
         except BaseException as exc:  # raised by a signal handler, too
-            self.leave_line(claim)
-            if isinstance(exc, StoreError):
-                self.count(claim, "error")
-            elif isinstance(exc, ConcurrencyExceeded):
-                self.count(claim, "refused", queued_at)
+            self.give_up(claim, exc, queued_at)
             raise
         self.count(claim, "allowed", queued_at)
 

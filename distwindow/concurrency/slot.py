@@ -20,12 +20,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import ref
 
-from ..errors import ConcurrencyExceeded, short_repr
+from ..errors import ConcurrencyExceeded, StoreError, short_repr
 from ..observer import Result
 from ..ring.key import AnyKey
 from ..runtime.steps import StoreStep
 from ..support.async_use import EnteredBlock, only_async_with
-from .commands import Hold
+from .commands import Hold, HoldReply
 from .held import SlotClaim
 from .operations import SlotOperations
 
@@ -70,16 +70,28 @@ class SlotDriver:
         tally.counted(claim.key, limit, result, reason, decided_by, 1, 1, waited)
 
     def is_lost(self, claim: SlotClaim) -> bool:
-        """True if the slot of `claim` was lost."""
         return self._held.check_lost(claim, self._monotonic())
 
-    def leave_line(self, claim: SlotClaim) -> None:
-        """Give back the places in the line, by the worker, if the caller of `claim`, which waits if
-        it is refused, has given up, and nobody else waits here.
+    def answered(self, claim: SlotClaim, reply: HoldReply, source: str | None = None) -> HoldReply:
+        """Note the answer to a caller that does not wait, and return it; `source`: see `count`."""
+        if reply.granted:
+            self._held.on_granted(claim)
+        else:
+            self.abandon(claim)
+        self.count(claim, "allowed" if reply.granted else "refused", source=source)
+        return reply
+
+    def give_up(self, claim: SlotClaim, exc: BaseException, queued_at: float | None) -> None:
+        """Note that `exc` has ended the wait of a caller. If nobody else waits here, the worker
+        gives back the places in the line. `queued_at`: see `count`.
         """
         has_place = claim.command.waited_ms and claim.may_have_place
         if has_place and not self._wait_queues.count(claim.name):
             self._held.leave_line(claim.name, self._monotonic())
+        if isinstance(exc, StoreError):
+            self.count(claim, "error")
+        elif isinstance(exc, ConcurrencyExceeded):
+            self.count(claim, "refused", queued_at)
 
     def abandon(self, claim: SlotClaim) -> None:
         """Free what `claim` may hold, by the worker. Waits for nothing."""

@@ -208,7 +208,7 @@ class RateLimitMiddleware:
         self._limit: http.RequestLimit | None = None
         if limits is not None:
             self._limit = limit = rate_limits.limit(limits, name=name, **options)
-            limit.name_of = _name_of_all  # there is no route yet
+            limit.name_of = lambda request: "default"  # there is no route yet
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" and self.rate_limits.is_required:
@@ -288,10 +288,6 @@ class RateLimitMiddleware:
         if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
             path = path[len(root) :]  # some servers have it in the path, and some do not
         return path in self._exempt_paths or path.startswith(self._exempt_trees)
-
-
-def _name_of_all(request: object) -> str:
-    return "default"
 
 
 async def _send_nothing() -> None:

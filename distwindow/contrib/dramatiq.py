@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from .. import ConfigurationError
-from ..observer import Observer
-from ..ring.key import AnyKey
-from ..runtime.options import ClockChoice
 from . import needs
-from .tasks import TASK_OPTIONS, TaskGate, TaskLimits, WhileStoreIsAway, broker_failed, read_options
+from .tasks import TASK_OPTIONS, BlockingLimits, broker_failed, read_options
 
 with needs("dramatiq"):
     from dramatiq import Middleware
@@ -34,7 +30,7 @@ class InvalidLimits(ConfigurationError, MiddlewareError):
     """The limits of an actor can never work. dramatiq lets only its own errors pass."""
 
 
-class RateLimits(Middleware):
+class RateLimits(BlockingLimits, Middleware):
     """Middleware for a dramatiq broker: add it before the actors are declared, and last, so that
     messages that another middleware drops are not counted.
 
@@ -47,22 +43,6 @@ class RateLimits(Middleware):
     Raises `ConfigurationError` for a store that can never work, and at an actor with wrong options.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        *,
-        prefix: str = "distwindow",
-        on_store_error: WhileStoreIsAway = "hold",
-        timeout: float = 0.5,
-        clock: ClockChoice = "server",
-        observer: Observer | None = None,
-        key_label: Callable[[AnyKey], str] | None = None,
-    ) -> None:
-        self._gate = TaskGate(
-            store, prefix, on_store_error, timeout, clock, observer=observer, key_label=key_label
-        )
-        self._tasks: dict[str, TaskLimits] = {}
-
     @property
     def actor_options(self) -> set[str]:
         """The options that actors may have (dramatiq refuses unknown ones)."""
@@ -71,15 +51,13 @@ class RateLimits(Middleware):
     def before_declare_actor(self, broker: Any, actor: Any) -> None:
         """Check the options of an actor."""
         try:
-            task = self._gate.add(read_options(actor.actor_name, _function(actor), actor.options))
+            self._gate.add(read_options(actor.actor_name, _function(actor), actor.options))
         except ConfigurationError as exc:
             raise InvalidLimits(str(exc)) from exc
-        if task is not None:
-            self._tasks[actor.actor_name] = task
 
     def before_process_message(self, broker: Any, message: Any) -> None:
         """Pass the message on to be processed, or send it back and skip it."""
-        task = self._tasks.get(message.actor_name)
+        task = self._gate.tasks.get(message.actor_name)
         if task is None or message.failed:
             return
         delay = self._gate.delay(task, message.args, message.kwargs)

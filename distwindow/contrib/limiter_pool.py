@@ -127,7 +127,6 @@ class AsyncLimiterPool(_Pool[AsyncLimiter]):
     _open_store = staticmethod(open_async_store)
 
     async def aclose(self) -> None:
-        """See `LimiterPool.close`."""
         for limiter in self.all():
             await limiter.aclose()
         if self._owns_store:

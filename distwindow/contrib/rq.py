@@ -21,11 +21,8 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from .. import ConfigurationError
-from ..observer import Observer
-from ..ring.key import AnyKey
-from ..runtime.options import ClockChoice
 from . import needs
-from .tasks import TaskGate, TaskLimits, WhileStoreIsAway, broker_failed
+from .tasks import BlockingLimits, TaskLimits, broker_failed
 
 with needs("rq"):
     import redis
@@ -97,28 +94,13 @@ SCHEDULER_CHECK_S = 10  # RQ looks each ten minutes whether the scheduler's work
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class RateLimits:
+class RateLimits(BlockingLimits):
     """The limits of functions that RQ runs. `store` is a URL or a client, as for `Limiter`.
 
     `on_store_error` says what happens to jobs while the limiter's store fails: "hold" schedules
     them a second later, "run" runs them without counting. `timeout` (seconds) bounds how long a
     worker asks, and `clock` is as for `Limiter`. Raises `ConfigurationError` for a wrong store.
     """
-
-    def __init__(
-        self,
-        store: Any,
-        *,
-        prefix: str = "distwindow",
-        on_store_error: WhileStoreIsAway = "hold",
-        timeout: float = 0.5,
-        clock: ClockChoice = "server",
-        observer: Observer | None = None,
-        key_label: Callable[[AnyKey], str] | None = None,
-    ) -> None:
-        self._gate = TaskGate(
-            store, prefix, on_store_error, timeout, clock, observer=observer, key_label=key_label
-        )
 
     def limit(self, *, limits: Any, limit_key: Any = None, limit_cost: Any = 1) -> Callable[[F], F]:
         """Return a decorator that gives a function its limits, and returns the same function.

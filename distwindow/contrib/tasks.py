@@ -429,7 +429,6 @@ class TaskCharges:
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """All limits."""
         return tuple(limit for part in self.parts for limit in part.limits)
 
     def items(
@@ -560,7 +559,6 @@ def read_options(
     function: Callable[..., Any],
     options: Mapping[str, Any],
     *,
-    own: int = 0,
     injected: Collection[str] = (),
 ) -> TaskLimits | None:
     """Return the limits of the task `name` from its options; None if it has none.
@@ -574,7 +572,7 @@ def read_options(
     if not given:
         return None
     key, cost = given.get("limit_key"), given.get("limit_cost", 1)
-    return TaskLimits(name, function, given["limits"], key, cost, own=own, injected=injected)
+    return TaskLimits(name, function, given["limits"], key, cost, injected=injected)
 
 
 WhileStoreIsAway = Literal["hold", "run"]
@@ -646,6 +644,8 @@ class _Gate:
         self._held_until = -math.inf
         """Until when the limiter is not asked, because it failed (monotonic seconds)."""
         self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
+        self.tasks: dict[str, TaskLimits] = {}
+        """Those that were added, by their names."""
         self._shared_windows = SharedWindows(_log)
 
     def add(self, task: T) -> T:
@@ -653,6 +653,7 @@ class _Gate:
         if task is not None:
             self._limiter(task)
             task.add_windows(self._shared_windows)
+            self.tasks[task.name] = task
         return task
 
     def _limiter(self, task: TaskLimits) -> Any:
@@ -799,6 +800,27 @@ class TaskGate(_Gate):
         seconds to ask again. Takes no longer than the timeout, and raises no `Exception`.
         """
         return run_at_once(self.wait(task, args, kwargs, 0.0))
+
+
+class BlockingLimits:
+    """Base class of what limits a queue whose workers are threads or processes, which documents the
+    arguments.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        prefix: str = "distwindow",
+        on_store_error: WhileStoreIsAway = "hold",
+        timeout: float = 0.5,
+        clock: ClockChoice = "server",
+        observer: Observer | None = None,
+        key_label: Callable[[AnyKey], str] | None = None,
+    ) -> None:
+        self._gate = TaskGate(
+            store, prefix, on_store_error, timeout, clock, observer=observer, key_label=key_label
+        )
 
 
 class AsyncTaskGate(_Gate):

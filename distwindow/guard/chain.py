@@ -119,7 +119,6 @@ class SlotAdapter(NamedTuple):
 
 
 def adapt_slot(slot: Any) -> SlotAdapter:
-    """Return the adapter of `slot`."""
     return SlotAdapter(
         slot,
         "question" if getattr(slot, "_settle", None) else _kind_of(slot.enter),

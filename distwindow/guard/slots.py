@@ -62,14 +62,11 @@ class FlowRuleSlot(ChainSlot):
         self.rule: FlowRule = rule
         self._named_origins = named_origins
         """The origins that have rules of their own, for `"other"`."""
-        self._key = self._key_of_rule()
+        origin = "" if rule.limit_app == LIMIT_APP_DEFAULT else rule.limit_app
+        self._key = key_of(rule.resource, origin)
         """The key of all calls that the rule is about. Of `"other"` each origin has a key."""
-
-    def _key_of_rule(self) -> str:
-        rule = self.rule
         if rule.strategy == "chain":
-            return key_of_context(rule.resource, rule.ref_resource or "")
-        return key_of(rule.resource, "" if rule.limit_app == LIMIT_APP_DEFAULT else rule.limit_app)
+            self._key = key_of_context(rule.resource, rule.ref_resource or "")
 
     def key_for(self, call: GuardCall) -> str | None:
         """Return the key that counts `call`; None if the rule is not about it (Sentinel

@@ -76,7 +76,6 @@ def pause_object(pause: FoundPause) -> dict[str, Any]:
 
 
 def breaker_object(one: FoundBreaker) -> dict[str, Any]:
-    """Return a breaker."""
     return {
         "key": json_text(one.name.key),
         "rule": one.name.kind,

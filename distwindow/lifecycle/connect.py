@@ -156,7 +156,6 @@ class SharedStore:
 
     @property
     def unknown_total(self) -> int:
-        """See `Store`."""
         total: int = self._store.unknown_total
         return total
 

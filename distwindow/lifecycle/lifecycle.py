@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..away.outages import Health, Outages
 from ..errors import DistwindowError
-from ..observer import Tally
+from ..observer import AsyncTimedStore, SourceKind, Tally, TimedStore, tally_of
 from ..ring.commands import Acquire
 from ..ring.store import AsyncStore, Store
-from ..runtime.flush import FlushResult, FlushSource, flush_due
+from ..runtime.flush import FlushResult, FlushSource, JoinedSources, flush_due
 from ..runtime.flush_job import FlushJob
 from ..runtime.options import Options
 from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
@@ -135,14 +135,30 @@ class Flushed:
     """Seconds that one call has."""
     _flush_job: FlushJob
     _flush_now: Callable[[bool], Any]
-    _open_store: Callable[[Any, Options], None]
-    """Opens what the caller has given; nothing is connected to."""
+    _store_opener: Callable[[Any, Options], Any]
+    """`open_store`, or that for tasks."""
+    _timed_store: Callable[[Any, Tally], Any]
+    """`TimedStore`, or that for tasks."""
+
+    def _open_store(self, store: Any, options: Options) -> None:
+        """Open `store`, which is what the caller has given; nothing is connected to."""
+        self._store = self._store_opener(store, options)
+        self._owns_store = is_opened(self._store, store) or isinstance(store, SharedStore)
 
     def _name_store(self, name: str) -> None:
         """Call what uses the store `name` in log lines about the store."""
         outages: Outages | None = getattr(self._store, "outages", None)
         if outages is not None:
             outages.name = name
+
+    def _add_tally(self, options: Options, source_kind: SourceKind) -> Tally | None:
+        """Return what adds up what is decided here, if there is an observer, and have it note what
+        the store answers.
+        """
+        tally = tally_of(options, source_kind, self._store.clock.monotonic)
+        if tally is not None and self._store.decided_by != "local":
+            self._store = self._timed_store(self._store, tally)
+        return tally
 
     def _tell_health(self, tally: Tally) -> None:
         """Tell an observer when the store is found to be away, and when it is back."""
@@ -162,13 +178,17 @@ class Flushed:
         self,
         source: FlushSource,
         name: str,
+        tally: Tally | None = None,
         *,
         job_type: type[FlushJob] = FlushJob,
         in_background: bool = True,
     ) -> FlushJob:
-        """Add `source` to what the worker flushes; without `in_background`, only `flush` and
-        `close` do. `name` is that of log lines.
+        """Add `source`, and what adds up for an observer, to what the worker flushes; without
+        `in_background`, only `flush` and `close` do. `name` is that of log lines.
         """
+        if tally is not None:
+            self._tell_health(tally)
+            source = JoinedSources(source, tally)
         if not in_background:
             return job_type(source, self._flush_now, name)
         return self._worker.add_limiter(
@@ -181,11 +201,8 @@ class BlockingLifecycle(BlockingClosable, Flushed):
 
     _worker = THREAD_WORKER
     _store: Store
-
-    def _open_store(self, store: Any, options: Options) -> None:
-        """Open `store`, which is what the caller has given; nothing is connected to."""
-        self._store = open_store(store, options)
-        self._owns_store = is_opened(self._store, store) or isinstance(store, SharedStore)
+    _store_opener = staticmethod(open_store)
+    _timed_store = TimedStore
 
     def flush(self) -> None:
         """Send now what was counted in this process, and renew or free slots that are due, instead
@@ -274,11 +291,8 @@ class AsyncLifecycle(AsyncClosable, Flushed):
 
     _worker = TASK_WORKER
     _store: AsyncStore
-
-    def _open_store(self, store: Any, options: Options) -> None:
-        """Open `store`, which is what the caller has given; nothing is connected to."""
-        self._store = open_async_store(store, options)
-        self._owns_store = is_opened(self._store, store) or isinstance(store, SharedStore)
+    _store_opener = staticmethod(open_async_store)
+    _timed_store = AsyncTimedStore
 
     async def flush(self) -> None:
         """See `Limiter.flush`."""
@@ -302,18 +316,15 @@ class AsyncLifecycle(AsyncClosable, Flushed):
             raise
 
     async def _end_calls(self) -> None:
-        """See `BlockingLifecycle._end_calls`."""
         raise NotImplementedError  # each kind has calls of its own
 
     async def _flush_rest(self) -> DistwindowError | None:
-        """See `BlockingLifecycle._flush_rest`."""
         failure = await self._flush_now(True)
         if self._owns_store:
             failure = await self._flush_now(True) or failure
         return failure
 
     async def _flush_now(self, everything: bool) -> DistwindowError | None:
-        """See `BlockingLifecycle._flush_now`."""
         source, monotonic = self._flush_job.strategy, self._store.clock.monotonic
         operation = flush_due(source, monotonic, everything=everything)
         result = await run_async(operation, partial(self._execute_step, None), self._store.sleep)
@@ -321,7 +332,6 @@ class AsyncLifecycle(AsyncClosable, Flushed):
         return result.failure
 
     def _run(self, operation: Operation[T], deadline: float | None = None) -> Awaitable[T]:
-        """See `BlockingLifecycle._run`."""
         if deadline is None:
             deadline = self._store.clock.monotonic() + self._timeout
         return run_async(operation, partial(self._execute_step, deadline), self._store.sleep)

@@ -51,15 +51,7 @@ from ..shaping.operations import wait_until_paced
 from ..support.async_use import Unawaited, running_loop
 from ..support.first_use import FirstUse
 from ..support.fork import register_after_fork
-from ..waiting.waiting import (
-    AsyncInterruptibleSleep,
-    AsyncPermitWaiter,
-    InterruptibleSleep,
-    PermitWaiter,
-    Turns,
-    WaitQueues,
-    wait_for_turn,
-)
+from ..waiting.waiting import AsyncPermitWaiter, PermitWaiter, Turns, WaitQueues, wait_for_turn
 
 COUNTED_IN_STATES = ("lease", "deny_cache")
 """Sources of decisions that the state of their key counts: a call that has waited for a lease that
@@ -382,7 +374,7 @@ class Decider(BaseDecider):
         try:
             if waiter.wait() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
-            sleep = InterruptibleSleep(waiter, self.clock, self.clock.sleep)
+            sleep = partial(waiter.sleep_until_freed, self.clock)
             try:
                 decision = run_blocking(wait(waiter), execute, sleep)
             except StoreError:
@@ -462,7 +454,6 @@ class AsyncDecider(BaseDecider):
     async def try_special(
         self, key: AnyKey, cost: int, priority: object, enqueue: object
     ) -> Decision:
-        """See `Decider.try_special`."""
         if self.calls_without_wait >= _YIELD_EVERY:
             self.calls_without_wait = 0
             running_loop()
@@ -478,7 +469,6 @@ class AsyncDecider(BaseDecider):
     async def acquire_all(
         self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False
     ) -> Decision:
-        """See `Decider.acquire_all`."""
         command, deadline = self._all_of(calls)
         try:
             await self.run(self._before_all(command), deadline)
@@ -499,7 +489,6 @@ class AsyncDecider(BaseDecider):
         priority: bool,
         first: Decision | None = None,
     ) -> Decision:
-        """See `Decider.acquire`."""
         if timeout is not None:
             timeout = check_timeout(timeout)
         refused: list[Decision] = []
@@ -527,7 +516,7 @@ class AsyncDecider(BaseDecider):
         try:
             if await waiter.wait_async() or queues.times_freed != times_freed:
                 refused.clear()  # there may be room by now
-            sleep = AsyncInterruptibleSleep(waiter, self.clock, self.store.sleep)
+            sleep = partial(waiter.sleep_until_freed_async, self.store)
             try:
                 decision = await run_async(wait(waiter), execute, sleep)
             except StoreError:
@@ -549,7 +538,6 @@ class AsyncDecider(BaseDecider):
             await self.run(send(command))
 
     async def peek(self, key: AnyKey, cost: int) -> Decision:
-        """See `Decider.peek`."""
         try:
             decision: Decision = await self.run(self._peek(key, cost))
         except StoreError as exc:
@@ -557,7 +545,6 @@ class AsyncDecider(BaseDecider):
         return decision
 
     def ask(self, key: AnyKey, cost: int) -> Generator[Any, Any, Decision]:
-        """See `Decider.ask`."""
         self.calls_without_wait = 0
         sent_at = self._monotonic()
         command = self.strategy.store_command(key, cost)

@@ -27,7 +27,7 @@ from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, Flushed, ig
 from ..minute import operations as minute_views
 from ..minute.operations import EntryViews
 from ..minute.view import MinuteStats
-from ..observer import AsyncTimedStore, Observer, Tally, TimedStore, tally_of
+from ..observer import Observer, Tally
 from ..reserve.reservation import (
     AsyncReservations,
     OnError,
@@ -41,7 +41,6 @@ from ..ring.decision import Decision
 from ..ring.key import AnyKey, line_name
 from ..ring.limit import Limit, LimitSpec, reads_as_limit
 from ..ring.stats import Stats
-from ..ring.store import AsyncStore, Store
 from ..rules.shadow import AsyncShadowStore, ShadowStore, is_in_shadow, shadow_prefix
 from ..runtime.flush_job import FlushJob
 from ..runtime.options import ClockChoice, Consistency, Options, check_origin
@@ -65,6 +64,7 @@ class BaseLimiter(Flushed):
     _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
     _shared = "store, prefix and limits share their windows"
     _decide_locally: Callable[[AnyKey, int], Decision | None]
+    _shadow_store: Callable[[Any], Any]
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Say what is missing where the limit is all that is given."""
@@ -120,33 +120,22 @@ class BaseLimiter(Flushed):
         self._command_cache = make_command_cache(options.prefix, limits, [line_name])
         self._store_name = sys.intern(store_name(store))
         self._timeout = options.timeout
+        self._open_store(store, options)
+        tally = self._add_tally(options, "limiter")
+        if options.shadow and self._store.decided_by != "local":
+            self._store = self._shadow_store(self._store)
         store_id = store if isinstance(store, str) else f"{self._store_name} {id(store)}"
-        self._open(store, store_id, options)
-
-    def _open(self, store: Any, store_id: str, options: Options) -> None:
-        """Open the store, and make what answers calls. `store_id` is another one for each store."""
-        raise NotImplementedError  # threads and tasks have stores of their own
-
-    def _observed(
-        self, timed_store: Callable[[Any, Tally], Any], shadow_store: Callable[[Any], Any]
-    ) -> Tally | None:
-        """Return what adds up what is decided, and have it note what the store answers."""
-        tally = tally_of(self._options, "limiter", self._store.clock.monotonic)
-        if tally is not None and self._store.decided_by != "local":
-            self._store = timed_store(self._store, tally)
-        if self._options.shadow and self._store.decided_by != "local":
-            self._store = shadow_store(self._store)
-        return tally
-
-    def _open_decider(self, decider: BaseDecider, store: Store | AsyncStore) -> None:
-        """Make what stands on the parts that answer."""
-        self.decider: BaseDecider = decider
+        self.decider: BaseDecider = self._new_decider(store_id, tally)
         """What answers the calls; for other parts of this package."""
-        self._decide_locally = decider.decide_locally
+        self._decide_locally = self.decider.decide_locally
         self._name_store(self._name)
-        if store.clock is SYSTEM:
+        if self._store.clock is SYSTEM:
             hook_process()
-        decider.policy.flush_source.wake = self._flush_from_now_on
+        self.decider.policy.flush_source.wake = self._flush_from_now_on
+
+    def _new_decider(self, store_id: str, tally: Tally | None) -> BaseDecider:
+        """Return what answers calls. `store_id` is another one for each store."""
+        raise NotImplementedError  # threads and tasks have stores of their own
 
     @property
     def _name(self) -> str:
@@ -228,15 +217,13 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     """
 
     decider: AsyncDecider
+    _shadow_store = AsyncShadowStore
 
-    def _open(self, store: Any, store_id: str, options: Options) -> None:
-        self._open_store(store, options)
-        tally = self._observed(AsyncTimedStore, AsyncShadowStore)
-        decider = AsyncDecider(
-            options, self._command_cache, self._store, store_id, in_process_attempt(self._store),
-            self._run, self._execute_step, tally,
+    def _new_decider(self, store_id: str, tally: Tally | None) -> AsyncDecider:
+        return AsyncDecider(
+            self._options, self._command_cache, self._store, store_id,
+            in_process_attempt(self._store), self._run, self._execute_step, tally,
         )  # fmt: skip
-        self._open_decider(decider, self._store)
 
     @FirstUse
     def _reservations(self) -> AsyncReservations:
@@ -421,18 +408,19 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     """
 
     decider: Decider
+    _shadow_store = ShadowStore
 
-    def _open(self, store: Any, store_id: str, options: Options) -> None:
+    def _open_store(self, store: Any, options: Options) -> None:
         check_patched_before_import()
         check_patched_whole()
         PATCH_STATE.check()
-        self._open_store(store, options)
-        tally = self._observed(TimedStore, ShadowStore)
-        decider = Decider(
-            options, self._command_cache, self._store, store_id, self._store.decide,
+        super()._open_store(store, options)
+
+    def _new_decider(self, store_id: str, tally: Tally | None) -> Decider:
+        return Decider(
+            self._options, self._command_cache, self._store, store_id, self._store.decide,
             self._run, self._execute_step, tally,
         )  # fmt: skip
-        self._open_decider(decider, self._store)
 
     @FirstUse
     def _reservations(self) -> Reservations:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable
 from math import exp, sqrt
 from threading import Lock
+from typing import NamedTuple
 
 from ..errors import StoreError
 from ..ring.clock import NEVER
@@ -478,19 +479,14 @@ class LeaseRefunds:
         return OutgoingCommand(Refund(charges, charged_ms=refund.charged_ms), on_reply)
 
 
-class LeaseRefund:
+class LeaseRefund(NamedTuple):
     """Permits of one lease to give back."""
 
-    __slots__ = ("charged_ms", "charges", "permits", "state")
-
-    def __init__(
-        self, state: LeasedKeyState, charges: tuple[Charge, ...], permits: int, charged_ms: int
-    ) -> None:
-        self.state = state
-        self.charges = charges
-        self.permits = permits
-        self.charged_ms = charged_ms
-        """A moment in the bucket that they were charged in, ms of the store's clock."""
+    state: LeasedKeyState
+    charges: tuple[Charge, ...]
+    permits: int
+    charged_ms: int
+    """A moment in the bucket that they were charged in, ms of the store's clock."""
 
 
 _DECAY_TIME_S = 0.25

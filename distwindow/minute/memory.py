@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from ..ring.key import senders_name
 from ..ring.memory_rings import Handlers, MemoryValues
-from ..ring.ring import SenderRecords
 from ..ring.stats import Bucket
 from .commands import ViewFlush, ViewFlushReply, ViewRead, ViewReadReply
 from .view import SECONDS, MinuteViews
@@ -18,19 +16,16 @@ class MemoryViews:
         self.handlers: Handlers = {"view_flush": self._flush, "view_read": self._read}
 
     def _flush(self, command: ViewFlush, now: int) -> ViewFlushReply:
-        name, sender, seq = command.name, command.sender, command.seq
-        views = self._values.get(name) or MinuteViews()
+        name, values = command.name, self._values
+        views = values.get(name) or MinuteViews()
         newest = views.newest_second(now)
-        records = self._values.get(senders_name(name)) or SenderRecords()
         counts: dict[str, tuple[Bucket, ...]] = dict(command.counts)
-        taken = sender and records.has(sender, seq, newest, SECONDS)
+        taken = values.has_taken(name, command, newest, SECONDS)
         if not views.live_counts(counts, now) or taken:
             return ViewFlushReply(False, now)
         views.add(counts, command.max_origins, now)
-        self._values.put(name, views)
-        if sender:
-            records.remember(sender, seq, newest, SECONDS, (newest + SECONDS + 1) * 1000)
-            self._values.put(senders_name(name), records)
+        values.put(name, views)
+        values.remember(name, command, newest, SECONDS, (newest + SECONDS + 1) * 1000)
         return ViewFlushReply(True, now)
 
     def _read(self, command: ViewRead, now: int) -> ViewReadReply:

@@ -140,7 +140,6 @@ class PartRefunds(ScheduledSource):
             self._queue = {name: each for name, each in self._queue.items() if each.key != key}
 
     def keys_to_flush(self) -> int:
-        """See `FlushSource`."""
         return len(self._queue)
 
     def collect_commands(
@@ -159,11 +158,8 @@ class PartRefunds(ScheduledSource):
 
     def reschedule(self, now: float) -> None:
         """Set `next_due_at` after a flush."""
-        self._schedule.recompute(now, [self._due_at])
+        interval_s = self._schedule.interval_s
+        self._schedule.recompute(now, [lambda now: now + interval_s if self._queue else NEVER])
 
     def unreturned_permits(self) -> int:
-        """See `FlushSource`."""
         return sum(refund.permits for refund in list(self._queue.values()))
-
-    def _due_at(self, now: float) -> float:
-        return now + self._schedule.interval_s if self._queue else NEVER

@@ -60,7 +60,7 @@ class BaseReservation:
 
     def __init__(
         self,
-        settlement: Settlement,
+        reservations: _BaseReservations[Any],
         calls: Sequence[tuple[Charge, ...]],
         decision: Decision,
         on_error: OnError,
@@ -68,7 +68,8 @@ class BaseReservation:
         """`calls`: the charges of each item."""
         self.decision = decision
         """The decision on the estimate."""
-        self._settlement = settlement
+        self._decider = reservations.decider
+        self._settlement = settlement = reservations.settlement
         self._items = [ReservedKey(charges) for charges in calls]
         self._estimates = [charges[0].cost for charges in calls]
         self._on_error = on_error
@@ -135,14 +136,17 @@ class BaseReservation:
         if self._settlement.closed:
             raise closed_failure()
 
+    def _check_count(self, what: str, numbers: tuple[int, ...]) -> None:
+        if len(numbers) != len(self._items):
+            raise TypeError(
+                f"{what} takes one number for each key that was reserved: {len(self._items)}, "
+                f"and was given {len(numbers)}"
+            )
+
     def _begin(self, actuals: tuple[int, ...], state: State) -> bool:
         """Note that it is settled. Return False if it was before, with the same numbers."""
         self._check(state)
-        if len(actuals) != len(self._items):
-            raise TypeError(
-                f"commit takes one number for each key that was reserved: {len(self._items)}, "
-                f"and was given {len(actuals)}"
-            )
+        self._check_count("commit", actuals)
         for actual in actuals:
             check_permits("actual", actual, 0)
         mine = (actuals, state)
@@ -171,11 +175,7 @@ class BaseReservation:
                 f"this reservation of {short_repr(self.key)} is {self.state}, and cannot be "
                 "extended; make a new one"
             )
-        if len(more) != len(self._items):
-            raise TypeError(
-                f"extend takes one number for each key that was reserved: {len(self._items)}, "
-                f"and was given {len(more)}"
-            )
+        self._check_count("extend", more)
         for permits in more:
             check_permits("more", permits, 1 if len(more) == 1 else 0)
         if not any(more):
@@ -243,15 +243,7 @@ class Reservation(BaseReservation):
     cancellation does not. Entering a refused one raises `RateLimitExceeded`.
     """
 
-    def __init__(
-        self,
-        reservations: Reservations,
-        calls: Sequence[tuple[Charge, ...]],
-        decision: Decision,
-        on_error: OnError,
-    ) -> None:
-        super().__init__(reservations.settlement, calls, decision, on_error)
-        self._decider = reservations.decider
+    _decider: Decider
 
     def extend(self, *more: int) -> Decision:
         """Ask for `more` permits, in the bucket of now: for streams under a hard limit. Return the
@@ -314,15 +306,7 @@ class Reservation(BaseReservation):
 class AsyncReservation(BaseReservation):
     """See `Reservation`; `async with`, and awaited where there is I/O."""
 
-    def __init__(
-        self,
-        reservations: AsyncReservations,
-        calls: Sequence[tuple[Charge, ...]],
-        decision: Decision,
-        on_error: OnError,
-    ) -> None:
-        super().__init__(reservations.settlement, calls, decision, on_error)
-        self._decider = reservations.decider
+    _decider: AsyncDecider
 
     async def extend(self, *more: int) -> Decision:
         """See `Reservation.extend`."""

@@ -87,6 +87,22 @@ class MemoryValues:
             value.shortcut_start = RETIRED_START
         return self.by_name.pop(name, None) is not None
 
+    def has_taken(self, name: bytes, flush: Any, newest: int, span: int) -> bool:
+        """True if the value of this name has taken `flush`, or a later one of its sender. Its
+        newest bucket has the number `newest`, and it has `span` of them.
+        """
+        records: SenderRecords | None = self.get(senders_name(name))
+        if not flush.sender or records is None:
+            return False
+        return records.has(flush.sender, flush.seq, newest, span)
+
+    def remember(self, name: bytes, flush: Any, newest: int, span: int, expires_at_ms: int) -> None:
+        """Note that the value of this name has taken `flush`; see `has_taken`."""
+        if flush.sender:
+            records = self.get(senders_name(name)) or SenderRecords()
+            records.remember(flush.sender, flush.seq, newest, span, expires_at_ms)
+            self.put(senders_name(name), records)
+
     def _sweep(self) -> None:
         """Drop what has expired by the clock of the store: a command may bear the time of a client
         whose clock is ahead. It is done again when the number of values has doubled, so the cost
@@ -234,19 +250,11 @@ class MemoryRings:
 
     def _add_flushed(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
         """Add counts that are still in the window, once for each flush. True if any were added."""
-        name, sender, seq = senders_name(command.charges[i].ring), command.sender, command.seq
-        records: SenderRecords | None = self._values.get(name)
-        newest, span = ring.newest_number, ring.span
-        if sender and records is not None and records.has(sender, seq, newest, span):
+        name, newest, span = command.charges[i].ring, ring.newest_number, ring.span
+        if self._values.has_taken(name, command, newest, span) or not ring.add(command.counts[i]):
             return False
-        if not ring.add(command.counts[i]):
-            return False
-        if sender:
-            if records is None:
-                records = SenderRecords()
-                self._values.put(name, records)
-            expires_at_ms = max(ring.start, now) + (span + 1) * ring.bucket_ms
-            records.remember(sender, seq, newest, span, expires_at_ms)
+        expires_at_ms = max(ring.start, now) + (span + 1) * ring.bucket_ms
+        self._values.remember(name, command, newest, span, expires_at_ms)
         return True
 
 

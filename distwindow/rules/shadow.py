@@ -90,11 +90,9 @@ class ShadowStore:
         return getattr(self._store, name)
 
     def decide(self, *arguments: Any) -> Any:
-        """See `Store`."""
         return self._send(self._store.decide, arguments)
 
     def execute(self, *arguments: Any) -> Any:
-        """See `Store`."""
         return self._send(self._store.execute, arguments)
 
     def _send(self, send: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -201,13 +201,10 @@ class FlushJobs:
                 job.close_done.wait(deadline - monotonic())
 
 
-def report_lost(
-    jobs: Iterable[FlushJob],
-    when: str = "the process was ended before",
-    why: object = "there was not enough time",
-) -> None:
+def report_lost(jobs: Iterable[FlushJob]) -> None:
     """Log what the jobs have not sent when the process ends, once for each job."""
     for job in jobs:
         if job.has_unsent and not job.loss_reported:
             job.gave_up_at_exit = job.loss_reported = True
-            job.log_lost(when, job.failure or why)
+            why = job.failure or "there was not enough time"
+            job.log_lost("the process was ended before", why)

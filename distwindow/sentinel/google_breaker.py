@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple
 
 from ..errors import ConfigurationError
@@ -38,6 +38,26 @@ class BreakerHistory(NamedTuple):
     total: int
     failing_buckets: int
     working_buckets: int
+
+
+def history_of(buckets: Iterable[tuple[int, int, int]]) -> BreakerHistory:
+    """Return what these buckets are together: the successes, failures and drops of each, the oldest
+    first.
+    """
+    accepts = total = failing = working = 0
+    for success, failure, drop in buckets:
+        accepts += success
+        total += success + failure + drop
+        # A bucket with neither (empty, or drops alone) changes no run.
+        if failure:
+            working = 0
+        elif success:
+            working += 1
+        if success:
+            failing = 0
+        elif failure:
+            failing += 1
+    return BreakerHistory(accepts, total, failing, working)
 
 
 class BreakerBucket:
@@ -127,20 +147,7 @@ class GoogleBreaker(_RollingBreaker[BreakerBucket]):
 
     def history(self, now: int) -> BreakerHistory:
         """Return the counts of the window at `now` (ms)."""
-        accepts = total = failing = working = 0
-        for bucket in self.window.buckets(now):
-            accepts += bucket.success
-            total += bucket.sum
-            # A bucket with neither (empty, or drops alone) changes no run.
-            if bucket.failure > 0:
-                working = 0
-            elif bucket.success > 0:
-                working += 1
-            if bucket.success > 0:
-                failing = 0
-            elif bucket.failure > 0:
-                failing += 1
-        return BreakerHistory(accepts, total, failing, working)
+        return history_of((b.success, b.failure, b.drop) for b in self.window.buckets(now))
 
     def ratio(self, history: BreakerHistory) -> float:
         """Return the drop ratio before it is reduced by the run of working buckets."""

@@ -198,12 +198,6 @@ def _with_digest(key: str, request: Any, names: tuple[str, ...]) -> str:
     return key
 
 
-def _path_of(request: Any) -> str:
-    """Return the path of the URL of a request, without its query."""
-    url = request.url
-    return urlsplit(url).path if isinstance(url, str) else str(url.path)
-
-
 def _of_models(
     model: str,
     requests: LimitSpec | None,
@@ -246,7 +240,8 @@ _GITHUB_RESOURCES = ("core", "search", "code_search", "graphql")
 
 
 def _github_resource(request: Any, fields: dict[str, Any]) -> str:
-    path = _path_of(request)
+    url = request.url
+    path = urlsplit(url).path if isinstance(url, str) else str(url.path)
     if path.startswith("/search/code"):
         return "code_search"
     first = path.split("/", 2)[1] if "/" in path else ""

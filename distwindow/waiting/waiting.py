@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from ..ring.commands import Acquire
 from ..ring.decision import Charge, Decision, Source, limits_in
 from ..ring.key import AnyKey
 from ..ring.limit import max_cost
+from ..ring.store import AsyncStore
 from ..runtime.command_cache import CommandCache
 from ..runtime.steps import Operation, Sleep, send
 from ..runtime.strategy import Strategy
@@ -316,6 +317,23 @@ class PermitWaiter(Waiter):
         assert self._queue is not None
         return self._queue.turns
 
+    def sleep_until_freed(self, clock: Clock, seconds: float) -> object:
+        """Sleep for `seconds` of `clock`, which is the store's, or until permits may be there
+        earlier: a reset or a refund by this process gives permits of the key back.
+
+        Only the head of a queue is woken. Whoever has left its queue has been admitted, and sleeps
+        until it may proceed. A clock that is not the system's has a sleep of its own, which nothing
+        can end; it is skipped if permits were given back before it began, and what it returns is
+        returned.
+        """
+        if clock is not SYSTEM:
+            sleep: Callable[[float], object] = clock.sleep
+            return None if self.consume_wake() else sleep(seconds)
+        until = clock.monotonic() + seconds
+        while not self.consume_wake() and (left := until - clock.monotonic()) > 0:
+            self.sleep(left)
+        return None
+
     def _remaining_s_or_raise(self) -> float | None:
         """Return the seconds for which the waiter may wait; None: no end. At 0.0 it may send out of
         turn: nobody before it was refused, so it is the store that is slow, and its own call may
@@ -369,52 +387,16 @@ class AsyncWaiter(Waiter):
 class AsyncPermitWaiter(AsyncWaiter, PermitWaiter):
     """`PermitWaiter` for tasks."""
 
-
-class InterruptibleSleep:
-    """The sleep of a waiter before it asks, in a thread. It ends when its permits may be there
-    earlier: a reset or a refund by this process gives permits of the key back.
-
-    Only the head of a queue is woken. Whoever has left its queue has been admitted, and sleeps
-    until it may proceed. A clock that is not the system's has a sleep of its own, which nothing can
-    end; it is skipped if permits were given back before it began.
-    """
-
-    def __init__(
-        self, waiter: PermitWaiter, clock: Clock, sleep: Callable[[float], object]
-    ) -> None:
-        """`sleep`: that of `clock`, which is the store's."""
-        self._waiter, self._clock, self._sleep = waiter, clock, sleep
-
-    def __call__(self, seconds: float) -> object:
-        """Sleep for `seconds`, or until permits are given back; return what the clock's has."""
-        waiter, clock = self._waiter, self._clock
+    async def sleep_until_freed_async(self, store: AsyncStore, seconds: float) -> None:
+        """Do as `sleep_until_freed`, by the clock of `store`."""
+        clock = store.clock
         if clock is not SYSTEM:
-            return None if waiter.consume_wake() else self._sleep(seconds)
-        until = clock.monotonic() + seconds
-        while not waiter.consume_wake() and (left := until - clock.monotonic()) > 0:
-            waiter.sleep(left)
-        return None
-
-
-class AsyncInterruptibleSleep:
-    """Sleeps of one waiter in a task."""
-
-    def __init__(
-        self, waiter: AsyncPermitWaiter, clock: Clock, sleep: Callable[[float], Awaitable[object]]
-    ) -> None:
-        """`sleep`: that of `clock`, which is the store's."""
-        self._waiter, self._clock, self._sleep = waiter, clock, sleep
-
-    async def __call__(self, seconds: float) -> None:
-        """Do as `InterruptibleSleep`."""
-        waiter, clock = self._waiter, self._clock
-        if clock is not SYSTEM:
-            if not waiter.consume_wake():
-                await self._sleep(seconds)
+            if not self.consume_wake():
+                await store.sleep(seconds)
             return
         until = clock.monotonic() + seconds
-        while not waiter.consume_wake() and (left := until - clock.monotonic()) > 0:
-            await waiter.sleep_async(left)
+        while not self.consume_wake() and (left := until - clock.monotonic()) > 0:
+            await self.sleep_async(left)
 
 
 class Turns:

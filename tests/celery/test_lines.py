@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from distwindow import Limit
 from distwindow.contrib.celery.lines import ParkedTask, Permits, Schedule, TaskQueue, TaskQueues
+from distwindow.ring.clock import NEVER
 
 NAMES = [("fetch", "a"), ("fetch", "b"), ("send", "a")]
 Name = tuple[str, str]
@@ -224,7 +225,7 @@ class LinesAgainstAModel(RuleBasedStateMachine):
         assert set(shown.values()) <= {None}
         moments = [*self.until.values(), *self.used_up_until.values()]
         moments += [at_s for at_s in self.kept_until.values() if at_s < 1e300]
-        assert self.lines.next_s() == (min(moments) if moments else None)
+        assert self.lines.next_s() == min(moments, default=NEVER)
 
 
 TestLines = LinesAgainstAModel.TestCase
@@ -287,6 +288,6 @@ def test_a_schedule_is_a_dict_of_moments_and_stays_small(
             if found is not None:
                 number = items.index(found)
                 assert model.pop(number) == min(due.values())
-        assert schedule.next_s() == min(model.values(), default=None)
+        assert schedule.next_s() == min(model.values(), default=NEVER)
         assert len(schedule) == len(model)
         assert len(schedule._heap) <= 2 * 6 + 64 + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shutil
@@ -113,7 +112,7 @@ def test_what_info_says_is_judged(find: Any, info: dict[str, Any], level: str) -
         execute_command=lambda *words: {"maxmemory_policy": "noeviction"} | info
     )
     server = Server("a server", client, None)
-    found = doctor.run_check("info", functools.partial(find, server), "")
+    found = doctor.Check("info", find, "").run(server)
     assert max((one.level for one in found), key=["ok", "warning", "problem"].index) == level
 
 

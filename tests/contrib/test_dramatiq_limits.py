@@ -314,7 +314,7 @@ def test_an_actor_that_is_a_class_is_limited_by_the_arguments_of_perform(broker:
         def perform(self, tenant: str) -> None: ...
 
     rate_limits = broker.middleware[-1]
-    assert key_and_cost(rate_limits._tasks["Fetch"], ["acme"], {}) == ("tenant:acme", 1)
+    assert key_and_cost(rate_limits._gate.tasks["Fetch"], ["acme"], {}) == ("tenant:acme", 1)
     with pytest.raises(ConfigurationError, match="names 'tennant'"):
 
         class Wrong(dramatiq.GenericActor):

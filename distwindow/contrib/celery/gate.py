@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ...observer import Tally
+from ...ring.clock import NEVER
 from .admission import LOOK_EVERY_S, RUN, Answer, TaskAdmission
 from .counts import GateCounts
 from .limits import LimitTable
@@ -80,7 +81,7 @@ class Gate:
         self._lock = threading.Lock()
         self._pumping = False
         self._again = False
-        self._look_after_s: float | None = None
+        self._look_after_s = NEVER
         self._timer = OneTimer(worker, self.run_pending)
 
     @property
@@ -433,14 +434,11 @@ class Gate:
         now_s = self.worker.monotonic()
         next_s = self.lines.next_s() if is_done else now_s
         if self._without_room:
-            due_s = self._may_send_back_until_s
-            next_s = due_s if next_s is None else min(next_s, due_s)
-        if self._look_after_s is not None:
-            look_s = now_s + self._look_after_s
-            next_s = look_s if next_s is None else min(next_s, look_s)
-        if next_s is not None and self.admission.is_paused:
-            next_s = min(next_s, now_s + LOOK_EVERY_S)
-        if next_s is not None:
+            next_s = min(next_s, self._may_send_back_until_s)
+        next_s = min(next_s, now_s + self._look_after_s)
+        if next_s < NEVER:
+            if self.admission.is_paused:
+                next_s = min(next_s, now_s + LOOK_EVERY_S)
             self._timer.call_by(next_s)
 
 

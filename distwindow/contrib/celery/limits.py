@@ -13,7 +13,7 @@ import fnmatch
 import inspect
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from celery import Task
@@ -73,7 +73,6 @@ class LimitTable:
         return self._add_late(task) if found is None else found
 
     def limited(self) -> Iterable[CeleryTaskLimits]:
-        """Return the tasks that have limits."""
         return [found for found in self._known.values() if found.parts]
 
     def _add_late(self, task: Any) -> CeleryTaskLimits:
@@ -81,7 +80,7 @@ class LimitTable:
             found = self.read(task)
         except ConfigurationError as exc:
             logger.error("task %r came late, and runs without a limit: %s", task.name, exc)
-            found = CeleryTaskLimits(TaskArguments(str(task.name), task.run))
+            found = CeleryTaskLimits(TaskArguments(str(task.name), task.run), (), None, 1, logger)
         self._known[task.name] = found
         return found
 
@@ -112,7 +111,8 @@ class LimitTable:
             own = vars(type(task))
             # A task that is a class may have methods of such names.
             check_not_short(name, {**own, **options}, with_functions="_decorated" in own)
-        found = CeleryTaskLimits(arguments, parts, key, cost, source)
+        found = CeleryTaskLimits(arguments, parts, key, 1 if cost is None else cost, logger)
+        found.source = source
         found.add_windows(self._shared_windows)
         for limit in found.limits:
             wait_s = (limit.max_wait_ms or 0) / 1000
@@ -163,20 +163,10 @@ class LimitTable:
 
 
 class CeleryTaskLimits(TaskCharges):
-    """The limits of one task, if it has any. `source` is the setting that has set them, for people;
-    the other arguments are those of `TaskCharges`.
-    """
+    """The limits of one task, if it has any."""
 
-    def __init__(
-        self,
-        arguments: TaskArguments,
-        parts: Sequence[LimitsOfKey] = (),
-        key: object = None,
-        cost: object = None,
-        source: str = "",
-    ) -> None:
-        super().__init__(arguments, parts, key, 1 if cost is None else cost, logger)
-        self.source = source
+    source = ""
+    """The setting that has set them, for people."""
 
 
 class Annotations:

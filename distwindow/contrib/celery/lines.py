@@ -31,6 +31,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from ...ring.clock import NEVER
 from ...ring.key import AnyKey
 from ...ring.limit import Limit
 from ..tasks import Item, keys_of
@@ -219,12 +220,9 @@ class TaskQueues(Generic[T]):
         if not entry.left and at_s < math.inf:
             self._kept_until.set(entry, at_s)
 
-    def next_s(self) -> float | None:
-        """Return when `advance` or `pop_overdue` will have something to do; None if never."""
-        moments = [
-            at_s for at_s in (self._due.next_s(), self._kept_until.next_s()) if at_s is not None
-        ]
-        return min(moments) if moments else None
+    def next_s(self) -> float:
+        """Return when `advance` or `pop_overdue` will have something to do; `NEVER` if nothing."""
+        return min(self._due.next_s(), self._kept_until.next_s())
 
     def clear(self) -> list[T]:
         """Drop all tasks, and return them."""
@@ -424,15 +422,14 @@ class Schedule(Generic[T]):
 
     def pop_due(self, now_s: float) -> T | None:
         """Remove and return the item whose moment came first, if it has come by `now_s`."""
-        at_s = self.next_s()
-        if at_s is None or at_s > now_s:
+        if self.next_s() > now_s:
             return None
         item: T = heapq.heappop(self._heap)[2]
         del self._by_item[id(item)]
         return item
 
-    def next_s(self) -> float | None:
-        """Return the first moment; None if nothing is scheduled."""
+    def next_s(self) -> float:
+        """Return the first moment; `NEVER` if nothing is scheduled."""
         while self._heap and self._heap[0][2] is None:
             heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        return self._heap[0][0] if self._heap else NEVER

@@ -11,6 +11,8 @@ from typing import Any
 
 from celery.worker import state
 
+from ...ring.clock import NEVER
+
 _MOST_OWED = 16
 """So many more starts than lines tasks without limits may have had, and lines catch up on."""
 _LONGEST_HOLD_S = 2.0
@@ -33,11 +35,11 @@ class PoolSlots:
     pass_on: Callable[[Any, bool], None]
     """Runs a task without a limit; the bool is true while limited tasks are here."""
 
-    def serve(self, by_turns: bool) -> float | None:
+    def serve(self, by_turns: bool) -> float:
         """Grant the slots that have become free. Return after how many seconds it is to be called
-        again, because nothing else says for certain when that is so; None: not at all.
+        again, because nothing else says for certain when that is so; `NEVER`: not at all.
         """
-        return None
+        return NEVER
 
     def block_consumer(self) -> None:
         """Block the consumer's greenlet while tasks wait for slots, as a pool of greenlets itself
@@ -168,7 +170,7 @@ class CountedSlots(PoolSlots):
         else:
             self._give_to_pool(request)
 
-    def serve(self, by_turns: bool) -> float | None:
+    def serve(self, by_turns: bool) -> float:
         waiting = self._waiting
         while waiting and (self._free() > 0 or not (by_turns or waiting.lines)):
             if waiting.is_turn_of_line():
@@ -179,7 +181,7 @@ class CountedSlots(PoolSlots):
                 self._give_to_pool(waiting.tasks.popleft())
         if not waiting:
             self._nothing_waits.set()
-            return None
+            return NEVER
         return self._look_every_s
 
     def block_consumer(self) -> None:

@@ -87,8 +87,10 @@ def discard(state: Any, task: Any = None, **_: Any) -> dict[str, str]:
     worker = state.consumer.controller
     if not hasattr(worker, "distwindow_gate"):
         return {"error": _NO_GATE}
-    if wrong := _wrong_name(worker, task):
-        return {"error": wrong}
+    if not isinstance(task, str):
+        return {"error": f"the task is {short_repr(task)}; give its name"}
+    if task not in worker.app.tasks:
+        return {"error": f"the task {short_repr(task)} is not registered in this worker"}
     in_lines = _ids_in_lines(worker.distwindow_gate, task)
     scheduled = {
         argument.id: argument
@@ -165,15 +167,6 @@ def _ids_in_lines(gate: Any, task: str | None = None) -> set[str]:
         for entry in list(line.entries)
         if not entry.left
     }
-
-
-def _wrong_name(worker: Any, task: object) -> str | None:
-    """Return what is wrong with the name of a task; None if the worker has such a task."""
-    if not isinstance(task, str):
-        return f"the task is {short_repr(task)}; give its name"
-    if task not in worker.app.tasks:
-        return f"the task {short_repr(task)} is not registered in this worker"
-    return None
 
 
 class RateLimits:

@@ -79,7 +79,9 @@ def publish_copy(app: Any, message: Any, eta: datetime, queue: str | None = None
     exchange, routing_key = delivery.get("exchange") or "", delivery.get("routing_key")
     headers = {**message.headers, "eta": eta.isoformat()}
     if queue is not None:
-        headers.update(note_delivery(message, queue))
+        if exchange:  # otherwise the copy comes as the original did, with its note if there is one
+            noted = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
+            headers[_HEADER] = noted
         exchange, routing_key = "", queue
     expiration = properties.get("expiration")
     more = {name: value for name, value in properties.items() if name not in _SET_ANEW}
@@ -140,15 +142,6 @@ def can_be_reached(message: Any, queue: str | None) -> bool:
     broker itself knows the bindings of the message's exchange.
     """
     return queue is not None or not _is_of_kombu(message.channel)
-
-
-def note_delivery(message: Any, queue: str) -> dict[str, Any]:
-    """Return headers by which `restore_delivery` gives the copy what the original came with."""
-    delivery = message.delivery_info or {}
-    if not delivery.get("exchange"):
-        return {}  # the copy comes as the original did, with the same note if there is one
-    noted = {"exchange": delivery["exchange"], "routing_key": delivery.get("routing_key")}
-    return {_HEADER: {**noted, "queue": queue}}
 
 
 def restore_delivery(request: Any) -> None:

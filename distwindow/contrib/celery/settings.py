@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from ...errors import ConfigurationError, short_repr
@@ -15,17 +15,6 @@ from ..limiter_pool import LimiterPool
 from ..tasks import WhileStoreIsAway
 
 CONF_PREFIX = "distwindow_"
-SETTINGS = (
-    "prefix",
-    "on_store_error",
-    "max_parked",
-    "max_hold",
-    "timeout",
-    "clock",
-    "observer",
-    "key_label",
-)
-CONF_KEYS = ("url", "limits", *SETTINGS)
 OLDEST_CELERY = (5, 4)
 _VISIBILITY_TIMEOUT_S = {"redis": 3600.0, "sqs": 1800.0}
 """The time that kombu's transports use where `visibility_timeout` is not set."""
@@ -85,6 +74,10 @@ class Settings:
         )
         limiters.observe(observed, "queue")
         return limiters
+
+
+SETTINGS = tuple(field.name for field in fields(Settings))
+CONF_KEYS = ("url", "limits", *SETTINGS)
 
 
 def make_settings(conf: Any, given: dict[str, Any]) -> Settings:

@@ -353,7 +353,6 @@ class BlockingRateLimits(BaseRateLimits[R]):
         self.opened.store.clock.sleep(seconds)
 
     def check_store(self) -> None:
-        """See `AsyncRateLimits.check_store`."""
         self._any_limiter().stats("start")
 
     def start(self) -> None:

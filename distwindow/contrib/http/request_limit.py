@@ -686,7 +686,6 @@ class AskedLimit(LimitAnswer):
         """True from when its charge is given back or committed on, or if nothing was charged."""
 
     def questions(self) -> Sequence[Question]:
-        """Return what was asked."""
         questions: Sequence[Question] = self.limit.questions_of(self)
         return questions
 

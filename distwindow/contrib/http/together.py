@@ -139,11 +139,9 @@ class LimitsTogether:
         self._binding = binding
 
     def questions_of(self, asked: AskedLimit) -> Sequence[Question]:
-        """See `RequestLimit.questions_of`."""
         return self._questions
 
     def refusal(self, earlier: LimitedRequest, asked: AskedLimit) -> Exception:
-        """See `RequestLimit.refusal`."""
         return self._binding.limit.refusal(earlier, asked)
 
     def count(self, tally: Tally, asked: AskedLimit) -> None:
@@ -157,7 +155,6 @@ class LimitsTogether:
         count_one(tally, of.limit, decision, of.policies.given[0], limit, cost, calls)
 
     async def settle(self, asked: AskedLimit, response: Any, *, was_refused: bool) -> None:
-        """See `RequestLimit.settle`."""
         tally = self._binding.limit.rate_limits.opened.tally
         actuals = [0] * len(self._questions)
         if asked.reservation is not None:

@@ -64,11 +64,9 @@ class DistwindowStorage(base.Storage, base.MovingWindowSupport, SlidingWindowSup
         return run_at_once(self._windows.add(key, expiry, amount))
 
     def get(self, key: str) -> int:
-        """See `limits.storage.Storage`."""
         return run_at_once(self._windows.total(key))
 
     def get_expiry(self, key: str) -> float:
-        """See `limits.storage.Storage`."""
         return run_at_once(self._windows.ends_at(key))
 
     def check(self) -> bool:
@@ -86,33 +84,27 @@ class DistwindowStorage(base.Storage, base.MovingWindowSupport, SlidingWindowSup
         run_at_once(self._windows.close())
 
     def clear(self, key: str) -> None:
-        """See `limits.storage.Storage`."""
         run_at_once(self._windows.clear(key))
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """See `limits.storage.MovingWindowSupport`."""
         return run_at_once(
             self._windows.acquire(key, LimitsItem(limit, expiry), strict_limit, amount)
         )
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        """See `limits.storage.MovingWindowSupport`."""
         return run_at_once(self._windows.moving_window(key, LimitsItem(limit, expiry)))
 
     def acquire_sliding_window_entry(
         self, key: str, limit: int, expiry: int, amount: int = 1
     ) -> bool:
-        """See `limits.storage.SlidingWindowCounterSupport`."""
         return run_at_once(
             self._windows.acquire(key, LimitsItem(limit, expiry), leap_limit, amount)
         )
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        """See `limits.storage.SlidingWindowCounterSupport`."""
         return run_at_once(self._windows.sliding_window(key, expiry))
 
     def clear_sliding_window(self, key: str, expiry: int) -> None:
-        """See `limits.storage.SlidingWindowCounterSupport`."""
         self.clear(key)
 
 
@@ -140,24 +132,19 @@ class AsyncDistwindowStorage(
     async def incr(
         self, key: str, expiry: int, amount: int = 1, elastic_expiry: bool = False
     ) -> int:
-        """See `DistwindowStorage`."""
         _check_elastic(elastic_expiry)
         return await self._windows.add(key, expiry, amount)
 
     async def get(self, key: str) -> int:
-        """See `DistwindowStorage`."""
         return await self._windows.total(key)
 
     async def get_expiry(self, key: str) -> float:
-        """See `DistwindowStorage`."""
         return await self._windows.ends_at(key)
 
     async def check(self) -> bool:
-        """See `DistwindowStorage`."""
         return await self._windows.check()
 
     async def reset(self) -> int:
-        """See `DistwindowStorage`."""
         return await self._windows.reset()
 
     async def aclose(self) -> None:
@@ -165,29 +152,23 @@ class AsyncDistwindowStorage(
         await self._windows.close()
 
     async def clear(self, key: str) -> None:
-        """See `DistwindowStorage`."""
         await self._windows.clear(key)
 
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """See `DistwindowStorage`."""
         return await self._windows.acquire(key, LimitsItem(limit, expiry), strict_limit, amount)
 
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        """See `DistwindowStorage`."""
         return await self._windows.moving_window(key, LimitsItem(limit, expiry))
 
     async def acquire_sliding_window_entry(
         self, key: str, limit: int, expiry: int, amount: int = 1
     ) -> bool:
-        """See `DistwindowStorage`."""
         return await self._windows.acquire(key, LimitsItem(limit, expiry), leap_limit, amount)
 
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        """See `DistwindowStorage`."""
         return await self._windows.sliding_window(key, expiry)
 
     async def clear_sliding_window(self, key: str, expiry: int) -> None:
-        """See `DistwindowStorage`."""
         await self.clear(key)
 
 

@@ -232,7 +232,6 @@ class SingleServer:
             self.node.ask_sentinels_at = -math.inf
 
     def ask_sentinels(self) -> Questions:
-        """See `Sentinels.ask`."""
         return self._sentinels.ask(self.node)
 
     def node_of(self, command: Command[Any]) -> Node:
