@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .ring.decision import Decision
@@ -99,6 +99,10 @@ class SystemOverloaded(Blocked):
         )
 
 
+restored_decision: Callable[[list[Any]], Any] = list
+"""Returns the decision that such `args` tell of. Set by the module of decisions, which is above."""
+
+
 class RateLimitExceeded(Blocked):  # the usual name in rate limiters, hence no "Error"
     """A call was refused by its limit (`acquire`, the `limit` decorator, `entry`).
 
@@ -107,13 +111,12 @@ class RateLimitExceeded(Blocked):  # the usual name in rate limiters, hence no "
 
     is_outgoing = False
     """True where it is a call of another service, and so no limit of who asks this one."""
-    restored: ClassVar[Callable[[list[Any]], Decision]]
-    """Returns the decision that `args` tell of; set by the module of decisions, which is above."""
 
     def __init__(self, decision: Decision | list[Any]) -> None:
         """A list: `args` that were sent as JSON, by which Celery makes the error of a task anew."""
         super().__init__(decision)
-        self.decision = type(self).restored(decision) if isinstance(decision, list) else decision
+        self.decision: Decision
+        self.decision = restored_decision(decision) if isinstance(decision, list) else decision
 
     @property
     def args(self) -> tuple[Any, ...]:  # type: ignore[override]

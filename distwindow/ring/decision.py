@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from ..errors import RateLimitExceeded, short_repr
+from .. import errors
+from ..errors import short_repr
 from .key import AnyKey
 from .limit import Limit
 
@@ -105,4 +106,4 @@ def _restored(values: list[Any]) -> Decision:
     return Decision(allowed, key, cost, Limit(limit), *others)
 
 
-RateLimitExceeded.restored = _restored
+errors.restored_decision = _restored
