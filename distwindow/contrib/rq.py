@@ -21,6 +21,7 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from .. import ConfigurationError
+from ..runtime.shutdown import SHUTDOWN
 from . import needs
 from .tasks import BlockingLimits, TaskLimits, broker_failed
 
@@ -166,6 +167,13 @@ class LimitedJobs:
             if worker._stop_requested or (not found and (waits or timeout is None)):
                 return None
             waits = not found
+
+    def perform_job(self, *args: Any, **options: Any) -> bool:
+        """Run a job, and send what it has counted: RQ ends the process of a job by `os._exit`."""
+        try:
+            return bool(super().perform_job(*args, **options))  # type: ignore[misc]  # super() is RQ's
+        finally:
+            SHUTDOWN.flush()
 
     def _shutdown(self) -> None:
         """End the worker; where a job may be in hand, only after that. A signal handler calls."""

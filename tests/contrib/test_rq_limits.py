@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from distwindow import ConfigurationError
+from distwindow import AsyncLimiter, ConfigurationError, Counts, Limiter, Observer
+from tests.programs import run_python
 from tests.servers import DropReply, Proxy, Standalone
 
 CALLS: list[int] = []
@@ -331,3 +333,42 @@ def test_a_second_signal_ends_a_worker_that_imports(server: Standalone) -> None:
 
     with pytest.raises(SystemExit):
         job_delay(worker, Importing())
+
+
+def counting_job(url: str, prefix: str) -> None:
+    """Count something that is sent later, for threads and for tasks."""
+    observer = _Written(url, prefix)
+    options: Any = {"prefix": prefix, "consistency": "eventual", "observer": observer}
+    Limiter(url, "100/hour", **options).try_acquire("k")
+
+    async def count() -> None:
+        await AsyncLimiter(url, "100/hour", **options).try_acquire("k")
+
+    asyncio.run(count())
+
+
+class _Written(Observer):
+    def __init__(self, url: str, prefix: str) -> None:
+        self._client, self._name = redis.Redis.from_url(url), f"told-{prefix}"
+
+    def on_counts(self, batch: Sequence[Counts]) -> None:
+        self._client.incrby(self._name, sum(counts.calls for counts in batch))
+
+
+@pytest.mark.slow
+def test_what_a_job_has_counted_is_sent_though_rq_ends_its_process(
+    server: Standalone, prefix: str
+) -> None:
+    queue, worker = worker_of(server.url)
+    for _ in range(3):
+        queue.enqueue("tests.contrib.test_rq_limits.counting_job", server.url, prefix)
+    program = """
+import sys, redis, rq
+from distwindow.contrib.rq import LimitedWorker
+connection = redis.Redis.from_url(sys.argv[1])
+LimitedWorker([rq.Queue("jobs", connection=connection)], connection=connection).work(burst=True)
+"""
+    ended = run_python("-c", program, server.url)
+    with Limiter(server.url, "100/hour", prefix=prefix) as limiter:
+        assert limiter.stats("k").windows[0].passed == 6, ended.stderr
+    assert worker.connection.get(f"told-{prefix}") == b"6"
