@@ -371,7 +371,7 @@ import os, sys
 from distwindow import Limiter
 from tests.observer.told import Told
 told = Told()
-limiter = Limiter("memory://", "100/minute", observer=told)
+limiter = Limiter("memory://", "100/minute", observer=told, flush_interval=30)
 for _ in range(3):
     limiter.try_acquire("key")
 child = os.fork()
@@ -395,16 +395,18 @@ import os, signal, time
 from distwindow import Limiter
 from tests.observer.told import Told
 class Printed(Told):
+    printed = 0
     def on_counts(self, batch):
         super().on_counts(batch)
         print(sum(self.calls.values()), flush=True)
+        self.printed = sum(self.calls.values())
 told = Printed()
 limiter = Limiter({redis_url!r}, "100000/second", prefix={prefix!r}, observer=told,
                   consistency={consistency!r}, flush_interval=0.05)
 for _ in range(500):
     limiter.try_acquire("key")
 ends_at = time.monotonic() + 10
-while sum(told.calls.values()) < 500 and time.monotonic() < ends_at:
+while told.printed < 500 and time.monotonic() < ends_at:
     time.sleep(0.01)
 for _ in range(10):
     limiter.try_acquire("key")
