@@ -34,7 +34,7 @@ from ..away.outages import RETRY_AFTER_S
 from ..away.policy import OnStoreError, check_options
 from ..errors import DistwindowError, RateLimitExceeded, short_repr
 from ..lifecycle.connect import store_name
-from ..observer import Observer, Tally, observer_of
+from ..observer import Observer, Result, Tally, observer_of
 from ..ring.clock import SYSTEM, Clock
 from ..ring.decision import Charge, with_cost
 from ..ring.key import AnyKey, Key
@@ -464,7 +464,7 @@ class BaseUpstreamLimits:
                     self._limited += 1
                     is_paused = isinstance(exc, UpstreamLimited)
                     if is_paused:
-                        self._count(call, "pause", "store")
+                        self._count(call, "refused", "pause", "store")
                     raise client.limited(exc.decision, is_paused=is_paused) from None
                 if not call.may_be_sent and isinstance(exc, StoreError):
                     raise client.store_error(str(exc), charged=exc.charged) from exc
@@ -649,14 +649,14 @@ class BaseUpstreamLimits:
         too, would have the call wait for it twice.
         """
         if self._options.on_store_error == "raise":
-            if self._tally is not None:
-                self._tally.counted(call.key, "pause", "error", "store_down", "policy", 1, 1)
+            self._count(call, "error", "store_down", "policy")
             raise failure
         if self._options.on_store_error == "deny":
-            self._count(call, "store_down", "policy")
+            self._count(call, "refused", "store_down", "policy")
             refusal = self._refusal(call.key, RETRY_AFTER_S)
             raise RateLimitExceeded(refusal._replace(reason="store_down", source="policy"))
         if self._options.on_store_error == "allow":
+            self._count(call, "allowed", "store_down", "policy")
             call.parts = ()
 
     def _refusal(self, key: str, retry_after: float) -> Decision:
@@ -832,10 +832,10 @@ class BaseUpstreamLimits:
         _LOG.info("%s has asked to wait for %.1f s; nobody calls it until then", key, said_s)
         self._tell(Pause(key, wait_s, said_s))
 
-    def _count(self, call: _Call, reason: str, source: str) -> None:
-        """Count a call that is refused before its limits are asked."""
+    def _count(self, call: _Call, result: Result, reason: str, source: str) -> None:
+        """Count a call that is decided before its limits are asked."""
         if self._tally is not None:
-            self._tally.counted(call.key, "pause", "refused", reason, source, 1, 1)
+            self._tally.counted(call.key, "pause", result, reason, source, 1, 1)
 
     def _tell(self, event: Event) -> None:
         if self._tally is not None and not isinstance(event, Waited):  # limiters count who waits

@@ -92,10 +92,10 @@ def test_calls_and_pauses_are_told(in_tasks: bool, name: str | None, answers: An
     shown = name or "upstream"
     rows = told.rows()
     pause = {row: count for row, count in rows.items() if row[1] == "pause"}
-    ended = {"allow": None, "deny": "refused", "raise": "error"}[answers]
+    ended = {"allow": "allowed", "deny": "refused", "raise": "error"}[answers]
     assert pause == rows_of(
         (shown, "pause", "refused", "pause", "store", 3),
-        *([(shown, "pause", ended, "store_down", "policy", 1)] if ended else []),
+        (shown, "pause", ended, "store_down", "policy", 1),
     )
     assert rows[shown, "5/minute", "allowed", "ok", "store"] == 7
     assert {row[0] for row in rows} == {shown}
