@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import ConfigurationError
 from . import needs
-from .tasks import TASK_OPTIONS, BlockingLimits, broker_failed, read_options
+from .tasks import TASK_OPTIONS, BlockingQueueLimits, broker_failed, read_options
 
 with needs("dramatiq"):
     from dramatiq import Middleware
@@ -30,7 +30,7 @@ class InvalidLimits(ConfigurationError, MiddlewareError):
     """The limits of an actor can never work. dramatiq lets only its own errors pass."""
 
 
-class RateLimits(BlockingLimits, Middleware):
+class RateLimits(BlockingQueueLimits, Middleware):
     """Middleware for a dramatiq broker: add it before the actors are declared, and last, so that
     messages that another middleware drops are not counted.
 

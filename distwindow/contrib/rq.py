@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from .. import ConfigurationError
 from ..runtime.shutdown import SHUTDOWN
 from . import needs
-from .tasks import BlockingLimits, TaskLimits, broker_failed
+from .tasks import BlockingQueueLimits, TaskLimits, broker_failed
 
 with needs("rq"):
     import redis
@@ -95,7 +95,7 @@ SCHEDULER_CHECK_S = 10  # RQ looks each ten minutes whether the scheduler's work
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class RateLimits(BlockingLimits):
+class RateLimits(BlockingQueueLimits):
     """The limits of functions that RQ runs. `store` is a URL or a client, as for `Limiter`.
 
     `on_store_error` says what happens to jobs while the limiter's store fails: "hold" schedules
@@ -169,11 +169,15 @@ class LimitedJobs:
             waits = not found
 
     def perform_job(self, *args: Any, **options: Any) -> bool:
-        """Run a job, and send what it has counted: RQ ends the process of a job by `os._exit`."""
+        """Run a job, and send what it has counted where it has a process of its own, a horse: RQ
+        ends that by `os._exit`, which runs no exit hooks.
+        """
+        worker: Any = self
         try:
             return bool(super().perform_job(*args, **options))  # type: ignore[misc]  # super() is RQ's
         finally:
-            SHUTDOWN.flush()
+            if worker.is_horse:
+                SHUTDOWN.flush()
 
     def _shutdown(self) -> None:
         """End the worker; where a job may be in hand, only after that. A signal handler calls."""

@@ -802,7 +802,7 @@ class TaskGate(_Gate):
         return run_at_once(self.wait(task, args, kwargs, 0.0))
 
 
-class BlockingLimits:
+class BlockingQueueLimits:
     """Base class of what limits a queue whose workers are threads or processes, which documents the
     arguments.
     """

@@ -350,7 +350,7 @@ class Decider(BaseDecider):
         if timeout is not None:
             timeout = check_timeout(timeout)
         refused: list[Decision] = []
-        is_told = False  # what `try_acquire` raises
+        is_told = False  # True while `try_acquire` is asked, which tells of what it raises itself
         queues = self.queues
         began_at = queues.clock.monotonic()
         times_freed = queues.times_freed
@@ -492,7 +492,7 @@ class AsyncDecider(BaseDecider):
         if timeout is not None:
             timeout = check_timeout(timeout)
         refused: list[Decision] = []
-        is_told = False  # what `try_acquire` raises
+        is_told = False  # True while `try_acquire` is asked, which tells of what it raises itself
         queues = self.queues
         began_at = queues.clock.monotonic()
         times_freed = queues.times_freed

@@ -132,7 +132,7 @@ def _resolved_by_fastapi(option: str, dependency: Any) -> Callable[..., Any]:
     return resolved
 
 
-class _Installed(RateLimitMiddleware):
+class _InstalledMiddleware(RateLimitMiddleware):
     """The middleware that `RateLimits.install` adds."""
 
 
@@ -225,7 +225,7 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
         """
         for each in app.user_middleware:
             entry: tuple[Any, ...] = tuple(each)  # the class, and its options last
-            if entry[0] is _Installed and entry[-1]["rate_limits"] is self:
+            if entry[0] is _InstalledMiddleware and entry[-1]["rate_limits"] is self:
                 return
         if self.default_limit is not None:
             early = first_with_dependencies(app.routes)
@@ -236,7 +236,7 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
                 )
             app.router.dependencies.append(Depends(self.default_limit))
             self._has_default_routes = True
-        app.add_middleware(_Installed, rate_limits=self)
+        app.add_middleware(_InstalledMiddleware, rate_limits=self)
         app.exception_handlers.setdefault(RateLimited, _respond)
         app.exception_handlers.setdefault(RateLimitExceeded, self._respond_exceeded)
         if openapi:

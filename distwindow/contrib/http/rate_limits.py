@@ -218,10 +218,11 @@ class BaseRateLimits(MakesLimits[R]):
         """
         if isinstance(exceeded, RateLimited):
             return exceeded
-        decision, limit, name = exceeded.decision, exceeded.decision.limit, ""
-        if exceeded.is_outgoing:
+        decision, limit = exceeded.decision, exceeded.decision.limit
+        name = str(limit)
+        if exceeded.is_outgoing:  # as where the store is away: no limit of who asks has decided
             decision, name = decision._replace(source="policy"), "outgoing calls"
-        policies = Policies(name or str(limit), (limit,), "requests", self.headers)
+        policies = Policies(name, (limit,), "requests", self.headers)
         answers = [LimitAnswer(decision, policies)]
         return type(self).error_type(decision, answers, counted_by(decision))
 
