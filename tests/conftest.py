@@ -129,7 +129,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, None]:
     if "harness" in metafunc.fixturenames:
         both = not event_loops.is_on_one_kind(metafunc.definition.path)
         kinds = ["sync", "async", *([event_loops.uvloop_param()] if both else [])]
@@ -138,12 +139,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         slow = metafunc.definition.path.stem not in event_loops.IN_QUICK_TIER
         kinds = ["asyncio", event_loops.uvloop_param(slow=slow)]
         metafunc.parametrize("event_loop_kind", kinds, indirect=True)
+    yield
+    if number := metafunc.config.getoption("--few-cases"):
+        examples.keep_few_cases(metafunc, number)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None, None, None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         test = getattr(item, "function", None)
         if examples.asks_for_many(test):
@@ -152,11 +153,6 @@ def pytest_collection_modifyitems(
                 examples.limit_to_few(test)
         if item.path.stem in WALL_CLOCK:
             item.add_marker(pytest.mark.flaky(reruns=2))
-    yield  # to what leaves out tests by their markers
-    if number := config.getoption("--few-cases"):
-        kept = examples.few_cases(items, number)
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 FEW_EXAMPLES = 12
@@ -52,15 +49,15 @@ def limit_to_few(test: Any) -> None:
     setattr(test, _SETTINGS, settings(getattr(test, _SETTINGS), max_examples=FEW_EXAMPLES))
 
 
-def few_cases(items: Sequence[pytest.Item], number: int) -> set[pytest.Item]:
-    """Return `number` of the cases of each test, or all if there are no more. They are spread over
+def keep_few_cases(metafunc: Any, number: int) -> None:
+    """Keep `number` of the cases of a test, of quick ones if there are enough. They are spread over
     the whole product, whatever the order of its parameters, and a new case moves no other.
     """
-    cases = defaultdict(list)
-    for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
-    return {
-        item
-        for of_one in cases.values()
-        for item in sorted(of_one, key=lambda item: zlib.crc32(item.nodeid.encode()))[:number]
-    }
+    test, cases = metafunc.definition.nodeid, metafunc._calls  # there is no public name of them
+
+    def order(case: Any) -> tuple[bool, int]:
+        is_slow = any(mark.name in ("slow", "fleet") for mark in case.marks)
+        return is_slow, zlib.crc32(f"{test}[{case.id}]".encode())
+
+    kept = {id(case) for case in sorted(cases, key=order)[:number]}
+    metafunc._calls = [case for case in cases if id(case) in kept]

@@ -27,13 +27,13 @@ from ..inspect.query import Found, Query, Shown
 from ..inspect.ranking import MOST_RANKED, Order
 from ..inspect.selection import all_keys, matching_keys
 from ..inspect.servers import Server, open_servers
-from ..inspect.windows import used_share
 from ..ring.key import check_prefix
 from ..rules.shadow import shadow_prefix
 from ..stores.redis.urls import masked_url
 from .command import DEFAULT_PREFIX, DEFAULT_URL, JsonOption, PrefixOption, UrlOption, report_errors
 from .progress import ProgressLine
 from .render import has_size, make_console, printable
+from .sections import Section, rows_of_each, sections_of
 from .stats_tables import breaker_table, limits_table, minute_table, pauses_table, slots_table
 from .table import Table
 from .watch import Draw, StreamView, TerminalView, watch_store
@@ -196,42 +196,6 @@ def stats(
             watch_store(url, StreamView(once), interval)
 
 
-class _Section(NamedTuple):
-    """A table of one kind, and what is in it."""
-
-    kind: Shown
-    items: Sequence[Any]
-    is_wrong: bool
-
-    def rows(self) -> int:
-        return (
-            sum(len(one.windows) for one in self.items) if self.kind == "all" else len(self.items)
-        )
-
-    def cut(self, rows: int) -> _Section:
-        """Return no more than this many rows, but at least one item."""
-        count = len(self.items)
-        while count > 1 and self._replace(items=self.items[:count]).rows() > rows:
-            count -= 1
-        return self._replace(items=self.items[:count])
-
-
-def _sections(found: Found, keys: Sequence[Any]) -> list[_Section]:
-    """Return what is to be shown of all kinds: first what is wrong."""
-    breakers, slots = found.breakers.ranked(), found.slots.ranked()
-    pauses = found.pauses.ranked()
-    exhausted = any(w.blocked or used_share(w) >= 1 for one in keys for w in one.windows)
-    wrong = [
-        _Section("breakers", breakers, found.counts.not_closed > 0),
-        _Section("all", keys, exhausted),
-        _Section("slots", slots, found.counts.with_lost > 0),
-        _Section("pauses", pauses, found.counts.paused > 0),
-    ]
-    right = [wrong[1], wrong[2], wrong[0], wrong[3]]
-    ordered = [one for one in wrong if one.is_wrong] + [one for one in right if not one.is_wrong]
-    return [one for one in ordered if one.items]
-
-
 def _note(found: Found, query: Query, shown: dict[str, int], omitted: Sequence[str]) -> str:
     """Return the last line: how many keys there are, and what is left out."""
     counts, keys, notes = found.counts, shown.get("all", 0), list[str]()
@@ -313,14 +277,14 @@ class _View:
             omitted.extend(name for name in table.omitted if name not in omitted)
             return table
 
-        own, below = None, list[_Section]()
+        own, below = None, list[Section]()
         try:
             page = next(pages, [])
         finally:
             live.stop()
         console.print(above, end="")
         if query.shown == "all" and not found.is_streamed:
-            sections = _sections(found, page)
+            sections = sections_of(found, page)
             at = [one.kind for one in sections].index("all") if page else len(sections)
             for one in sections[:at]:
                 show(one.kind, one.items)
@@ -329,7 +293,7 @@ class _View:
             own = show(query.shown, page, own)
             page = next(pages, [])
         if query.shown == "all" and found.is_streamed:
-            below = _sections(found, [])
+            below = sections_of(found, [])
         for one in below:
             show(one.kind, one.items)
         note = _note(found, query, shown, omitted)
@@ -378,9 +342,9 @@ class _View:
         """
         query, (width, height) = self._query, self._console.size
         if query.shown == "all":
-            sections = _sections(found, items)
+            sections = sections_of(found, items)
         else:
-            sections = [_Section(query.shown, items, True)] if items else []
+            sections = [Section(query.shown, items, True)] if items else []
         if not sections:
             note = "" if progress else _note(found, query, {}, ())
             return [Text(progress or self._nothing)], note
@@ -389,7 +353,7 @@ class _View:
             cut = [
                 one.cut(rows)
                 for one, rows in zip(
-                    sections, _rooms([o.rows() for o in sections], room), strict=True
+                    sections, rows_of_each([o.rows() for o in sections], room), strict=True
                 )
             ]
             tables = [_KINDS[one.kind].table(one.items, width, None) for one in cut]
@@ -402,15 +366,6 @@ class _View:
             if len(lines) + 1 + len(Text(f"{note}{_FOOTER}").wrap(self._console, width)) <= height:
                 break
         return lines, note
-
-
-def _rooms(wanted: Sequence[int], room: int) -> list[int]:
-    """Return how many rows of `room` each gets: equal parts, but none more than it wants."""
-    rooms, left = [0] * len(wanted), room
-    for done, i in enumerate(sorted(range(len(wanted)), key=lambda i: wanted[i])):
-        rooms[i] = min(wanted[i], left // (len(wanted) - done))
-        left -= rooms[i]
-    return rooms
 
 
 def _more(found: Found) -> str:

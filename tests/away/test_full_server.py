@@ -29,6 +29,7 @@ def server() -> Iterator[Standalone]:
         yield own
 
 
+@pytest.mark.slow
 @pytest.mark.event_loops
 @KINDS
 def test_a_full_server_is_away_until_it_decides(

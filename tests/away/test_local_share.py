@@ -158,6 +158,7 @@ def test_a_permit_of_the_share_can_be_given_back() -> None:
     assert limiter.stats("k").passed == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_processes_divide_a_limit_whichever_way_they_call(kind: str) -> None:
     """Also a limit, and a limiter, that is called for the first time while the store is away."""

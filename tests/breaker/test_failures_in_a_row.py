@@ -190,6 +190,7 @@ def test_each_flush_counts_once_in_its_place_though_requests_and_replies_are_los
 # -- what the rule is for -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 4])
 def test_one_failure_in_a_hundred_never_opens_it(number: int) -> None:
     clock, _, processes = fleet(ConsecutiveFailures(5, open_for=60.0), number)

@@ -83,6 +83,7 @@ def test_what_is_left_out_is_counted(cli: Cli, redis_url: str, prefix: str) -> N
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
 def test_watch_has_rows_of_each_kind(redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:

@@ -112,6 +112,7 @@ def test_every_key_that_stats_shows_can_be_given_to_reset(
     assert "no limits on" in cli("stats").out
 
 
+@pytest.mark.slow
 def test_every_key_of_json_can_be_given_to_reset(cli: Cli, redis_url: str, prefix: str) -> None:
     with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
         for key in KEYS:

@@ -117,6 +117,7 @@ def test_what_is_left_out_is_counted(cli: Cli, pause: Pause) -> None:
     assert lines[-1] == "2 of 7 upstreams that have asked to wait left out (2 paused)"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
 @pytest.mark.usefixtures("pauses")
 def test_watch_shows_pauses(redis_url: str, prefix: str) -> None:

@@ -313,6 +313,7 @@ def test_numbers_may_have_separators(capsys: pytest.CaptureFixture[str]) -> None
 # -- docs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_has_the_costs_and_where_a_key_ends(capsys: pytest.CaptureFixture[str]) -> None:
     page = CAPACITY.read_text(encoding="utf-8")
     for kind, cost in COSTS._asdict().items():

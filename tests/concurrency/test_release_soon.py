@@ -325,6 +325,7 @@ def test_where_its_loop_stops_before_the_worker_comes_who_waits_has_it_freed(
         loop.close()
 
 
+@pytest.mark.slow
 def test_after_its_loop_has_ended_the_end_of_the_process_frees(redis_url: str, prefix: str) -> None:
     program = f"""
 import asyncio
@@ -341,6 +342,7 @@ print(bool(slot))
         assert slots.stats("k").held == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 def test_in_a_forked_child_it_leaves_the_slot_to_the_parent(redis_url: str, prefix: str) -> None:
     program = f"""

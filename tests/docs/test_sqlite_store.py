@@ -24,7 +24,7 @@ SqliteStore: Any = runpy.run_path(str(EXAMPLE))["SqliteStore"]
 
 
 class TestSqliteStore(StoreTests):
-    seeds = range(10)
+    seeds = range(4)
 
     @pytest.fixture(autouse=True)
     def _file(self, tmp_path: Path) -> None:

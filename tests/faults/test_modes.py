@@ -75,6 +75,7 @@ def callers_of(
 # -- replies ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_of_twenty_replies_one_is_dropped(standalone: Standalone, prefix: str) -> None:
     """What is charged lies between admitted and admitted + unknown, in every mode and with every
     policy: for each key, and for all with what the limiters have counted as unknown. (Of leases

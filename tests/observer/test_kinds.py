@@ -315,6 +315,7 @@ def test_an_observer_that_would_be_told_nothing_is_named(
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_forked_child_begins_empty_and_tells_at_its_end() -> None:
     program = """
@@ -351,6 +352,7 @@ if child:
         assert last["parent", kind] in (5, 6), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["asyncio.run", "closed", "left"])
 def test_what_tasks_have_decided_is_told_at_exit(ends: str) -> None:
     """However their event loop has ended, and with nothing closed."""

@@ -364,6 +364,7 @@ def test_a_default_observer_is_that_of_what_is_made_then() -> None:
     assert [(counts.name, counts.calls) for counts in told.counts] == [("distwindow", 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_forked_child_begins_empty() -> None:
     program = """

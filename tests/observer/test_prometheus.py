@@ -342,6 +342,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_forks_while_metrics_are_written_has_children_that_can_write() -> None:
     printed("-W", "ignore", "-c", FORKS)
 
@@ -369,6 +370,7 @@ def exposed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield printed("-c", EXPOSE, env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)})
 
 
+@pytest.mark.slow
 def test_promtool_has_nothing_to_say_of_the_metrics(exposed: str) -> None:
     assert exposed.count("# TYPE distwindow_") >= 15
     assert promtool.said("check", "metrics", text=exposed) == ""

@@ -376,6 +376,7 @@ def test_five_calls_at_once_stay_below_the_limit_but_for_the_debt(redis_url: str
         assert name == "reserved" or debt == 0
 
 
+@pytest.mark.slow
 def test_the_demonstration_runs() -> None:
     lines = printed("-m", "tests.reserve.litellm_18730").splitlines()
     assert [line.split()[-3] for line in lines[1:2]] == ["663"]

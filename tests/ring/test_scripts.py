@@ -36,6 +36,7 @@ def test_a_url_is_read_without_making_a_pool(monkeypatch: pytest.MonkeyPatch) ->
     assert parse_url_text("redis://localhost:6379/0?socket_keepalive=true").kind == "one"
 
 
+@pytest.mark.slow
 def test_a_package_in_a_zip_archive_finds_its_scripts(
     redis_url: str, prefix: str, tmp_path: Path
 ) -> None:

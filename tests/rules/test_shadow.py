@@ -181,6 +181,7 @@ def test_one_limit_is_enforced_while_another_is_tried_on_the_same_keys(
         assert shadow.prefix == f"{prefix}:shadow"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_shadow", [True, False])
 def test_stats_shows_what_is_in_shadow_apart(redis_url: str, prefix: str, in_shadow: bool) -> None:
     with (

@@ -15,6 +15,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return url
 
 
+@pytest.mark.slow
 def test_redis_is_a_store(url: str) -> None:
     store_conformance(
         lambda clock: open_store(url, Options(clock="client", timeout=30, time=clock)),

@@ -51,9 +51,8 @@ def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
     return runs
 
 
-@pytest.mark.parametrize(
-    "options", [[], pytest.param(["-n", "2"], marks=pytest.mark.slow)], ids=["alone", "xdist"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "xdist"])
 def test_what_a_test_sees(run: Callable[..., pytest.RunResult], options: list[str]) -> None:
     outcomes = run(CASES, *options).parseoutcomes()
     assert set(outcomes) == {"passed", "rerun"}, outcomes
@@ -63,8 +62,8 @@ def test_what_a_test_sees(run: Callable[..., pytest.RunResult], options: list[st
     ("ini", "expected"),
     [
         ("distwindow = memory", [True, True, False]),
-        ("distwindow = off", [True, True, True]),
-        ("", [False, False, False]),
+        pytest.param("distwindow = off", [True, True, True], marks=pytest.mark.slow),
+        pytest.param("", [False, False, False], marks=pytest.mark.slow),
     ],
 )
 def test_what_all_tests_see(
@@ -73,6 +72,7 @@ def test_what_all_tests_see(
     run(ONE_FILE.format(expected=expected), ini=ini).assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_the_clock_goes_before_the_ini(run: Callable[..., pytest.RunResult]) -> None:
     source = """
     from application import limiter
@@ -92,6 +92,7 @@ def test_a_plugin_may_import_the_application_first(run: Callable[..., pytest.Run
     run(source, "-p", "distwindow", "-p", "application").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_a_mode_that_is_none_is_named(run: Callable[..., pytest.RunResult]) -> None:
     result = run(CASES, ini="distwindow = none")
     result.stderr.fnmatch_lines(["*distwindow = none: write memory or off, or leave it out"])

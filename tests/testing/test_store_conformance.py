@@ -25,6 +25,8 @@ Reply = TypeVar("Reply")
 
 
 class TestMemoryStore(StoreTests):
+    seeds = range(5)
+
     def make_store(self, clock: Clock) -> Store:
         return MemoryStore(clock)
 
@@ -139,7 +141,7 @@ class UnknownSource(MemoryStore):
 )
 def test_what_is_wrong_is_named(make_store: MakeStore, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
-        store_conformance(make_store)
+        store_conformance(make_store, seeds=range(5))
 
 
 def _of_cost_1(command: Any) -> Any:

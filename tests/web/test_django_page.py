@@ -15,6 +15,7 @@ from tests.programs import printed
 OWN_PROCESS = "configures Django, so it runs in a process of its own"
 
 
+@pytest.mark.slow
 def test_the_page_runs_in_a_process_of_its_own(redis_url: str, prefix: str, tmp_path: Path) -> None:
     page = ROOT / "docs" / "howto" / "django.md"
     found = [block.text for block in blocks(page, "python") if block.norun == OWN_PROCESS]

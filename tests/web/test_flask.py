@@ -536,6 +536,7 @@ def test_close_settles_open_streams_by_what_they_have_sent(redis_url: str, prefi
         assert limiter.peek("n:127.0.0.1").remaining == 90 - 3 - 2 - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["direct", "leased"])
 def test_close_disturbs_no_request(redis_url: str, prefix: str, consistency: Any) -> None:
     rate_limits = RateLimits(
@@ -578,6 +579,7 @@ still_open = app.test_client().get("/")
 """
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_open_when_the_process_ends_is_settled(
     redis_url: str, prefix: str
 ) -> None:
