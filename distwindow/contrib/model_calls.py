@@ -6,11 +6,13 @@ import logging
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from .. import AsyncReservation, ConfigurationError, Key, RateLimitExceeded
 from ..away.policy import check_options
 from ..errors import DistwindowError, short_repr
+from ..observer import observer_of
 from ..ring.clock import Clock
 from ..ring.key import AnyKey
 from ..ring.limit import LimitSpec, parse_limits
@@ -88,7 +90,8 @@ class ModelCalls:
         # The tag puts both in one slot of a cluster, as all or none are charged.
         keys: tuple[AnyKey, ...] = (key, Key("tokens", tag=key))
         self._keys, self._parsed = dict(zip(limits, keys, strict=True)), parsed
-        self._pool = AsyncLimiterPool(store, options)
+        observed = replace(options, observer=observer_of(options.observer))
+        self._pool = AsyncLimiterPool(store, observed)
         self._limiter = self._pool.get(next(iter(parsed.values())), options.on_store_error)
 
     @property

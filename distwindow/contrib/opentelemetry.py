@@ -18,7 +18,6 @@ Names have the form of `aspnetcore.rate_limiting.*`, which OpenTelemetry's conve
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,8 @@ from .. import (
     StoreCall,
     __version__,
 )
-from ..support.fork import register_after_fork
 from . import needs
+from .exporters import CHARGED, STORE_CALL_BUCKETS_S, WAIT_BUCKETS_S, WRITING
 from .upstream import Pause
 
 with needs("otel", "opentelemetry"):
@@ -46,13 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["OpenTelemetryObserver", "note_decision"]
 
 Attributes = dict[str, str | bool]
-
-STORE_CALL_BUCKETS_S = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
-)  # fmt: skip
-WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Those of OpenTelemetry's own default are for milliseconds."""
-CHARGED = {False: "false", True: "true", None: "unknown"}
 
 
 class OpenTelemetryObserver(Observer):
@@ -99,57 +91,57 @@ class OpenTelemetryObserver(Observer):
             "distwindow.queued", "{task}", "Tasks that workers hold back now."
         )
         self._levels: dict[tuple[str, ...], float] = {}
-        self.after_fork()
-        register_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Have a lock that no thread holds."""
-        self._setting = threading.Lock()
 
     def on_counts(self, batch: Sequence[Counts]) -> None:
         """Count decisions, and how long calls have waited for them."""
-        for counts in batch:
-            policy: Attributes = {
-                "distwindow.kind": counts.source_kind, "distwindow.policy": counts.name
+        with WRITING:
+            for counts in batch:
+                self._count(counts)
+
+    def _count(self, counts: Counts) -> None:
+        policy: Attributes = {
+            "distwindow.kind": counts.source_kind, "distwindow.policy": counts.name
+        }  # fmt: skip
+        limit: Attributes = {**policy, "distwindow.limit": counts.limit}
+        if counts.label is not None:
+            limit["distwindow.label"] = counts.label
+        result: Attributes = {"distwindow.result": counts.result}
+        if counts.calls > 0:
+            how: Attributes = {
+                **limit, **result, "distwindow.reason": counts.reason,
+                "distwindow.source": counts.source, "distwindow.shadow": counts.shadow,
             }  # fmt: skip
-            limit: Attributes = {**policy, "distwindow.limit": counts.limit}
-            if counts.label is not None:
-                limit["distwindow.label"] = counts.label
-            result: Attributes = {"distwindow.result": counts.result}
-            if counts.calls > 0:
-                how: Attributes = {
-                    **limit, **result, "distwindow.reason": counts.reason,
-                    "distwindow.source": counts.source, "distwindow.shadow": counts.shadow,
-                }  # fmt: skip
-                if counts.result == "error":
-                    how["error.type"] = counts.reason
-                self._decisions.add(counts.calls, how)
-            if counts.shadow:
-                continue  # all others are of what was enforced
-            if counts.permits > 0:
-                self._permits.add(counts.permits, {**limit, **result})
-            if counts.near > 0:
-                self._near_limit.add(counts.near, limit)
-            for seconds in counts.waited:
-                self._wait.record(seconds, {**policy, **result})
+            if counts.result == "error":
+                how["error.type"] = counts.reason
+            self._decisions.add(counts.calls, how)
+        if counts.shadow:
+            return  # all others are of what was enforced
+        if counts.permits > 0:
+            self._permits.add(counts.permits, {**limit, **result})
+        if counts.near > 0:
+            self._near_limit.add(counts.near, limit)
+        for seconds in counts.waited:
+            self._wait.record(seconds, {**policy, **result})
 
     def on_store_call(self, call: StoreCall) -> None:
         """Record exchanges with a store, and how long each took."""
-        how: Attributes = {"distwindow.operation": call.operation}
-        if call.outcome != "ok":
-            how["error.type"] = call.outcome
-            charged = {"distwindow.charged": CHARGED[call.charged]}
-            self._store_errors.add(len(call.seconds), {**how, **charged})
-        for seconds in call.seconds:
-            self._store_call.record(seconds, how)
+        with WRITING:
+            how: Attributes = {"distwindow.operation": call.operation}
+            if call.outcome != "ok":
+                how["error.type"] = call.outcome
+                charged = {"distwindow.charged": CHARGED[call.charged]}
+                self._store_errors.add(len(call.seconds), {**how, **charged})
+            for seconds in call.seconds:
+                self._store_call.record(seconds, how)
 
     def on_event(self, event: ObserverEvent) -> None:
         """Count that a breaker has changed, or that an upstream pauses."""
-        if isinstance(event.change, BreakerChange):
-            state = {"distwindow.policy": event.name, "distwindow.state": event.change.state}
-            self._breaker_changes.add(1, state)
-        elif isinstance(event.change, Pause):
-            self._upstream_pauses.add(1, {"distwindow.policy": event.name})
+        with WRITING:
+            if isinstance(event.change, BreakerChange):
+                state = {"distwindow.policy": event.name, "distwindow.state": event.change.state}
+                self._breaker_changes.add(1, state)
+            elif isinstance(event.change, Pause):
+                self._upstream_pauses.add(1, {"distwindow.policy": event.name})
 
     def on_request(self, decision: Decision, name: str) -> None:
         """Note on the span of a request that it was refused, or admitted without the store."""
@@ -157,14 +149,14 @@ class OpenTelemetryObserver(Observer):
 
     def on_levels(self, batch: Sequence[Level]) -> None:
         """Add what slots and tasks that wait have become more or fewer by."""
-        for level in batch:
-            if level.what == "slots_held":
-                counter, what = self._slots, {"distwindow.limit": level.limit}
-            elif level.what == "tasks_waiting":
-                counter, what = self._queued, {"distwindow.reason": level.limit}
-            else:
-                continue
-            with self._setting:
+        with WRITING:
+            for level in batch:
+                if level.what == "slots_held":
+                    counter, what = self._slots, {"distwindow.limit": level.limit}
+                elif level.what == "tasks_waiting":
+                    counter, what = self._queued, {"distwindow.reason": level.limit}
+                else:
+                    continue
                 name = level[1:4]
                 change = level.value - self._levels.get(name, 0)
                 self._levels[name] = level.value

@@ -7,9 +7,7 @@ are those of the processes that live. docs/howto/prometheus.md has a table of th
 
 from __future__ import annotations
 
-import os
 import re
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from ..away.outages import Health
 from ..errors import short_repr
 from ..support.fork import register_after_fork
 from . import needs
+from .exporters import CHARGED, STORE_CALL_BUCKETS_S, WAIT_BUCKETS_S, WRITING
 from .upstream import Pause
 
 with needs("prometheus"):
@@ -26,25 +25,8 @@ with needs("prometheus"):
 
 __all__ = ["PrometheusObserver"]
 
-STORE_CALL_BUCKETS_S = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
-)  # fmt: skip
-WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-CHARGED = {False: "false", True: "true", None: "unknown"}
 BREAKER_STATES = ("closed", "open", "half_open")
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-
-_writing = threading.RLock()
-"""Held while metrics are written, and while a process forks: the locks of prometheus_client are
-copied as they are, and one that the worker held would be held in the child for ever. Reentrant, as
-a signal handler may fork.
-"""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_writing.acquire,
-        after_in_parent=_writing.release,
-        after_in_child=_writing.release,
-    )
 
 
 class PrometheusObserver(Observer):
@@ -86,7 +68,7 @@ class PrometheusObserver(Observer):
     def on_counts(self, batch: Sequence[Counts]) -> None:
         """Count decisions, and how long calls have waited for them."""
         metrics = self._metrics
-        with _writing:
+        with WRITING:
             for counts in batch:
                 metrics.begin_at_0(counts.source_kind, counts.name)
                 self._count(counts)
@@ -119,7 +101,7 @@ class PrometheusObserver(Observer):
     def on_store_call(self, call: StoreCall) -> None:
         """Count exchanges with a store, and how long each took."""
         metrics = self._metrics
-        with _writing:
+        with WRITING:
             metrics.begin_at_0(call.source_kind, call.name)
             metrics.begin_errors_at_0(call.operation)
             for seconds in call.seconds:
@@ -134,7 +116,7 @@ class PrometheusObserver(Observer):
     def on_event(self, event: ObserverEvent) -> None:
         """Take in that a store is away or back, a breaker has changed, or an upstream pauses."""
         metrics, change = self._metrics, event.change
-        with _writing:
+        with WRITING:
             if isinstance(change, Health):
                 metrics.set_up(event.name, change.up)
             elif isinstance(change, BreakerChange):
@@ -145,7 +127,7 @@ class PrometheusObserver(Observer):
 
     def on_levels(self, batch: Sequence[Level]) -> None:
         """Set the gauges of slots and of tasks that wait."""
-        with _writing:
+        with WRITING:
             for level in batch:
                 self._metrics.set_level(level)
 
@@ -257,7 +239,7 @@ class _Metrics:
         """Begin anew: nothing is held, and no store is known to be away. In multiprocess mode all
         gauges of a child begin at 0, which would say that each store is away.
         """
-        with _writing:
+        with WRITING:
             for name in self.stores_up:
                 self.store_up.labels(name).set(1)
             for gauge, parts in self._levels.items():
@@ -313,7 +295,7 @@ _known: weakref.WeakKeyDictionary[CollectorRegistry, dict[str, _Metrics]] = (
 
 def _metrics_in(registry: CollectorRegistry, layout: _Layout) -> _Metrics:
     """Return the metrics in `registry`, made with the first observer of it."""
-    with _writing:
+    with WRITING:
         of_registry = _known.setdefault(registry, {})
         metrics = of_registry.get(layout.namespace)
         if metrics is None:

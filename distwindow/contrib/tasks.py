@@ -639,7 +639,8 @@ class _Gate:
         """The tasks that wait here: their names, why, and since when (monotonic seconds)."""
         if self._tally is not None:
             TaskLevels(self._tally, self._waiting)
-        self._on_store_error = on_store_error
+        # In shadow the limiter answers all that fails, but for a refund.
+        self._on_store_error = "run" if self._in_shadow else on_store_error
         self._time = time
         self._held_until = -math.inf
         """Until when the limiter is not asked, because it failed (monotonic seconds)."""

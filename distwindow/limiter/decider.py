@@ -41,6 +41,7 @@ from ..observer import Tally
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
+from ..ring.limit import Limit
 from ..ring.stats import Stats
 from ..rules.shadow import Shadow, admitted
 from ..runtime import operations as key_operations
@@ -183,14 +184,22 @@ class BaseDecider:
         """Return what `on_store_error` decides."""
         try:
             return self.answered(self.policy.decide(key, cost, error))
-        except StoreError:
-            self._tell_failed(key, cost)
+        except Exception as exc:
+            self._tell_failed(exc, key, cost, self.commands.limits)
             raise
 
-    def _tell_failed(self, key: AnyKey, cost: int) -> None:
-        """Tell of a call that raises a `StoreError`."""
-        if self._tally is not None:
-            self._tally.failed(key, cost, self.commands.limits)
+    def _tell_failed(
+        self, error: Exception, key: AnyKey, cost: int, limits: Sequence[Limit]
+    ) -> None:
+        """Tell of a call that raises while the store is away. A function that is `on_store_error`
+        may raise anything: a `RateLimitExceeded` is its refusal.
+        """
+        if self._tally is None:
+            return
+        if isinstance(error, RateLimitExceeded):
+            self._tally.decided(error.decision)
+        else:
+            self._tally.failed(key, cost, limits)
 
     def _by_policy_for_all(
         self, calls: Sequence[tuple[Charge, ...]], error: StoreError
@@ -198,10 +207,9 @@ class BaseDecider:
         """Return what `on_store_error` decides of a call over several keys."""
         try:
             return self.answered(self.policy.decide_all(calls, error))
-        except StoreError:
-            if self._tally is not None:
-                _, _, cost, key, _ = calls[0][0]
-                self._tally.failed(key, cost, limits_in(itertools.chain(*calls)))
+        except Exception as exc:
+            _, _, cost, key, _ = calls[0][0]
+            self._tell_failed(exc, key, cost, limits_in(itertools.chain(*calls)))
             raise
 
     def _waited(self, decision: Decision, began_at: float) -> Decision:
@@ -377,10 +385,10 @@ class Decider(BaseDecider):
             sleep = partial(waiter.sleep_until_freed, self.clock)
             try:
                 decision = run_blocking(wait(waiter), execute, sleep)
-            except StoreError:
+            except StoreError as exc:
                 if self.policy.raises_always:
                     if not is_told:
-                        self._tell_failed(key, cost)
+                        self._tell_failed(exc, key, cost, self.commands.limits)
                     raise
                 decision = run_blocking(wait_until_admitted(command, waiter), execute, sleep)
             return self._waited(decision, began_at)
@@ -519,10 +527,10 @@ class AsyncDecider(BaseDecider):
             sleep = partial(waiter.sleep_until_freed_async, self.store)
             try:
                 decision = await run_async(wait(waiter), execute, sleep)
-            except StoreError:
+            except StoreError as exc:
                 if self.policy.raises_always:
                     if not is_told:
-                        self._tell_failed(key, cost)
+                        self._tell_failed(exc, key, cost, self.commands.limits)
                     raise
                 decision = await run_async(wait_until_admitted(command, waiter), execute, sleep)
             return self._waited(decision, began_at)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -464,9 +463,7 @@ def test_hits_are_told_to_a_default_observer_by_limit_and_scope(
     """Also those of before a reset. Of `limits` itself, what comes last in a key may be a user, who
     is in no metric.
     """
-    for other in ("flask_limiter", "slowapi"):
-        monkeypatch.delitem(sys.modules, other, raising=False)
-    monkeypatch.setitem(sys.modules, by, sys.modules.get(by))
+    monkeypatch.setattr(windows, "maker_of_storage", lambda: by)
     told = Told()
     url = redis_url if kept else f"redis://127.0.0.1:{free_port()}"
     set_default_observer(told)
@@ -486,6 +483,17 @@ def test_hits_are_told_to_a_default_observer_by_limit_and_scope(
         found[counts.name, counts.result] += counts.calls
     assert found == seen
     assert told.store_calls
+
+
+@pytest.mark.parametrize("maker", ["flask_limiter", "slowapi", "shop"])
+def test_who_has_made_a_storage_is_known(maker: str) -> None:
+    """However many others of them are imported, and are called by whom."""
+    program = "def make(storage_from_string): return storage_from_string('distwindow+memory://')"
+    module: dict[str, Any] = {"__name__": f"{maker}.extension"}
+    exec(program, module)
+    storage = module["make"](limits.storage.storage_from_string)
+    assert storage._windows._maker == maker
+    storage.close()
 
 
 def hit_all(users: Users, by: str, prefix: str) -> Counter[Any]:

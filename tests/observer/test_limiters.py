@@ -21,6 +21,7 @@ from distwindow import (
     Concurrency,
     ConfigurationError,
     Counts,
+    Decision,
     ErrorCount,
     Limit,
     Limiter,
@@ -60,10 +61,21 @@ def limiter_of(kind: Any, place: str, clock: ManualClock, limits: Any, **options
     return kind(where, limits, time=clock, **options), store
 
 
+def refuse_by_itself(key: Any, cost: int, limits: Any, error: Any) -> Any:
+    decision = Decision(False, key, cost, limits[0], 0, 1.0, 0.0, 0.0, "store_down", "policy", 1)
+    raise RateLimitExceeded(decision)
+
+
+def fail_itself(key: Any, cost: int, limits: Any, error: Any) -> Any:
+    raise LookupError(key)
+
+
 @KINDS
 @CONSISTENCIES
 @pytest.mark.parametrize("place", ["memory", "elsewhere"])
-@pytest.mark.parametrize("answers", ["raise", "allow", "deny", "local"])
+@pytest.mark.parametrize(
+    "answers", ["raise", "allow", "deny", "local", refuse_by_itself, fail_itself]
+)
 @pytest.mark.parametrize(
     "limits", ["40/second", ["40/second", "100/minute"], "40/second paced 1s"], ids=str
 )
@@ -85,7 +97,9 @@ def test_what_is_told_is_what_was_decided(
                 store.failure = chance.choice([None] * 20 + [NOT_SENT, UNKNOWN])
             try:
                 seen.note(await result_of(limiter.try_acquire(key, cost)))
-            except StoreError:
+            except RateLimitExceeded as exc:
+                seen.note(exc.decision)
+            except (StoreError, LookupError):
                 seen.note_error(limiter.limits, cost)
             clock.advance(chance.choice([0, 0, 0.001, 0.01, 0.1]))
             if store is not None:

@@ -320,33 +320,6 @@ def test_a_forked_child_says_that_the_store_is_up_and_holds_nothing(tmp_path: Pa
     ]  # fmt: skip
 
 
-FORKS = """
-import os, signal, threading
-from distwindow.contrib.prometheus import PrometheusObserver
-from tests.observer.batches import STORE_CALLS
-
-observer = PrometheusObserver()
-
-def write():
-    while True:
-        observer.on_store_call(STORE_CALLS[0])
-
-threading.Thread(target=write, daemon=True).start()
-for _ in range(30):
-    if (pid := os.fork()) == 0:
-        signal.alarm(20)  # which ends a child that hangs
-        observer.on_store_call(STORE_CALLS[0])
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_forks_while_metrics_are_written_has_children_that_can_write() -> None:
-    printed("-W", "ignore", "-c", FORKS)
-
-
 EXPOSE = """
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
 from distwindow.contrib.prometheus import PrometheusObserver

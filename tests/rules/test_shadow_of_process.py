@@ -9,6 +9,7 @@ import pkgutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from distwindow import (
     guarded,
 )
 from distwindow.contrib.limiter_pool import AsyncLimiterPool, LimiterPool
-from distwindow.contrib.tasks import AsyncTaskGate, TaskGate, TaskLimits
+from distwindow.contrib.tasks import AsyncTaskGate, TaskGate, TaskLimits, acquire_all
 from distwindow.ring.limit import parse_limits
 from distwindow.rules.shadow import VARIABLE
 from distwindow.runtime.options import Options
@@ -441,17 +442,47 @@ def test_a_store_that_fails_stops_no_outgoing_call(
     assert [client.call() for _ in range(CALLS)] == [200] * CALLS
 
 
+class FailsLater(Unwell):
+    """Fails for good with `later`, once it has answered so many commands."""
+
+    later: Any
+    answers = 0
+
+    def execute(self, command: Any, deadline: float | None = None) -> Any:
+        self.answers -= 1
+        self.failure = self.later if self.answers < 0 else None
+        return super().execute(command, deadline)
+
+
 @pytest.mark.parametrize("failure", [NOT_SENT, UNKNOWN, ConfigurationError("no right")], ids=repr)
-@pytest.mark.parametrize("limits", [LIMIT, [("{tenant}", LIMIT), "100/hour"]], ids=["one", "two"])
+@pytest.mark.parametrize("limits", [LIMIT, ["100/hour", ("{tenant}", LIMIT)]], ids=["one", "two"])
+@pytest.mark.parametrize("in_celery", [False, True])
 def test_a_store_that_fails_holds_no_task(
-    limits: Any, failure: Any, monkeypatch: pytest.MonkeyPatch
+    limits: Any, failure: Any, in_celery: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever it fails first: a call, that of the second key, or what is given back."""
     monkeypatch.setenv(VARIABLE, "1")
-    remote = Unwell(ManualClock())
+    for answers in range(3 * CALLS):
+        clock = ManualClock()
+        remote = FailsLater(clock)
+        remote.later, remote.answers = failure, answers
+        ask_once = _celery_asked if in_celery else _gate_asked
+        assert ask_once(remote, limits) == CALLS, answers
+
+
+def _gate_asked(remote: Any, limits: Any) -> int:
     made = TaskGate(remote, on_store_error="hold", time=remote.clock)
     task = made.add(TaskLimits("send", job, limits))
-    remote.failure = failure
-    assert [made.delay(task, ("a",), {}) for _ in range(CALLS)] == [0.0] * CALLS
+    return [made.delay(task, ("a",), {}) for _ in range(CALLS)].count(0.0)
+
+
+def _celery_asked(remote: Any, limits: Any) -> int:
+    admission = import_module("distwindow.contrib.celery.admission")
+    items = TaskLimits("send", job, limits).items(("a",), {})
+    limiter = LimiterPool(remote, Options(time=remote.clock)).get(items[0][1])
+    asked = admission.TaskAdmission(partial(acquire_all, limiter), remote.clock.monotonic, "hold")
+    answers = [asked.may_run(items) for _ in range(CALLS)]
+    return [answer.admitted and not answer.wait_s for answer in answers].count(True)
 
 
 def settings_of_django(told: Told, shadow: bool) -> int:

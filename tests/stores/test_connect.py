@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
+from cryptography.hazmat.primitives import serialization
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
 from distwindow.ring.clock import SYSTEM
 from distwindow.stores.redis.topology import CallSettings, SingleServer
 from distwindow.stores.redis.urls import make_client, parse_url_text
 from tests.harness import Harness, admin
+from tests.programs import ROOT
 from tests.servers import Cluster, SentinelSet, Standalone, until
+from tests.servers.certificates import Certificates
 from tests.stores.store_check import THREE, works
 
 # -- URLs -------------------------------------------------------------------------------------
@@ -52,6 +58,50 @@ def test_tls_with_a_file_that_is_not_there_names_it(
     url = tls_url.partition("?")[0] + "?ssl_ca_certs=/nowhere/ca.pem"
     with pytest.raises(ConfigurationError, match=r"/nowhere/ca\.pem"):
         harness.limiter(url, prefix=prefix, timeout=5).try_acquire("k")
+
+
+ENCRYPTED = """
+import asyncio, sys
+from distwindow import AsyncLimiter, ConfigurationError, Limiter
+
+async def awaited():
+    await AsyncLimiter(sys.argv[1], "5/minute", timeout=10).try_acquire("k")
+
+for call in (lambda: Limiter(sys.argv[1], "5/minute", timeout=10).try_acquire("k"),
+             lambda: asyncio.run(awaited())):
+    try:
+        call()
+    except ConfigurationError as exc:
+        print("ssl_password" in str(exc))
+"""
+
+
+@pytest.mark.slow
+def test_a_key_that_is_encrypted_is_a_mistake_and_nobody_is_asked(
+    tls_url: str, tmp_path: Path
+) -> None:
+    """OpenSSL would ask at the terminal, or else on the standard input, and wait for an answer."""
+    certificates = Certificates(tmp_path)
+    key = serialization.load_pem_private_key(certificates.key.read_bytes(), None)
+    encrypted = tmp_path / "encrypted.key"
+    encrypted.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    url = f"{tls_url}&ssl_certfile={certificates.cert}&ssl_keyfile={encrypted}"
+    nobody_writes, kept_open = os.pipe()
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", ENCRYPTED, url], stdin=nobody_writes, capture_output=True,
+            text=True, start_new_session=True, timeout=60, check=True, cwd=ROOT,
+        )  # fmt: skip
+    finally:
+        os.close(nobody_writes)
+        os.close(kept_open)
+    assert result.stdout.split() == ["True", "True"]
 
 
 @pytest.mark.compat

@@ -29,18 +29,21 @@ pytest.importorskip("rest_framework")
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
+from django.utils.decorators import method_decorator
 
 from distwindow import ConfigurationError, StoreError
 from distwindow.testing import ManualClock
 from tests.web import django_project as project
 from tests.web.django_project import at, distwindow, routes
 
-from rest_framework.response import Response  # isort: skip  # after the settings
+from rest_framework.decorators import api_view  # isort: skip  # after the settings
+from rest_framework.response import Response  # isort: skip
 from rest_framework.settings import api_settings  # isort: skip
 from rest_framework.test import APIRequestFactory, force_authenticate  # isort: skip
 from rest_framework.throttling import BaseThrottle  # isort: skip
 from rest_framework.views import APIView  # isort: skip
 from distwindow.contrib import drf  # isort: skip
+from distwindow.contrib.django import rate_limit  # isort: skip
 from tests.web.test_django import LIMITED, Site  # isort: skip
 
 FACTORY = APIRequestFactory()
@@ -289,3 +292,33 @@ def test_rates_of_other_throttles_are_not_checked(rest: Any) -> None:
     rest("DEFAULT_THROTTLE_CLASSES", [BaseThrottle])
     rest("DEFAULT_THROTTLE_RATES", {"user": "ten"})
     assert [found for found in checks.run_checks() if found.id == "distwindow.E002"] == []
+
+
+def by_method(limit: Any) -> Any:
+    def get(self: Any, request: Any) -> Response:
+        return Response(str(request.user))
+
+    return view(get=method_decorator(limit)(get))
+
+
+def by_function(limit: Any) -> Any:
+    @api_view(["GET"])
+    @limit
+    def get(request: Any) -> Response:
+        return Response(str(request.user))
+
+    return get
+
+
+@pytest.mark.parametrize("make", [by_method, by_function])
+def test_a_decorator_inside_a_view_knows_its_users(make: Any) -> None:
+    with distwindow():
+        of = make(rate_limit("1/hour", key="user"))
+        assert [status(of, user=user) for user in ("ann", "bob", "ann", "bob")] == [
+            200,
+            200,
+            429,
+            429,
+        ]
+        assert answer(of, user="cid").data
+        assert int(answer(of, user="ann")["Retry-After"]) > 0

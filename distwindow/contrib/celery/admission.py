@@ -83,8 +83,9 @@ class TaskAdmission:
     ) -> None:
         self._ask = ask
         self.monotonic = monotonic
-        self._on_store_error = on_store_error
         self._in_shadow = is_in_shadow()
+        # In shadow the limiter answers all that fails, but for a refund.
+        self._on_store_error = "run" if self._in_shadow else on_store_error
         self._outage_failures = 0
         """How many asks in a row the store has not answered."""
         self._paused_until_s = 0.0

@@ -190,10 +190,11 @@ def rate_limit(
             kind = AsyncRateLimits if awaits or is_example else RateLimits
             kind("memory://", on_store_error="raise").limit(limits, **options)
 
-        def respond(request: Any, *args: Any, **kwargs: Any) -> Any:
+        def respond(given: Any, *args: Any, **kwargs: Any) -> Any:
+            request = getattr(given, "_request", given)  # a request of REST framework has its user
             if not isinstance(request, HttpRequest):
                 raise ConfigurationError(
-                    f"{name} is called with {short_repr(request)} and no request; write "
+                    f"{name} is called with {short_repr(given)} and no request; write "
                     '@method_decorator(rate_limit("5/minute")) above a method'
                 )
             of = rate_limits(awaits=awaits, under_wsgi="wsgi.input" in request.META)
@@ -202,7 +203,7 @@ def rate_limit(
                 limit = of.limit(limits, **options)
                 limit.view_name = prefix + name
                 made[name, awaits] = limit
-            call = functools.partial(view, request, *args, **kwargs)
+            call = functools.partial(view, given, *args, **kwargs)
             asked = limit if applies(request.method) else None
             return of.run(_respond(asked, request, call, awaits=awaits, block=block))
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from types import FrameType
 from typing import NamedTuple, TypeAlias
 
 from limits.limits import GRANULARITIES
@@ -33,14 +34,25 @@ def item_in(key: str) -> LimitsItem | None:
     return LimitsItem(int(parts[1]), granularity.GRANULARITY.seconds * int(parts[2]))
 
 
-def scope_in(key: str) -> str | None:
+def maker_of_storage() -> str:
+    """Return the name of the package that makes a storage, and has called this for it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in ("distwindow", "limits"):
+            return package
+        frame = frame.f_back
+    return ""
+
+
+def scope_in(key: str, maker: str) -> str | None:
     """Return what stands before the limit in a key of Flask-Limiter or slowapi: the route, its path
-    in the URL, or the scope of a shared limit. None for other keys, where it may be a user.
+    in the URL, or the scope of a shared limit. None for other makers, where it may be a user.
     """
-    if item_in(key) is None or not {"flask_limiter", "slowapi"} & sys.modules.keys():
+    if maker not in ("flask_limiter", "slowapi") or item_in(key) is None:
         return None
     before = key.rsplit("/", 3)[0]
-    path = _PATH.fullmatch(before) if "slowapi" in sys.modules else None
+    path = _PATH.fullmatch(before) if maker == "slowapi" else None
     return before.rpartition("/")[2] if path is None else path[1]
 
 

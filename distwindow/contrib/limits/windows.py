@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import redis
 
-from ...errors import ConfigurationError, DistwindowError, StoreError, StoreUnavailable
+from ...errors import ConfigurationError, DistwindowError, StoreError
 from ...inspect.reset import delete, stored_names
 from ...inspect.selection import all_keys
 from ...inspect.servers import open_servers
@@ -22,6 +22,7 @@ from ...ring.decision import Decision
 from ...ring.limit import MAX_AMOUNT, Limit
 from ...rules.shadow import as_enforced, is_in_shadow
 from ...stores.memory import MemoryStore
+from ...stores.redis.handshake import connect_failure
 from ...support.fork import register_after_fork
 from ..limiter_pool import AsyncLimiterPool
 from .items import (
@@ -31,6 +32,7 @@ from .items import (
     fixed_limit,
     item_in,
     leap_limit,
+    maker_of_storage,
     scope_in,
     strict_limit,
     total_limit,
@@ -63,6 +65,7 @@ class Windows:
         self.store_name = store_name(self._settings.url)
         """The URL of the store, without a password."""
         self._is_in_shadow = is_in_shadow() != ""
+        self._maker = maker_of_storage()
         self._earlier: WeakSet[Any] = WeakSet()
         """Limiters that a reset has replaced: calls that were under way end with them."""
         open_it: Any = open_async_store if self._awaits else open_store
@@ -136,7 +139,7 @@ class Windows:
             decision: Decision = await self._result(limiter.try_acquire(key, amount))
         except StoreError:
             if self._tally is not None:
-                self._tally.failed(key, amount, limiter.limits, scope_in(key))
+                self._tally.failed(key, amount, limiter.limits, scope_in(key, self._maker))
             raise
         return decision
 
@@ -250,7 +253,7 @@ class Windows:
         except redis.exceptions.NoPermissionError as exc:
             raise ConfigurationError(f"reset needs the rights +scan and +unlink: {exc}") from exc
         except redis.RedisError as exc:
-            raise StoreUnavailable(f"{self.store_name}: {exc}", charged=None) from exc
+            raise connect_failure(exc, self.store_name, ()) from exc
         return count
 
     async def close(self) -> None:
@@ -278,8 +281,8 @@ class Windows:
     ) -> None:  # fmt: skip
         if self._tally is not None:
             self._tally.counted(
-                key, limit, result, reason, source, 1, cost, (), near, scope_in(key),
-                self._is_in_shadow,
+                key, limit, result, reason, source, 1, cost, (), near,
+                scope_in(key, self._maker), self._is_in_shadow,
             )  # fmt: skip
 
 

@@ -123,6 +123,15 @@ _FIXES_OF_CONNECTING = (
         "?sentinel_password= is that of sentinels, if it has some",
     ),
     (
+        r"CERTIFICATE_VERIFY_FAILED.*address mismatch|CERTIFICATE_VERIFY_FAILED.*Hostname mismatch",
+        "its certificate is for other names; write one of them in the URL, or add "
+        "?ssl_check_hostname=false",
+    ),
+    (
+        r"CERTIFICATE_VERIFY_FAILED.*(expired|not yet valid)",
+        "its certificate has to be renewed, or the clock of this machine is wrong",
+    ),
+    (
         r"CERTIFICATE_VERIFY_FAILED",
         "its certificate is not trusted; name the authority in the URL: "
         "?ssl_ca_certs=/path/to/ca.pem",
@@ -131,6 +140,12 @@ _FIXES_OF_CONNECTING = (
         r"ALERT_((NO_|BAD_|UNSUPPORTED_)?CERTIFICATE|HANDSHAKE_FAILURE|UNKNOWN_CA|ACCESS_DENIED)",
         "it refuses the TLS certificate of this client, or that there is none; name it in the URL: "
         "?ssl_certfile=/path/to/cert.pem&ssl_keyfile=/path/to/key.pem",
+    ),
+    (
+        r"KEY_VALUES_MISMATCH|NO_CERTIFICATE_OR_CRL_FOUND|PEM lib|BAD_DECRYPT|No cipher can be|"
+        r"PROTOCOL_VERSION|UNSUPPORTED_PROTOCOL|BAD_PASSWORD_READ",
+        "TLS cannot begin with what the URL names: see ssl_certfile, its ssl_keyfile and "
+        "ssl_password, ssl_ca_certs, ssl_ciphers and ssl_min_version",
     ),
     (_NO_TLS, "it does not speak TLS; write redis:// in the URL, or another port"),
 )

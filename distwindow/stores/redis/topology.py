@@ -6,6 +6,7 @@ retries: a client library that sends a call again, because no reply came, may ch
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -414,6 +415,9 @@ def _connection_kwargs(
     for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if plain.get(name) is not None and not Path(plain[name]).is_file():
             raise ConfigurationError(f"{name}={plain[name]!r} is not a file")
+    lacks_password = plain.get("ssl_certfile") and plain.get("ssl_password") is None
+    if lacks_password and "ssl_password" in inspect.signature(connection_class.__init__).parameters:
+        plain["ssl_password"] = ""  # or OpenSSL asks for one at the terminal, and waits for it
     if settings.name is not None:
         plain["client_name"] = settings.name
     return plain | {

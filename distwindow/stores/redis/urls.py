@@ -167,7 +167,10 @@ def hide_secrets(exc: BaseException, secrets: Iterable[str]) -> None:
         if not_found and not str(link).startswith("no sentinel"):
             found = "; ".join(_OF_SENTINELS.findall(str(link)))
             found = f" ({found})" if found else ""
-            link.args = (f"no sentinel that could be reached knows its primary{found}",)
+            link.args = (
+                "no sentinel that could be reached knows a primary of this name that is up; "
+                f"SENTINEL MASTERS has their names{found}",
+            )
         link.args = tuple(
             safe_text(part, secrets) if isinstance(part, str) else part for part in link.args
         )
