@@ -25,14 +25,14 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 from .. import ConfigurationError, Decision, Limit, StoreError
 from ..away.outages import RETRY_AFTER_S
 from ..away.policy import OnStoreError, check_options
-from ..errors import DistwindowError, RateLimitExceeded, short_repr
+from ..errors import DistwindowError, RateLimitExceeded, closed_failure, short_repr
 from ..lifecycle.connect import store_name
 from ..observer import Observer, Result, Tally, observer_of
 from ..ring.clock import SYSTEM, Clock
@@ -84,6 +84,8 @@ HostLimits: TypeAlias = "LimitSpec | APILimits | Sequence[APILimits] | None"
 Limits: TypeAlias = "HostLimits | Mapping[str, HostLimits]"
 _ASK_EVERY_S = 0.1
 """A process that sends asks the store at most this often whether others were refused."""
+_SEES_CLOSE_EVERY_S = 0.25
+"""How often who sleeps looks whether this was closed."""
 _LONGEST_PACED_MS = 60_000
 """The longest interval of a limit whose pace a process keeps after a call of it has waited: that of
 5,000 a day is a call in 17 s, which no day should go on with."""
@@ -317,6 +319,7 @@ class BaseUpstreamLimits:
     _pool_type: ClassVar[Callable[..., Any]]
     _awaits: ClassVar[bool]
     """What limiters and clients return is awaited."""
+    _is_closed = False
 
     def __init__(
         self,
@@ -859,6 +862,15 @@ class BaseUpstreamLimits:
     def _sleep(self, seconds: float) -> Any:
         raise NotImplementedError  # threads and tasks sleep in their ways
 
+    def _parts_of_sleep(self, seconds: float) -> Iterator[float]:
+        """Yield the parts of a sleep, after each of which it raises if this was closed."""
+        clock = self.store.clock
+        until = clock.monotonic() + seconds
+        while (left := until - clock.monotonic()) > 0:
+            yield min(left, _SEES_CLOSE_EVERY_S) if clock is SYSTEM else left
+            if self._is_closed:
+                raise closed_failure()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._shown_name!r}, prefix={self._options.prefix!r})"
 
@@ -881,13 +893,15 @@ class AsyncUpstreamLimits(BaseUpstreamLimits):
         task.add_done_callback(self._tasks.discard)
         return asyncio.shield(task)
 
-    def _sleep(self, seconds: float) -> Any:
-        return self.store.sleep(seconds)
+    async def _sleep(self, seconds: float) -> None:
+        for part in self._parts_of_sleep(seconds):
+            await self.store.sleep(part)
 
     async def aclose(self) -> None:
-        """Send what was counted, and close the connections. Later calls raise
+        """Send what was counted, and close the connections. Later calls, and those that wait, raise
         `ConfigurationError`.
         """
+        self._is_closed = True
         await self._pool.aclose()
 
     async def __aenter__(self) -> Self:
@@ -935,12 +949,14 @@ class UpstreamLimits(BaseUpstreamLimits):
         return run_at_once(steps)
 
     def _sleep(self, seconds: float) -> Any:
-        self.store.clock.sleep(seconds)
+        for part in self._parts_of_sleep(seconds):
+            self.store.clock.sleep(part)
 
     def close(self) -> None:
-        """Send what was counted, and close the connections. Later calls raise
+        """Send what was counted, and close the connections. Later calls, and those that wait, raise
         `ConfigurationError`.
         """
+        self._is_closed = True
         self._pool.close()
 
     def __enter__(self) -> Self:

@@ -26,6 +26,7 @@ from distwindow.contrib.upstream import (
 )
 from distwindow.ring.limit import Limit, parse_limits
 from distwindow.stores.memory import MemoryStore
+from distwindow.support.async_use import result_of
 from tests.clock_and_stores import ManualClock
 
 from .clients import CLIENTS, HTTPX, HTTPX2, URL, Answer, Client, Upstream, limits_of
@@ -402,6 +403,29 @@ def test_a_cancelled_call_gives_its_turn_to_the_next(kind: type[Client]) -> None
 
     asyncio.run(main())
     assert len(called) == 2
+
+
+@every_client
+def test_a_close_ends_the_wait_for_a_pause(kind: type[Client]) -> None:
+    """Which is of a minute here. A call after the close says the same."""
+    called, upstream = refuses_once(Answer(429, {"Retry-After": "60"}))
+    process = kind(upstream, limits_of(kind, "memory://", max_wait=1000))
+
+    async def calling() -> int:
+        return await process.calling() if kind.is_async else await asyncio.to_thread(process.call)
+
+    async def main() -> list[Any]:
+        assert await calling() == 429
+        waiting = [asyncio.ensure_future(calling()) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        await result_of(process.limits.aclose() if kind.is_async else process.limits.close())
+        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+
+    for error in asyncio.run(main()):
+        assert isinstance(error, ConfigurationError), error
+    with pytest.raises(ConfigurationError):
+        process.call()
+    assert len(called) == 1
 
 
 @every_client
