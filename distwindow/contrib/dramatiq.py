@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from .. import ConfigurationError
+from ..runtime.shutdown import SHUTDOWN
 from . import needs
 from .tasks import TASK_OPTIONS, BlockingQueueLimits, broker_failed, read_options
 
@@ -54,6 +55,10 @@ class RateLimits(BlockingQueueLimits, Middleware):
             self._gate.add(read_options(actor.actor_name, _function(actor), actor.options))
         except ConfigurationError as exc:
             raise InvalidLimits(str(exc)) from exc
+
+    def after_worker_shutdown(self, broker: Any, worker: Any) -> None:
+        """Send and log what was counted: dramatiq closes the log before its process ends."""
+        SHUTDOWN.flush()
 
     def before_process_message(self, broker: Any, message: Any) -> None:
         """Pass the message on to be processed, or send it back and skip it."""

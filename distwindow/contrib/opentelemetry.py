@@ -31,6 +31,7 @@ from .. import (
     StoreCall,
     __version__,
 )
+from ..runtime.shutdown import SHUTDOWN
 from . import needs
 from .exporters import CHARGED, STORE_CALL_BUCKETS_S, WAIT_BUCKETS_S, WRITING
 from .upstream import Pause
@@ -54,6 +55,8 @@ class OpenTelemetryObserver(Observer):
     """
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
+        # Limiters may be made earlier than the provider, which takes nothing after its own end.
+        SHUTDOWN.flush_before_others()
         meter = metrics.get_meter("distwindow", __version__, meter_provider)
         self._decisions = meter.create_counter(
             "distwindow.decisions", "{decision}", "Calls that were decided, or that raised (error)."

@@ -90,6 +90,10 @@ class Shutdown:
         """Call `flush_at_exit` when this process exits, by each of the exit hooks."""
         self._exit_hooks.install()
 
+    def flush_before_others(self) -> None:
+        """Flush before what others have registered until now for the end of the process."""
+        self._exit_hooks.put_first()
+
     def hold_call(self) -> None:
         """Block a call that is made once calls are paused, until the process has ended."""
         if not self._paused or (self._joins_later and is_joined_later()):
@@ -192,6 +196,12 @@ class ExitHooks:
                 self._on_celery_child_exit, weak=False, dispatch_uid="distwindow"
             )
             self._hooked.add(name)
+
+    def put_first(self) -> None:
+        """Have Python's own hook run before those that were registered until now."""
+        if self._atexit_registered:
+            atexit.unregister(self._flush_at_exit)
+            atexit.register(self._flush_at_exit)
 
     def _install_again(self) -> None:
         self._hooked.clear()

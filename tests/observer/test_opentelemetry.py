@@ -21,6 +21,7 @@ from distwindow.contrib.opentelemetry import OpenTelemetryObserver, note_decisio
 from distwindow.contrib.prometheus import PrometheusObserver
 from distwindow.testing import ManualClock
 from tests.observer.batches import Series, series, tell_all, total
+from tests.programs import printed
 from tests.web.test_asgi import call, http_scope
 
 UNITS = {
@@ -210,3 +211,38 @@ def test_the_span_of_a_refused_request_has_the_event() -> None:
     assert [len(span.events) for span in spans] == [0, 0, 1]
     assert (spans[2].attributes or {})["rate_limit.rejected_by"] == "search"
     assert [span.attributes for span in spans[:2]] == [{}, {}]
+
+
+ENDS = """
+from distwindow import Limiter
+from distwindow.contrib.opentelemetry import OpenTelemetryObserver
+
+with_limiter = Limiter("memory://", "5/minute")
+with_limiter.try_acquire("key")  # the hook of the process is there before the provider
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    MetricExporter, MetricExportResult, PeriodicExportingMetricReader,
+)
+
+class Printed(MetricExporter):
+    def export(self, data, timeout_millis=0, **options):
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+            if metric.name == "distwindow.decisions":
+                print(sum(point.value for point in metric.data.data_points))
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis=0): return True
+    def shutdown(self, timeout_millis=0, **options): ...
+
+reader = PeriodicExportingMetricReader(Printed(), export_interval_millis=600_000)
+observer = OpenTelemetryObserver(MeterProvider([reader]))
+limiter = Limiter("memory://", "5/minute", observer=observer)
+for _ in range(7):
+    limiter.try_acquire("key")
+"""
+
+
+@pytest.mark.slow
+def test_the_last_calls_of_a_process_are_exported() -> None:
+    assert printed("-W", "ignore", "-c", ENDS).split() == ["7"]

@@ -336,7 +336,7 @@ PRODUCTS: dict[str, Ask] = {
     },
 }  # fmt: skip
 PARTS = {
-    "http", "httpx_calls", "model_calls", "queue_counts", "shared_windows", "upstream",
+    "exporters", "http", "httpx_calls", "model_calls", "queue_counts", "shared_windows", "upstream",
     "langchain", "pydantic_ai", "opentelemetry", "prometheus",
 }  # fmt: skip
 """The modules that decide nothing by themselves, or have no observer of their own."""
@@ -483,6 +483,24 @@ def _celery_asked(remote: Any, limits: Any) -> int:
     asked = admission.TaskAdmission(partial(acquire_all, limiter), remote.clock.monotonic, "hold")
     answers = [asked.may_run(items) for _ in range(CALLS)]
     return [answer.admitted and not answer.wait_s for answer in answers].count(True)
+
+
+def test_a_worker_of_dramatiq_logs_at_its_end_what_would_have_been_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While its log is open, which is not so at the end of its process."""
+    monkeypatch.setenv(VARIABLE, "1")
+    of_dramatiq, stub = import_module("dramatiq"), import_module("dramatiq.brokers.stub")
+    of = import_module("distwindow.contrib.dramatiq").RateLimits("memory://")
+    broker = stub.StubBroker()
+    broker.add_middleware(of)
+    actor = of_dramatiq.actor(job, broker=broker, limits=LIMIT)
+    for _ in range(CALLS):
+        of.before_process_message(broker, stub.MessageProxy(actor.message()))
+    broker.emit_after("worker_shutdown", None)
+    assert f"would have refused {CALLS - 2} calls by {LIMIT}" in caplog.text
+    broker.close()
+    of._gate._limiters.close()
 
 
 def settings_of_django(told: Told, shadow: bool) -> int:
