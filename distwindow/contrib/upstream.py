@@ -863,13 +863,18 @@ class BaseUpstreamLimits:
         raise NotImplementedError  # threads and tasks sleep in their ways
 
     def _parts_of_sleep(self, seconds: float) -> Iterator[float]:
-        """Yield the parts of a sleep, after each of which it raises if this was closed."""
+        """Yield the parts of a sleep, after each of which it raises if this was closed. A clock
+        that is not the system's sleeps at once.
+        """
         clock = self.store.clock
+        part_s = _SEES_CLOSE_EVERY_S if clock is SYSTEM else seconds
         until = clock.monotonic() + seconds
         while (left := until - clock.monotonic()) > 0:
-            yield min(left, _SEES_CLOSE_EVERY_S) if clock is SYSTEM else left
+            yield min(left, part_s)
             if self._is_closed:
                 raise closed_failure()
+            if clock is not SYSTEM:
+                return
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._shown_name!r}, prefix={self._options.prefix!r})"
