@@ -43,6 +43,7 @@ def module(extra: str) -> str:
     return {"otel": "opentelemetry"}.get(extra, extra.replace("-", "_"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", integrations())
 def test_a_missing_library_is_named_with_its_extra(extra: str) -> None:
     said = printed("-c", WITHOUT_OTHERS, f"distwindow.contrib.{module(extra)}")

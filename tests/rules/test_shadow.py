@@ -244,6 +244,7 @@ def test_it_is_logged_once_a_minute_and_at_the_end_with_the_keys_that_suffer_mos
     assert "refused 4 calls" in caplog.records[1].getMessage()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "refused"), [("1", 0), ("0", 3), ("", 3)])
 def test_a_variable_puts_all_limits_of_a_process_in_shadow(value: str, refused: int) -> None:
     program = """

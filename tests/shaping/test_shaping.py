@@ -9,6 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -242,6 +243,7 @@ def test_the_warm_pace_is_sentinels(
             assert wait > max_wait_ms * 1000 - 2
 
 
+@pytest.mark.slow
 @settings(MANY, max_examples=20)
 @given(
     st.integers(2, 50),

@@ -9,6 +9,7 @@ from tests.programs import printed
 FRAMEWORKS = {"starlette", "fastapi", "pydantic", "flask", "werkzeug", "django", "rest_framework"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "is_integration"), [("distwindow", False), ("distwindow.contrib.asgi", True)]
 )
