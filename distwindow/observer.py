@@ -70,7 +70,7 @@ class Counts(NamedTuple):
     label: str | None
     """What `key_label` has made of the key; None without it."""
     result: Result
-    """`error`: the call raised a `StoreError`."""
+    """`error`: the call raised, as the store had not decided it."""
     reason: str
     """As in `Decision`; of a concurrency limit `no_slot`, and of a breaker `open`."""
     source: str
