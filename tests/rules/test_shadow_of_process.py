@@ -473,15 +473,19 @@ def test_a_store_that_fails_holds_no_task(
 def _gate_asked(remote: Any, limits: Any) -> int:
     made = TaskGate(remote, on_store_error="hold", time=remote.clock)
     task = made.add(TaskLimits("send", job, limits))
-    return [made.delay(task, ("a",), {}) for _ in range(CALLS)].count(0.0)
+    delays = [made.delay(task, ("a",), {}) for _ in range(CALLS)]
+    made._limiters.close()
+    return delays.count(0.0)
 
 
 def _celery_asked(remote: Any, limits: Any) -> int:
     admission = import_module("distwindow.contrib.celery.admission")
     items = TaskLimits("send", job, limits).items(("a",), {})
-    limiter = LimiterPool(remote, Options(time=remote.clock)).get(items[0][1])
-    asked = admission.TaskAdmission(partial(acquire_all, limiter), remote.clock.monotonic, "hold")
+    pool = LimiterPool(remote, Options(time=remote.clock))
+    ask = partial(acquire_all, pool.get(items[0][1]))
+    asked = admission.TaskAdmission(ask, remote.clock.monotonic, "hold")
     answers = [asked.may_run(items) for _ in range(CALLS)]
+    pool.close()
     return [answer.admitted and not answer.wait_s for answer in answers].count(True)
 
 

@@ -96,7 +96,7 @@ CASES: dict[tuple[str, str], tuple[Any, dict[str, Any], str]] = {
         lambda s: s.tls.tls_url.replace("127.0.0.1", "127.1"), {}, "write one of them",
     ),
     ("TLS", "files or ciphers of the URL that cannot be used"): (
-        lambda s: f"{s.tls.tls_url.partition('?')[0]}?ssl_ca_certs={PAGE}", {}, "ssl_ca_certs and",
+        lambda s: f"{s.tls.tls_url.partition('?')[0]}?ssl_ca_certs={PAGE}", {}, "TLS cannot begin",
     ),
     ("TLS", "no certificate of the client"): (lambda s: s.tls.tls_url, {}, "ssl_certfile"),
     ("`AUTH`", "a wrong password"): (lambda s: _at(s.guarded, f":{WRONG}@"), {}, "password"),
