@@ -8,7 +8,8 @@
     has a key that cannot be asked for   an error, of the     all of its limits
                                          reason "key_error"
 
-Tasks start and wait while the store is away, too: of the reason "store_down".
+Tasks start and wait while the store is away, too: of the reason "store_down". A task of taskiq or
+arq that starts within the time for which it may wait in its worker is counted as one that starts.
 """
 
 from __future__ import annotations

@@ -712,30 +712,15 @@ class _Gate:
         again. Raises no `Exception`.
         """
         began_at = self._time.monotonic()
-        begins_to_wait = self._counts_once(task)
         if max_wait > 0:
             with self._waits_here(task, began_at):
-                delay, asked = await self._ask(task, args, kwargs, max_wait, begins_to_wait)
+                delay, asked = await self._ask(task, args, kwargs, max_wait)
         else:
-            delay, asked = await self._ask(task, args, kwargs, 0.0, begins_to_wait)
-        if delay:
-            begins_to_wait(asked)
-        else:
-            waited = (self._time.monotonic() - began_at,) if max_wait > 0 else ()
-            count_task(self._tally, task.name, asked, waited)
+            delay, asked = await self._ask(task, args, kwargs, 0.0)
+        has_waited = max_wait > 0 and not delay
+        waited = (self._time.monotonic() - began_at,) if has_waited else ()
+        count_task(self._tally, task.name, asked, waited)
         return delay
-
-    def _counts_once(self, task: TaskLimits) -> Callable[[DecidedTask], None]:
-        """Return what counts a call of `task` that does not start, if it was not called before."""
-        has_counted = False
-
-        def count(asked: DecidedTask) -> None:
-            nonlocal has_counted
-            if not has_counted:
-                has_counted = True
-                count_task(self._tally, task.name, asked)
-
-        return count
 
     @contextmanager
     def _waits_here(self, task: TaskLimits, began_at: float) -> Iterator[Callable[[str], None]]:
@@ -762,11 +747,8 @@ class _Gate:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         max_wait: float,
-        begins_to_wait: Callable[[DecidedTask], None],
     ) -> tuple[float, DecidedTask]:
-        """Do as `wait`; return besides what is counted. `begins_to_wait` is told of a refusal after
-        which it waits.
-        """
+        """Do as `wait`; return besides what is counted."""
         items, limiter = task.items(args, kwargs), self._limiter(task)
         key, _, cost = items[0]
         held_s = self._held_until - self._time.monotonic()
@@ -776,12 +758,9 @@ class _Gate:
         try:
             decision = None
             if len(items) > 1:
-                decision = await self._wait_for_all(limiter, items, max_wait, begins_to_wait)
+                decision = await self._wait_for_all(limiter, items, max_wait)
             elif max_wait > 0:
-                first: Decision = await limiter.try_acquire(key, cost)
-                if not first.allowed:
-                    begins_to_wait(decided_task(first))
-                decision = await _acquired(limiter, first, max_wait)
+                decision = await _acquired(limiter, key, cost, max_wait)
             if decision is None:  # what `acquire` says of `retry_after` is of all who wait
                 decision = await result_of(limiter.try_acquire(key, cost, enqueue=True))
         except Exception as exc:
@@ -793,10 +772,7 @@ class _Gate:
         self._on_store_recovered()
         return _delay(decision), decided_task(decision)
 
-    async def _wait_for_all(
-        self, limiter: Any, items: Sequence[Item], max_wait: float,
-        begins_to_wait: Callable[[DecidedTask], None],
-    ) -> Decision:  # fmt: skip
+    async def _wait_for_all(self, limiter: Any, items: Sequence[Item], max_wait: float) -> Decision:
         """Decide a call with several keys, which has no queue in this process, within `max_wait`
         seconds.
         """
@@ -806,7 +782,6 @@ class _Gate:
             delay = _delay(decision)
             if not 0.0 < delay <= ends_at - self._time.monotonic():
                 return decision
-            begins_to_wait(decided_task(decision))
             await self._sleep(delay)
 
     async def _sleep(self, seconds: float) -> None:
@@ -864,15 +839,17 @@ class AsyncTaskGate(_Gate):
         """Do as `wait`, but wait on for `max_hold` seconds: for queues that cannot delay a task."""
         monotonic = self._time.monotonic
         began_at = monotonic()
-        ends_at, begins_to_wait = began_at + max_hold, self._counts_once(task)
+        ends_at, has_counted = began_at + max_hold, False
         with self._waits_here(task, began_at) as note_reason:
             while True:
                 wait_s = max(0.0, ends_at - monotonic())
-                delay, asked = await self._ask(task, args, kwargs, wait_s, begins_to_wait)
+                delay, asked = await self._ask(task, args, kwargs, wait_s)
                 if not delay:
                     count_task(self._tally, task.name, asked, (monotonic() - began_at,))
                     return 0.0
-                begins_to_wait(asked)
+                if not has_counted:
+                    count_task(self._tally, task.name, asked)
+                    has_counted = True
                 note_reason(asked.reason)
                 left = max(0.0, ends_at - monotonic())
                 await self._sleep(min(delay, left))
@@ -880,12 +857,11 @@ class AsyncTaskGate(_Gate):
                     return delay - left
 
 
-async def _acquired(limiter: AsyncLimiter, first: Decision, max_wait: float) -> Decision | None:
-    """Return the admission of a call of which `try_acquire` has said `first`, within `max_wait`
-    seconds.
-    """
+async def _acquired(
+    limiter: AsyncLimiter, key: AnyKey, cost: int, max_wait: float
+) -> Decision | None:
     try:
-        return await limiter.decider.acquire(first.key, first.cost, max_wait, False, first)
+        return await limiter.acquire(key, cost, timeout=max_wait)
     except RateLimitExceeded:
         return None
 

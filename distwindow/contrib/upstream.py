@@ -863,8 +863,8 @@ class BaseUpstreamLimits:
         raise NotImplementedError  # threads and tasks sleep in their ways
 
     def _parts_of_sleep(self, seconds: float) -> Iterator[float]:
-        """Yield the parts of a sleep, after each of which it raises if this was closed. A clock
-        that is not the system's sleeps at once.
+        """Yield the parts of a sleep, after each of which it raises if this was closed. Of a clock
+        that a test moves it is one part: parts of less than its ms would never end.
         """
         clock = self.store.clock
         part_s = _SEES_CLOSE_EVERY_S if clock is SYSTEM else seconds

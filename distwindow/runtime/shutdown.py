@@ -92,7 +92,7 @@ class Shutdown:
 
     def flush_before_others(self) -> None:
         """Flush before what others have registered until now for the end of the process."""
-        self._exit_hooks.put_first()
+        self._exit_hooks.move_before_others()
 
     def hold_call(self) -> None:
         """Block a call that is made once calls are paused, until the process has ended."""
@@ -197,7 +197,7 @@ class ExitHooks:
             )
             self._hooked.add(name)
 
-    def put_first(self) -> None:
+    def move_before_others(self) -> None:
         """Have Python's own hook run before those that were registered until now."""
         if self._atexit_registered:
             atexit.unregister(self._flush_at_exit)

@@ -203,15 +203,14 @@ def test_a_wait_that_ends_without_permits_is_no_start(
         async def ends_in_vain(*args: Any, **kwargs: Any) -> None:
             raise RateLimitExceeded(refused)
 
+        async def refuse(*args: Any, **kwargs: Any) -> Any:
+            return refused
+
         limiter = gate._limiter(TASK)
-        ask = limiter.try_acquire
-
-        async def refuse(key: Any, cost: Any, enqueue: bool = False) -> Any:
-            return await ask(key, cost, enqueue=True) if enqueue and turn_s is None else refused
-
         with monkeypatch.context() as patch:
-            patch.setattr(limiter.decider, "acquire", ends_in_vain)
-            patch.setattr(limiter, "try_acquire", refuse)
+            patch.setattr(limiter, "acquire", ends_in_vain)
+            if turn_s is not None:
+                patch.setattr(limiter, "try_acquire", refuse)
             delay = await gate.wait(TASK, (), {}, 1.0)
         return delay, 2 - (await limiter.peek("job")).remaining
 

@@ -417,7 +417,7 @@ def test_a_close_ends_the_wait_for_a_pause(kind: type[Client]) -> None:
     async def main() -> list[Any]:
         assert await calling() == 429
         waiting = [asyncio.ensure_future(calling()) for _ in range(2)]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # until they wait; who begins later is told the same
         await result_of(process.limits.aclose() if kind.is_async else process.limits.close())
         return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
 
