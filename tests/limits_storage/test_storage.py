@@ -33,7 +33,7 @@ from distwindow.stores.redis.urls import SCHEMES
 from tests.clock_and_stores import ManualClock
 from tests.limits_storage.common import ELASTIC, STRATEGIES
 from tests.observer.told import Told
-from tests.servers import free_port
+from tests.servers import Standalone, free_port
 
 KINDS = {"threads": "", "tasks": "async+"}
 CONSISTENCIES = pytest.mark.parametrize("consistency", get_args(Consistency))
@@ -323,6 +323,16 @@ def test_what_was_counted_is_gone_after_reset(users: Users, prefix: str) -> None
         assert users.of_storage("reset") == 2 * len(STRATEGIES)
     for name in STRATEGIES:
         assert users.strategy(name).call("hit", item, "one", cost=2)
+
+
+def test_a_reset_with_a_wrong_password_is_a_mistake() -> None:
+    """As a hit is."""
+    with Standalone(password="secret") as server:
+        url = f"distwindow+redis://:wrong@{server.host}:{server.port}"
+        storage: Any = limits.storage.storage_from_string(url)
+        with pytest.raises(ConfigurationError):
+            storage.reset()
+        storage.close()
 
 
 @CONSISTENCIES
