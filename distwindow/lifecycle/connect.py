@@ -18,8 +18,6 @@ from ..local.leased import Leased
 from ..minute.operations import EntryViews
 from ..ring.clock import SYSTEM
 from ..ring.command import load_scripts
-from ..ring.commands import Acquire
-from ..ring.decision import Decision
 from ..ring.store import AsyncStore, Store
 from ..runtime.command_cache import CommandCache
 from ..runtime.options import Options
@@ -43,14 +41,13 @@ def make_strategy(
     options: Options,
     commands: CommandCache,
     store: Store | AsyncStore,
-    decide: Callable[[Acquire], Decision] | None,
 ) -> StrategyWithViews:
-    """Return the strategy of `consistency=`. For a store in this process, each call is decided by
-    `decide`, which is exact with every `consistency`. Limits that are paced or warm up are decided
+    """Return the strategy of `consistency=`. For a store in this process, each call is decided
+    at once, which is exact with every `consistency`. Limits that are paced or warm up are decided
     by the store with every `consistency`, because each call moves what the next one depends on.
     """
-    if store.decided_by == "local" and decide is not None:
-        return InProcess(commands, decide, store.clock, options)
+    if store.decided_by == "local" and isinstance(store, (MemoryStore, AsyncMemoryStore)):
+        return InProcess(commands, store.decide_at_once, store.clock, options)
     if commands.command_type.has_own_moment or options.consistency == "direct":
         return Direct(commands, store.clock, options)
     if options.consistency == "leased":
@@ -64,11 +61,6 @@ def make_views(
     """Return what counts entries for minute views; None for a store with `keeps_views = False`."""
     keeps_views = getattr(store, "keeps_views", True)
     return strategy.add_views(options) if keeps_views else None
-
-
-def in_process_attempt(store: AsyncStore) -> Callable[[Acquire], Decision] | None:
-    """Return the blocking `decide` of an asyncio store that is in this process; else None."""
-    return store.decide_at_once if isinstance(store, AsyncMemoryStore) else None
 
 
 def open_store(store: Any, options: Options) -> Store:

@@ -104,19 +104,17 @@ class BaseDecider:
         commands: CommandCache,
         store: Any,
         store_id: str,
-        decide_at_once: Callable[[Acquire], Decision] | None,
         run: Callable[..., Any],
         execute: Callable[[float | None, StoreStep], Any],
         tally: Tally | None = None,
     ) -> None:
-        """`store_id` is another one for each store. `decide_at_once` decides for a store in this
-        process. `run` drives an operation, with one deadline; `execute` sends one step. `tally`
-        adds up what is decided.
+        """`store_id` is another one for each store. `run` drives an operation, with one deadline;
+        `execute` sends one step. `tally` adds up what is decided.
         """
         self.commands = commands
         self.store: Any = store
         self.clock = store.clock
-        self.strategy = make_strategy(options, commands, store, decide_at_once)
+        self.strategy = make_strategy(options, commands, store)
         self._tally = tally
         if tally is not None:
             self.strategy.tell(

@@ -22,7 +22,7 @@ from ..breaker.entry import (
     call_of,
 )
 from ..errors import ConfigurationError
-from ..lifecycle.connect import in_process_attempt, make_views, store_name
+from ..lifecycle.connect import make_views, store_name
 from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, Flushed, ignore_wake
 from ..minute import operations as minute_views
 from ..minute.operations import EntryViews
@@ -221,8 +221,8 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     def _new_decider(self, store_id: str, tally: Tally | None) -> AsyncDecider:
         return AsyncDecider(
-            self._options, self._command_cache, self._store, store_id,
-            in_process_attempt(self._store), self._run, self._execute_step, tally,
+            self._options, self._command_cache, self._store, store_id, self._run,
+            self._execute_step, tally,
         )  # fmt: skip
 
     @FirstUse
@@ -418,8 +418,8 @@ class Limiter(BaseLimiter, BlockingLifecycle):
 
     def _new_decider(self, store_id: str, tally: Tally | None) -> Decider:
         return Decider(
-            self._options, self._command_cache, self._store, store_id, self._store.decide,
-            self._run, self._execute_step, tally,
+            self._options, self._command_cache, self._store, store_id, self._run,
+            self._execute_step, tally,
         )  # fmt: skip
 
     @FirstUse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -468,6 +468,12 @@ class ExactStrategy(LocalStrategy[S]):
         """Called when a call leaves `prefetch_threshold` permits or fewer; only a lease sets it."""
 
 
+class DecideAtOnce(Protocol):
+    """`MemoryStore.decide_at_once`."""
+
+    def __call__(self, command: Acquire, refused: list[int] | None = None) -> Decision: ...
+
+
 class InProcess(Strategy, Corrections):
     """Decides every call by `decide`, which executes a command in the store at once."""
 
@@ -476,7 +482,7 @@ class InProcess(Strategy, Corrections):
     def __init__(
         self,
         commands: CommandCache,
-        decide: Callable[[Acquire], Decision],
+        decide: DecideAtOnce,
         clock: Clock,
         options: Options,
     ) -> None:
@@ -484,9 +490,12 @@ class InProcess(Strategy, Corrections):
         self._monotonic = clock.monotonic
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
-        self._take_counts: Callable[[], object] = bool
-        self._tell_counts: Callable[[], object] | None = None
+        self._take_counts: Callable[..., Sequence[int]] = lambda *, restart=False: ()
+        """Returns how many calls were admitted, and refused, that no observer was told of."""
+        self._counted: Tell | None = None
         """Tells an observer what was counted for it."""
+        self._is_idle: Callable[[], bool] = lambda: True
+        """Returns False while the worker has to come for what is counted."""
         acquire_command = commands.acquire_command
         cached = commands.cached
 
@@ -502,9 +511,8 @@ class InProcess(Strategy, Corrections):
 
     def tell(self, counted: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
         limits, decide, decide_plainly = self._commands.limits, self._decide, self.decide_locally
-        cached = self._commands.cached
-        admitted = refused = 0
-        is_idle = True
+        look_up = cached = self._commands.cached
+        calls, refused, is_new = 0, [0], False
 
         def decide_and_tell(key: AnyKey, cost: int) -> Decision | None:
             decision = decide_plainly(key, cost)
@@ -512,40 +520,47 @@ class InProcess(Strategy, Corrections):
                 decided(decision)
             return decision
 
+        def begin(key: str) -> Acquire | None:
+            """Do as `cached`, and have the worker come: in its place, so that no call has to look
+            whether it is the first.
+            """
+            nonlocal is_new, look_up
+            look_up, is_new = cached, True
+            try:
+                self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
+            except BaseException:  # a signal handler may raise anything in it
+                look_up = begin
+                raise
+            return cached(key)
+
+        look_up = begin
+
         def decide_and_count(key: AnyKey, cost: int) -> Decision | None:
-            nonlocal admitted, refused, is_idle
+            nonlocal calls
             if key.__class__ is str and cost.__class__ is int and cost == 1:
-                command = cached(key)
+                command = look_up(key)
                 if command is not None:
-                    decision = decide(command)
-                    if decision[0]:
-                        admitted += 1
-                    else:
-                        refused += 1
-                    if is_idle:
-                        is_idle = False
-                        self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
+                    decision = decide(command, refused)
+                    calls += 1
                     return decision
             return decide_and_tell(key, cost)
 
-        def take_counts() -> list[int]:
-            nonlocal admitted, refused, is_idle
-            is_idle = True
-            taken_admitted, admitted = admitted, 0
-            taken_refused, refused = refused, 0
-            return [taken_admitted, taken_refused]
-
-        def tell_counts() -> None:
-            for calls, is_admitted in zip(take_counts(), (True, False), strict=True):
-                if calls:
-                    counted("", limits[0], is_admitted, "local", calls, calls)
+        def take_counts(*, restart: bool = False) -> tuple[int, int]:
+            nonlocal calls, is_new, look_up
+            taken, calls = calls, 0
+            taken_refused, refused[0] = refused[0], 0
+            if restart or not (taken or is_new):
+                look_up = begin
+            is_new = False
+            return taken - taken_refused, taken_refused
 
         register_after_fork(self)
-        self._take_counts, self._tell_counts = take_counts, tell_counts
         if by_key or len(limits) > 1 or limits[0].is_shaped or not SWITCHES_ONLY_AT_CALLS:
             self.decide_locally = decide_and_tell
         else:  # one addition, where telling takes a fifth of a call
             self.decide_locally = decide_and_count
+            self._take_counts, self._counted = take_counts, counted
+            self._is_idle = lambda: look_up is begin
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         ended = Bucket(
@@ -577,7 +592,7 @@ class InProcess(Strategy, Corrections):
 
     @property
     def has_untold(self) -> bool:  # type: ignore[override]  # until the next flush
-        return self._tell_counts is not None and self._schedule.next_due_at < NEVER
+        return not self._is_idle()
 
     @property
     def dropped(self) -> int:  # type: ignore[override]  # others add them up
@@ -586,13 +601,18 @@ class InProcess(Strategy, Corrections):
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        if self._tell_counts is not None:
-            self._tell_counts()
+        for calls, allowed in zip(self._take_counts(), (True, False), strict=False):
+            if calls and self._counted is not None:
+                self._counted("", self._commands.limits[0], allowed, "local", calls, calls)
         for views in self._views:
             views.collect(now, outgoing, everything=everything)
 
     def reschedule(self, now: float) -> None:
-        self._schedule.recompute(now, [views.next_due_at for views in self._views])
+        interval_s = self._schedule.interval_s
+        due_times = [views.next_due_at for views in self._views]
+        self._schedule.recompute(
+            now, [lambda now: NEVER if self._is_idle() else now + interval_s, *due_times]
+        )
 
     def close(self) -> None:
         for views in self._views:
@@ -602,7 +622,7 @@ class InProcess(Strategy, Corrections):
         return sum(views.unacknowledged() for views in self._views)
 
     def after_fork(self) -> None:
-        self._take_counts()
+        self._take_counts(restart=True)
         for views in self._views:
             views.after_fork()
         self._schedule.next_due_at = NEVER

@@ -141,6 +141,11 @@ class ServerClock:
         return b"%013d.%06d" % (until_ms, next(self._counter) % _NONCES)
 
 
+def is_later(stamp: bytes, other: bytes) -> bool:
+    """Return whether `stamp` was made after `other`, by the same clock."""
+    return 0 < (int(stamp[-6:]) - int(other[-6:])) % _NONCES < _NONCES // 2
+
+
 class FrameParts:
     """The parts of a frame that do not depend on the key: before the keys, and after the stamp.
     Commands with the same limits, cost and number of calls share one of these, so that a new key

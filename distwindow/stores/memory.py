@@ -82,13 +82,18 @@ class MemoryStore:
             return reply
 
     def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
-        """The decision on the reply of `execute`. For a command that is linked to its ring, it is
-        made without a reply, which takes a fifth of the time, if the newest bucket is the current
-        one and has room, or has a refusal to repeat.
+        """The decision on the reply of `execute`."""
+        return self.decide_at_once(command)
+
+    def decide_at_once(self, command: Acquire, refused: list[int] | None = None) -> Decision:
+        """Do as `decide`, and add a refused call to `refused[0]`.
+
+        For a command that is linked to its ring, it is made without a reply, which takes a fifth of
+        the time, if the newest bucket is the current one and has room, or has a refusal to repeat.
         """
         link: _RingLink | None = command.ring_link or self._link(command)
         if link is None:
-            return self._attempt_by_reply(command, deadline)
+            return self._attempt_by_reply(command, refused)
         store, ring, bucket_ms, window_ms, amount, limit, cost, key = link
         now = self._now_ms()
         admitted, refusal = False, None
@@ -105,6 +110,8 @@ class MemoryStore:
                     if used == ring.used and of_amount == amount and least <= cost <= greatest:
                         counters[0] += cost
                         refusal = stored
+                        if refused is not None:
+                            refused[0] += 1
         if admitted:
             return _new_tuple(
                 Decision,
@@ -115,11 +122,11 @@ class MemoryStore:
             )  # fmt: skip
         if refusal is None:
             if age < bucket_ms or store is not self:
-                return self._attempt_by_reply(command, deadline)
+                return self._attempt_by_reply(command, refused)
             with self._lock:
                 if now - ring.shortcut_start >= bucket_ms:  # not dropped meanwhile
                     ring.rotate(now, limit_text(limit))
-            return self.decide(command, deadline)  # in the bucket that this has opened
+            return self.decide_at_once(command, refused)  # in the bucket that this has opened
         left, room_at, empty_at = refusal
         return _new_tuple(
             Decision,
@@ -129,9 +136,11 @@ class MemoryStore:
             ),
         )  # fmt: skip
 
-    def _attempt_by_reply(self, command: Acquire, deadline: float | None) -> Decision:
-        """Do as `decide`, by a reply."""
-        decision = decision_of(command, self.execute(command, deadline), "local")
+    def _attempt_by_reply(self, command: Acquire, refused: list[int] | None) -> Decision:
+        """Do as `decide_at_once`, by a reply."""
+        decision = decision_of(command, self.execute(command), "local")
+        if not decision.allowed and refused is not None:
+            refused[0] += 1
         link = command.ring_link
         if link is not None and link[1] is not self._ring_of(command.charges[0].ring):
             self._link(command)  # its ring was dropped
@@ -184,7 +193,7 @@ class AsyncMemoryStore:
         self.clock = store.clock
         self.unknown_total = 0
         self._store = store
-        self.decide_at_once = store.decide
+        self.decide_at_once = store.decide_at_once
         """As `decide`, for callers that need not await it."""
 
     async def decide(self, command: Acquire, deadline: float | None = None) -> Decision:

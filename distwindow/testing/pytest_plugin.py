@@ -58,8 +58,8 @@ class _TestStore(MemoryStore):
         self.calls = calls
         super().__init__(clock)
 
-    def decide(self, command: Acquire, deadline: float | None = None) -> Decision:
-        return decision_of(command, self.execute(command, deadline), "local")
+    def decide_at_once(self, command: Acquire, refused: list[int] | None = None) -> Decision:
+        return self._attempt_by_reply(command, refused)  # by `execute`, which has the list
 
     def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
         reply = super().execute(command, deadline)

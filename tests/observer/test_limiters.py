@@ -31,12 +31,13 @@ from distwindow import (
     set_default_observer,
 )
 from distwindow.observer import _MAX_NAMES, MAX_LABELS, Tally
+from distwindow.stores.memory import MemoryStore
 from distwindow.support.async_use import run_at_once
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
 from tests.observer.told import Seen, Told
 from tests.programs import run_python
-from tests.servers.wait import free_port
+from tests.servers.wait import free_port, until
 
 KINDS = pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
 CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
@@ -362,6 +363,26 @@ def test_who_has_an_observer_starts_the_worker_at_its_first_call(
         while observed and not told.calls and time.monotonic() < ends_at:
             time.sleep(0.01)
     assert sum(told.calls.values()) == observed
+
+
+@pytest.mark.parametrize("flushes", [0, 1])
+def test_the_last_call_in_memory_is_told_though_the_worker_comes_meanwhile(flushes: int) -> None:
+    """No other call follows it."""
+
+    class Flushed(MemoryStore):
+        def decide_at_once(self, command: Any, refused: list[int] | None = None) -> Decision:
+            decision = super().decide_at_once(command, refused)
+            for _ in range(flushes if refused is not None else 0):  # it is decided, and not counted
+                limiter.flush()
+            return decision
+
+    told, seen = Told(), Seen()
+    with Limiter(Flushed(), "3/minute", observer=told, flush_interval=0.02) as limiter:
+        for _ in range(6):
+            until(lambda: not limiter.decider.strategy.has_untold)
+            seen.note(limiter.try_acquire("key"))
+            until(lambda: told.calls == seen.calls)
+        assert told.permits == seen.permits
 
 
 def test_a_default_observer_is_that_of_what_is_made_then() -> None:

@@ -57,7 +57,7 @@ class Process:
         self.fleet = fleet
         self.commands = CommandCache("turns", fleet.limit)
         self.queues = WaitQueues(fleet.clock)
-        strategy = InProcess(self.commands, fleet.store.decide, fleet.clock, Options())
+        strategy = InProcess(self.commands, fleet.store.decide_at_once, fleet.clock, Options())
         self.turns = Turns(self.commands, strategy, "store", fleet.clock, lambda decision: decision)
 
 

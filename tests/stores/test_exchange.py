@@ -144,13 +144,15 @@ def test_a_command_that_fails_does_not_fail_the_others(
     assert isinstance(second, ConfigurationError)
 
 
-def test_scripts_that_the_server_has_lost_are_sent_again(opened: Any, prefix: str) -> None:
-    with Standalone() as server, opened(server.url) as exchange:
+def test_scripts_that_the_server_has_lost_are_sent_again_once(opened: Any, prefix: str) -> None:
+    with Standalone() as server, opened(server.url) as exchange, server.client() as client:
         assert exchange(commands_on([fresh_key()], prefix))
-        with server.client() as client:
-            client.script_flush()
-        commands = commands_on([fresh_key() for _ in range(3)], prefix)
+        client.script_flush()
+        client.config_resetstat()
+        commands = commands_on([fresh_key() for _ in range(30)], prefix)
         assert exchange(commands) == MemoryStore().execute_many(commands)
+        sent = client.info("commandstats")["cmdstat_eval"]["calls"]
+        assert sent == len({command.script for command in commands})
 
 
 def test_after_a_broken_connection_all_outcomes_are_unknown_and_none_is_sent_again(

@@ -33,7 +33,7 @@ class Queue:
         commands = CommandCache("unit", LIMIT)
         self.command = commands.acquire_command("k")
         strategy = InProcess(
-            commands, MemoryStore(self.clock).decide, self.clock, Options(max_local_keys=10)
+            commands, MemoryStore(self.clock).decide_at_once, self.clock, Options(max_local_keys=10)
         )
         self.turns = Turns(commands, strategy, "store", self.clock, lambda decision: decision)
         queues = WaitQueues(self.clock)

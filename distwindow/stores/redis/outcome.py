@@ -28,7 +28,7 @@ from ...errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from ...ring.command import Command
+from ...ring.command import Command, is_later
 from ...ring.replies import PAST_DEADLINE
 from ...support.backoff import Backoff
 from .topology import CallSettings, Node, Reachability, Topology
@@ -64,7 +64,7 @@ def execute_once(
     if settings.client_clock and command.now_ms is None:
         command = command.with_time(settings.clock.now_ms())
     node = topology.node_of(command) if sent is None else sent.node
-    send_script = asking = retried = False
+    send_script = missed = asking = retried = False
     redirects = migrations = 0
     pause_s = 0.0
     error: ErrorReply | None
@@ -108,7 +108,8 @@ def execute_once(
                 raise refused
             error = ErrorReply(code, text)
             if error.code == "NOSCRIPT" and not send_script:
-                send_script = True
+                send_script = missed or not _script_sent_since(request, command)
+                missed = True
                 continue
             if error.code in _SLOT_MIGRATES:
                 migrations += 1
@@ -134,6 +135,14 @@ def execute_once(
                 request.node.on_refused_call(error.text)
             raise failure
         retried = True
+
+
+def _script_sent_since(request: Request, command: Command[Any]) -> bool:
+    """Return whether another call has sent the script to the node after `request`. Of the hundreds
+    that a restarted server refuses at once, one sends some kB.
+    """
+    sent = request.node.script_sent_at.get(command.script)
+    return sent is not None and is_later(sent, request.stamp)
 
 
 def _next_node(
@@ -193,6 +202,8 @@ class Request:
     def frame(self) -> bytes:
         """The bytes to send, with a new stamp."""
         self.stamp = self.node.clock.new_stamp(self._deadline)
+        if self._send_script:
+            self.node.script_sent_at[self._command.script] = self.stamp
         frame = self._command.eval_frame if self._send_script else self._command.frame
         return ASKING + frame(self.stamp) if self.asking else frame(self.stamp)
 
