@@ -74,7 +74,7 @@ def run(quick: bool) -> Section:
                 trials[_name(way, observer)] = _trial(
                     stack, server.url, loop, consistency, limit, cost, observer
                 )
-        found = run_rounds("observer", trials, 9 if quick else 31)
+        found = run_rounds("observer", trials, 9 if quick else 61)
     for way, (*_, target) in WAYS.items():
         observed, plain = _name(way, Sum()), _name(way, None)
         section.add(
