@@ -59,7 +59,7 @@ def print_done():
 
 flushes = []
 if way == "pause":  # called after the last flush, which is registered later
-    atexit.register(lambda: print("flushes:", sum(flushes), file=sys.stderr))
+    atexit.register(lambda: sys.stderr.write(f"flushes: {sum(flushes)}\\n"))
 
 def count_flushes(limiter):
     job = limiter._flush_job
