@@ -41,10 +41,6 @@ __all__ = ["Counts", "Level", "Observer", "ObserverEvent", "StoreCall", "set_def
 SourceKind = Literal["limiter", "web", "queue", "concurrency", "breaker", "upstream"]
 Result = Literal["allowed", "refused", "error"]
 Outcome = Literal["ok", "timeout", "unavailable", "refused"]
-COUNTED_IN_STATES = ("lease", "deny_cache")
-"""Sources of decisions that the state of their key counts: a call that has waited for a lease that
-another fetches may be decided by it.
-"""
 OTHER_LABELS = "other"
 """The label of the keys beyond the first `MAX_LABELS` labels."""
 MAX_LABELS = 100
@@ -272,7 +268,7 @@ class Tally(ScheduledSource):
     # -- what is noted ------------------------------------------------------------------------
 
     def decided(self, decision: Decision) -> None:
-        """Note a decision, unless the state of its key counts it."""
+        """Note a decision of the store, or of `on_store_error`."""
         allowed, key, cost, limit, left, _, _, _, reason, source, _, _ = decision
         row = self._last_row  # most decisions are as the one before
         if (
@@ -282,8 +278,6 @@ class Tally(ScheduledSource):
             or source is not row.source
             or self._key_label is not None
         ):
-            if source in COUNTED_IN_STATES:
-                return
             result = "allowed" if allowed else "refused"
             row = self._last_row = self._row(key, limit, result, reason, source, None, self._shadow)
         near = 1 if left * 5 < limit.amount and allowed else 0

@@ -54,6 +54,10 @@ from ..support.first_use import FirstUse
 from ..support.fork import register_after_fork
 from ..waiting.waiting import AsyncPermitWaiter, PermitWaiter, Turns, WaitQueues, wait_for_turn
 
+COUNTED_IN_STATES = ("lease", "deny_cache")
+"""Sources of decisions that the state of their key counts: a call that has waited for a lease that
+another fetches may be decided by it.
+"""
 _Wait: TypeAlias = "Callable[[PermitWaiter], Operation[Decision]]"
 
 
@@ -157,7 +161,7 @@ class BaseDecider:
         """Tell what listens to decisions of this one, as it is made, and return it. All pass here
         but those of `decide_locally`: see above.
         """
-        if self._tally is not None:
+        if self._tally is not None and decision.source not in COUNTED_IN_STATES:
             self._tally.decided(decision)
         if self._observe is not None and decision.source == "store":
             self._observe(decision)

@@ -491,7 +491,7 @@ class InProcess(Strategy, Corrections):
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
         self._take_counts: Callable[..., Sequence[int]] = lambda *, restart=False: ()
-        """Returns how many calls were admitted, and refused, that no observer was told of."""
+        """Returns how many calls were admitted, and refused, since it was called last."""
         self._counted: Tell | None = None
         """Tells an observer what was counted for it."""
         self._is_idle: Callable[[], bool] = lambda: True
@@ -512,7 +512,7 @@ class InProcess(Strategy, Corrections):
     def tell(self, counted: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
         limits, decide, decide_plainly = self._commands.limits, self._decide, self.decide_locally
         look_up = cached = self._commands.cached
-        calls, refused, is_new = 0, [0], False
+        calls, refused, just_scheduled = 0, [0], False
 
         def decide_and_tell(key: AnyKey, cost: int) -> Decision | None:
             decision = decide_plainly(key, cost)
@@ -520,20 +520,20 @@ class InProcess(Strategy, Corrections):
                 decided(decision)
             return decision
 
-        def begin(key: str) -> Acquire | None:
-            """Do as `cached`, and have the worker come: in its place, so that no call has to look
-            whether it is the first.
+        def look_up_and_schedule(key: str) -> Acquire | None:
+            """Do as `cached`, and have the worker come. It is called in place of `cached` until
+            then, so that no call has to ask whether it is the first since the last flush.
             """
-            nonlocal is_new, look_up
-            look_up, is_new = cached, True
+            nonlocal just_scheduled, look_up
+            look_up, just_scheduled = cached, True
             try:
                 self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
             except BaseException:  # a signal handler may raise anything in it
-                look_up = begin
+                look_up = look_up_and_schedule
                 raise
             return cached(key)
 
-        look_up = begin
+        look_up = look_up_and_schedule
 
         def decide_and_count(key: AnyKey, cost: int) -> Decision | None:
             nonlocal calls
@@ -546,12 +546,13 @@ class InProcess(Strategy, Corrections):
             return decide_and_tell(key, cost)
 
         def take_counts(*, restart: bool = False) -> tuple[int, int]:
-            nonlocal calls, is_new, look_up
+            nonlocal calls, just_scheduled, look_up
             taken, calls = calls, 0
             taken_refused, refused[0] = refused[0], 0
-            if restart or not (taken or is_new):
-                look_up = begin
-            is_new = False
+            # Not yet where a call may have been under way when the worker came.
+            if restart or not (taken or just_scheduled):
+                look_up = look_up_and_schedule
+            just_scheduled = False
             return taken - taken_refused, taken_refused
 
         register_after_fork(self)
@@ -560,7 +561,7 @@ class InProcess(Strategy, Corrections):
         else:  # one addition, where telling takes a fifth of a call
             self.decide_locally = decide_and_count
             self._take_counts, self._counted = take_counts, counted
-            self._is_idle = lambda: look_up is begin
+            self._is_idle = lambda: look_up is look_up_and_schedule
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         ended = Bucket(

@@ -67,6 +67,13 @@ def refuse_by_itself(key: Any, cost: int, limits: Any, error: Any) -> Any:
     raise RateLimitExceeded(decision)
 
 
+def refuse_by_a_fallback(key: Any, cost: int, limits: Any, error: Any) -> Any:
+    """Refuse as another limiter does whose refusal is cached."""
+    raise RateLimitExceeded(
+        Decision(False, key, cost, limits[0], 0, 1.0, 1.0, 0.0, "over_limit", "deny_cache", 1)
+    )
+
+
 def fail_itself(key: Any, cost: int, limits: Any, error: Any) -> Any:
     raise LookupError(key)
 
@@ -75,7 +82,8 @@ def fail_itself(key: Any, cost: int, limits: Any, error: Any) -> Any:
 @CONSISTENCIES
 @pytest.mark.parametrize("place", ["memory", "elsewhere"])
 @pytest.mark.parametrize(
-    "answers", ["raise", "allow", "deny", "local", refuse_by_itself, fail_itself]
+    "answers",
+    ["raise", "allow", "deny", "local", refuse_by_itself, refuse_by_a_fallback, fail_itself],
 )
 @pytest.mark.parametrize(
     "limits", ["40/second", ["40/second", "100/minute"], "40/second paced 1s"], ids=str

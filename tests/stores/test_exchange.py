@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +31,7 @@ from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import T0, fresh_key
 from tests.event_loops import uvloop_param
 from tests.harness import admin
-from tests.servers import Proxy, ResetAfterSend, Standalone
+from tests.servers import Cluster, Proxy, ResetAfterSend, Standalone
 
 Exchange = Callable[[Sequence[Command[Any]]], list[Any]]
 LIMIT = Limit("100/hour")
@@ -153,6 +153,22 @@ def test_scripts_that_the_server_has_lost_are_sent_again_once(opened: Any, prefi
         assert exchange(commands) == MemoryStore().execute_many(commands)
         sent = client.info("commandstats")["cmdstat_eval"]["calls"]
         assert sent == len({command.script for command in commands})
+
+
+def test_each_node_of_a_cluster_gets_a_lost_script_once(
+    opened: Any, cluster: Cluster, cluster_url: str, prefix: str
+) -> None:
+    commands = commands_on([fresh_key() for _ in range(30)], prefix)
+    with ExitStack() as stack, opened(cluster_url) as exchange:
+        clients = [stack.enter_context(node.client()) for node in cluster.nodes]
+        assert exchange(commands_on([fresh_key() for _ in range(30)], prefix))
+        for client in clients:
+            client.script_flush()
+            client.config_resetstat()
+        assert exchange(commands) == MemoryStore().execute_many(commands)
+        sent = [client.info("commandstats").get("cmdstat_eval", {"calls": 0}) for client in clients]
+    scripts = len({command.script for command in commands})
+    assert [of_node["calls"] for of_node in sent if of_node["calls"]] == [scripts] * 3
 
 
 def test_after_a_broken_connection_all_outcomes_are_unknown_and_none_is_sent_again(

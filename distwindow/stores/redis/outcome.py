@@ -64,7 +64,7 @@ def execute_once(
     if settings.client_clock and command.now_ms is None:
         command = command.with_time(settings.clock.now_ms())
     node = topology.node_of(command) if sent is None else sent.node
-    send_script = missed = asking = retried = False
+    send_script = had_no_script = asking = retried = False
     redirects = migrations = 0
     pause_s = 0.0
     error: ErrorReply | None
@@ -108,8 +108,8 @@ def execute_once(
                 raise refused
             error = ErrorReply(code, text)
             if error.code == "NOSCRIPT" and not send_script:
-                send_script = missed or not _script_sent_since(request, command)
-                missed = True
+                send_script = had_no_script or not _script_sent_since(request, command)
+                had_no_script = True
                 continue
             if error.code in _SLOT_MIGRATES:
                 migrations += 1
@@ -138,10 +138,10 @@ def execute_once(
 
 
 def _script_sent_since(request: Request, command: Command[Any]) -> bool:
-    """Return whether another call has sent the script to the node after `request`. Of the hundreds
-    that a restarted server refuses at once, one sends some kB.
+    """Return whether another call has sent the script to the node after `request`, which need not
+    send it then. A restarted server refuses hundreds of calls at once, and a script has some kB.
     """
-    sent = request.node.script_sent_at.get(command.script)
+    sent = request.node.script_stamps.get(command.script)
     return sent is not None and is_later(sent, request.stamp)
 
 
@@ -203,7 +203,7 @@ class Request:
         """The bytes to send, with a new stamp."""
         self.stamp = self.node.clock.new_stamp(self._deadline)
         if self._send_script:
-            self.node.script_sent_at[self._command.script] = self.stamp
+            self.node.script_stamps[self._command.script] = self.stamp
         frame = self._command.eval_frame if self._send_script else self._command.frame
         return ASKING + frame(self.stamp) if self.asking else frame(self.stamp)
 

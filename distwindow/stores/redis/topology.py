@@ -74,8 +74,8 @@ class Node(Reachability):
         self.secrets = settings.secrets
         """The passwords of the store, which no text may show."""
         self.clock = ServerClock(enabled=not settings.client_clock)
-        self.script_sent_at: dict[str, bytes] = {}
-        """The stamp of the last call that has sent this script itself."""
+        self.script_stamps: dict[str, bytes] = {}
+        """By the name of a script: the stamp of the last `EVAL`, which has sent all of it."""
         self.generation = 0
         """A connection that was opened in an earlier generation is closed before its next call."""
         self.round_trip_s: float | None = None
