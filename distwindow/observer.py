@@ -199,15 +199,13 @@ UNOBSERVED = Observer()
 class _Row:
     """Decisions of one kind, ever since, and how many of them were told."""
 
-    __slots__ = (
-        "allowed", "calls", "limit", "near", "permits", "reason", "source", "told", "waited",
-    )  # fmt: skip
+    __slots__ = ("calls", "few", "limit", "near", "permits", "reason", "source", "told", "waited")
 
-    def __init__(self, limit: Any, result: str, reason: str, source: str) -> None:
-        self.limit, self.allowed, self.reason, self.source = (
-            limit, result == "allowed", reason, source,
-        )  # fmt: skip
+    def __init__(self, limit: Any, reason: str, source: str) -> None:
+        self.limit, self.reason, self.source = limit, reason, source
         self.calls = self.permits = self.near = 0
+        self.few = 0
+        """A decision that leaves less than this is `near`."""
         self.told = (0, 0, 0)
         self.waited: deque[float] = deque()
 
@@ -248,20 +246,22 @@ class Tally(ScheduledSource):
 
     def after_fork(self) -> None:
         """Start empty: the parent tells what it has counted."""
-        self._lock = threading.Lock()
-        # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
-        self._telling = threading.RLock()
+        # Re-entrant, as a signal handler may call or flush the limiter that it has interrupted.
+        self._lock = threading.RLock()
         self._rows: dict[tuple[Any, ...], _Row] = {}
         self._names: set[str] = set()
         self._limits: set[Limit | str] = set()
         self._events: deque[ObserverEvent] = deque()
         self._told_levels: Sequence[Level] = ()
-        self._last_row = _Row(None, "", "", "")
+        self.last_row = _Row(None, "", "")
+        """That of the last decision of the store: the next one is mostly alike, and is counted in
+        it by who has it, in lines without a call.
+        """
         self._label_of_key: dict[AnyKey, str] = {}
         self._labels = {OTHER_LABELS}
         for seconds in self._seconds.values():
             seconds.clear()
-        self._is_idle = True
+        self.is_idle = True
         """Nothing was noted since the worker came; set before it takes what there is."""
         self._schedule.next_due_at = NEVER
 
@@ -269,29 +269,19 @@ class Tally(ScheduledSource):
 
     def decided(self, decision: Decision) -> None:
         """Note a decision of the store, or of `on_store_error`."""
-        allowed, key, cost, limit, left, _, _, _, reason, source, _, _ = decision
-        row = self._last_row  # most decisions are as the one before
-        if (
-            limit is not row.limit
-            or allowed is not row.allowed
-            or reason is not row.reason
-            or source is not row.source
-            or self._key_label is not None
-        ):
-            result = "allowed" if allowed else "refused"
-            row = self._last_row = self._row(key, limit, result, reason, source, None, self._shadow)
-        near = 1 if left * 5 < limit.amount and allowed else 0
-        if SWITCHES_ONLY_AT_CALLS:  # no call in these lines
+        limit, reason, source = decision.limit, decision.reason, decision.source
+        result: Result = "allowed" if decision.allowed else "refused"
+        row = self._row(decision.key, limit, result, reason, source, None, self._shadow)
+        few = -(-limit.amount // 5) if decision.allowed else 0
+        with self._lock:
             row.calls += 1
-            row.permits += cost
-            row.near += near
-        else:
-            with self._lock:
-                row.calls += 1
-                row.permits += cost
-                row.near += near
-        if self._is_idle:
-            self._begin()
+            row.permits += decision.cost
+            row.near += decision.remaining < few
+        if source == "store" and self._key_label is None and SWITCHES_ONLY_AT_CALLS:
+            row.few = few
+            self.last_row = row
+        if self.is_idle:
+            self.begin()
 
     def counted(
         self,
@@ -316,8 +306,8 @@ class Tally(ScheduledSource):
             row.permits += permits
             row.near += near
         row.waited.extend(waited)
-        if self._is_idle:
-            self._begin()
+        if self.is_idle:
+            self.begin()
 
     def failed(
         self, key: AnyKey, cost: int, limits: Sequence[Limit | int], name: str | None = None
@@ -351,8 +341,8 @@ class Tally(ScheduledSource):
         elif error is not None:
             outcome = "refused"
         self.seconds_of(operation, outcome, charged).append(seconds)
-        if self._is_idle:
-            self._begin()
+        if self.is_idle:
+            self.begin()
 
     def seconds_of(
         self, operation: str, outcome: Outcome = "ok", charged: bool | None = False
@@ -363,8 +353,8 @@ class Tally(ScheduledSource):
     def changed(self, change: Any, name: str | None = None) -> None:
         """Note a change. Who has noticed it may be in a call, or hold a lock."""
         self._events.append(ObserverEvent(self._source_kind, name or self.name, change))
-        if self._is_idle:
-            self._begin()
+        if self.is_idle:
+            self.begin()
 
     levels: Callable[[], Sequence[Level]] | None = None
     """Returns the levels of now, for an object that has some."""
@@ -376,11 +366,12 @@ class Tally(ScheduledSource):
 
     def level_changed(self) -> None:
         """Have the levels told."""
-        if self._is_idle:
-            self._begin()
+        if self.is_idle:
+            self.begin()
 
-    def _begin(self) -> None:
-        self._is_idle = False
+    def begin(self) -> None:
+        """Have the worker come."""
+        self.is_idle = False
         self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
 
     # -- what is told -------------------------------------------------------------------------
@@ -389,7 +380,7 @@ class Tally(ScheduledSource):
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
         """Tell the observer what was noted."""
-        self._is_idle = True
+        self.is_idle = True
         batch = self._take()
         if batch:
             self._tell(self._observer.on_counts, batch)
@@ -403,12 +394,12 @@ class Tally(ScheduledSource):
             self._told_levels = levels
             self._tell(self._observer.on_levels, levels)
             if any(level.what == "oldest_wait_s" and level.value for level in levels):
-                self._is_idle = False  # it grows
+                self.is_idle = False  # it grows
 
     def _take(self) -> list[Counts]:
         """Return what was noted since the last time."""
         batch = []
-        with self._telling:
+        with self._lock:
             for what, row in list(self._rows.items()):
                 limit, label, result, reason, source, name, shadow = what
                 calls, permits, near, waited = row.take()
@@ -421,11 +412,11 @@ class Tally(ScheduledSource):
 
     @property
     def has_untold(self) -> bool:  # type: ignore[override]  # until the worker has come
-        return not self._is_idle
+        return not self.is_idle
 
     def reschedule(self, now: float) -> None:
         interval_s = self._schedule.interval_s
-        self._schedule.recompute(now, [lambda now: NEVER if self._is_idle else now + interval_s])
+        self._schedule.recompute(now, [lambda now: NEVER if self.is_idle else now + interval_s])
 
     def _row(
         self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None,
@@ -437,7 +428,7 @@ class Tally(ScheduledSource):
             name = self._bounded(self._names, name and encodable(name))
             limit = self._bounded(self._limits, limit)
             what = (limit, label, result, reason, source, name, shadow)
-            row = self._rows.setdefault(what, _Row(limit, result, reason, source))
+            row = self._rows.setdefault(what, _Row(limit, reason, source))
         return row
 
     def _bounded(self, known: set[Any], value: Any) -> Any:
@@ -515,34 +506,27 @@ class TimedStore:
     """A store elsewhere, each exchange of which a tally notes."""
 
     def __init__(self, store: Any, tally: Tally) -> None:
-        self._store, self._tally = store, tally
+        self.untimed, self._tally = store, tally
         self._monotonic = store.clock.monotonic
-        self._decide = store.decide
-        self._acquired = tally.seconds_of("acquire").append
+        self.took = tally.seconds_of("acquire").append
+        """Note the seconds of a decision that was asked of `untimed`."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        return getattr(self.untimed, name)
 
     def decide(self, command: Any, deadline: float | None = None) -> Any:
-        began_at = self._monotonic()
-        try:
-            decision = self._decide(command, deadline)
-        except DistwindowError as exc:
-            self._failed("acquire", began_at, exc)
-            raise
-        self._acquired(self._monotonic() - began_at)
-        return decision
+        return self._timed("acquire", self.untimed.decide, (command, deadline))
 
     def execute(self, command: Any, *arguments: Any) -> Any:
-        return self._timed(command.script, self._store.execute, (command, *arguments))
+        return self._timed(command.script, self.untimed.execute, (command, *arguments))
 
     def execute_many(self, *arguments: Any) -> Any:
-        return self._timed("flush", self._store.execute_many, arguments)
+        return self._timed("flush", self.untimed.execute_many, arguments)
 
-    def _failed(self, operation: str, began_at: float, exc: DistwindowError) -> None:
+    def failed(self, operation: str, began_at: float, exc: DistwindowError) -> None:
         """Note an exchange that has failed. One that was not tried, with a server away, is none."""
         seconds = self._monotonic() - began_at
-        outages = getattr(self._store, "outages", None)
+        outages = getattr(self.untimed, "outages", None)
         if outages is None or not outages.away or seconds > _NOT_TRIED_S:
             self._tally.called(operation, seconds, exc)
 
@@ -551,7 +535,7 @@ class TimedStore:
         try:
             reply = send(*arguments)
         except DistwindowError as exc:
-            self._failed(operation, began_at, exc)
+            self.failed(operation, began_at, exc)
             raise
         self._tally.called(operation, self._monotonic() - began_at, _error_in(reply))
         return reply
@@ -560,16 +544,6 @@ class TimedStore:
 class AsyncTimedStore(TimedStore):
     """`TimedStore` for tasks."""
 
-    async def decide(self, command: Any, deadline: float | None = None) -> Any:
-        began_at = self._monotonic()
-        try:
-            decision = await self._decide(command, deadline)
-        except DistwindowError as exc:
-            self._failed("acquire", began_at, exc)
-            raise
-        self._acquired(self._monotonic() - began_at)
-        return decision
-
     async def _timed(
         self, operation: str, send: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> Any:
@@ -577,7 +551,7 @@ class AsyncTimedStore(TimedStore):
         try:
             reply = await send(*arguments)
         except DistwindowError as exc:
-            self._failed(operation, began_at, exc)
+            self.failed(operation, began_at, exc)
             raise
         self._tally.called(operation, self._monotonic() - began_at, _error_in(reply))
         return reply

@@ -35,9 +35,9 @@ from typing import Any, NoReturn, TypeAlias
 from ..away.outages import RETRY_AFTER_S
 from ..away.policy import StoreErrorPolicy
 from ..borrow.operations import Borrowing
-from ..errors import RateLimitExceeded, StoreError, closed_failure
+from ..errors import DistwindowError, RateLimitExceeded, StoreError, closed_failure
 from ..lifecycle.connect import make_strategy
-from ..observer import Tally
+from ..observer import Tally, TimedStore
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
@@ -113,6 +113,8 @@ class BaseDecider:
         """
         self.commands = commands
         self.store: Any = store
+        self._timed = store if isinstance(store, TimedStore) else None
+        self._untimed: Any = store if self._timed is None else self._timed.untimed
         self.clock = store.clock
         self.strategy = make_strategy(options, commands, store)
         self._tally = tally
@@ -161,8 +163,18 @@ class BaseDecider:
         """Tell what listens to decisions of this one, as it is made, and return it. All pass here
         but those of `decide_locally`: see above.
         """
-        if self._tally is not None and decision.source not in COUNTED_IN_STATES:
-            self._tally.decided(decision)
+        tally = self._tally
+        if tally is not None:
+            row = tally.last_row  # the lines of `Tally.decided`, which would be one more call
+            if decision[3] is row.limit and decision[8] is row.reason and decision[9] is row.source:
+                row.calls += 1
+                row.permits += decision[2]
+                if decision[4] < row.few:
+                    row.near += 1
+                if tally.is_idle:
+                    tally.begin()
+            elif decision.source not in COUNTED_IN_STATES:
+                tally.decided(decision)
         if self._observe is not None and decision.source == "store":
             self._observe(decision)
         return decision
@@ -310,15 +322,22 @@ class Decider(BaseDecider):
         """Return the answer to a call after `decide_locally` has returned None."""
         sent_at = self._monotonic()
         command = self.strategy.store_command(key, cost)
+        timed = self._timed
         try:
             if command is None:
                 decision: Decision = self.run(self.strategy.acquire_remote(key, cost))
             else:  # the same as `acquire_remote`, without a generator and its driver
-                decision = self.store.decide(command)
+                decision = self._untimed.decide(command)
+                if timed is not None:  # `timed.decide` would be one more call
+                    timed.took(self._monotonic() - sent_at)
                 if not decision[0]:
                     self.strategy.cache_refusal(decision[1], decision, sent_at)
-        except StoreError as exc:
-            return self._by_policy(key, cost, exc)
+        except DistwindowError as exc:
+            if timed is not None and command is not None:
+                timed.failed("acquire", sent_at, exc)
+            if isinstance(exc, StoreError):
+                return self._by_policy(key, cost, exc)
+            raise
         return self.answered(decision)
 
     def try_special(self, key: AnyKey, cost: int, priority: object, enqueue: object) -> Decision:
@@ -554,16 +573,23 @@ class AsyncDecider(BaseDecider):
         self.calls_without_wait = 0
         sent_at = self._monotonic()
         command = self.strategy.store_command(key, cost)
+        timed = self._timed
         try:
             if command is None:
                 remote = self.run(self.strategy.acquire_remote(key, cost))
                 decision: Decision = yield from remote.__await__()
             else:
-                decision = yield from self.store.decide(command).__await__()
+                decision = yield from self._untimed.decide(command).__await__()
+                if timed is not None:
+                    timed.took(self._monotonic() - sent_at)
                 if not decision.allowed:
                     self.strategy.cache_refusal(decision.key, decision, sent_at)
-        except StoreError as exc:
-            return self._by_policy(key, cost, exc)
+        except DistwindowError as exc:
+            if timed is not None and command is not None:
+                timed.failed("acquire", sent_at, exc)
+            if isinstance(exc, StoreError):
+                return self._by_policy(key, cost, exc)
+            raise
         return self.answered(decision)
 
     async def _proceed(self, key: AnyKey, cost: int) -> Decision:
