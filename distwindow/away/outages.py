@@ -35,7 +35,7 @@ RETRY_AFTER_S = 1.0
 """The `retry_after` of a call that only the store can admit: nobody knows when it is back."""
 
 
-_AWAY, _REFUSED = "is away", "cannot be used, and calls raise ConfigurationError"
+_AWAY, _UNUSABLE = "is away", "cannot be used"
 
 
 def probe_pause_s() -> float:
@@ -76,6 +76,8 @@ class Outages:
         """What uses the store, in log lines; without passwords."""
         self.effect = "it is probed until it is back"
         """What calls get meanwhile, for log lines."""
+        self.effect_of_mistake = "calls raise ConfigurationError"
+        """What they get where the server refuses them, because the setup has to be changed."""
         self.changed_at: float | None = None
         """When the last change was, seconds since the epoch."""
         self.last_error: str | None = None
@@ -108,7 +110,7 @@ class Outages:
 
     def begin(self, server: str, why: object, now: float) -> None:
         """Record that `server` is away, as an attempt at `now` (monotonic seconds) has shown."""
-        what = _REFUSED if isinstance(why, ConfigurationError) else _AWAY
+        what = _UNUSABLE if isinstance(why, ConfigurationError) else _AWAY
         with self.lock:
             self.last_error = str(why)
             _, known = self._away.get(server, (now, None))
@@ -131,8 +133,9 @@ class Outages:
             try:
                 while change := self._next_change():
                     server, what = change
-                    effect = f"; {self.effect}" if what.startswith(_AWAY) else ""
-                    LOG.warning("%s %s (%s)%s", server, what, self.name, effect)
+                    effects = {_AWAY: self.effect, _UNUSABLE: self.effect_of_mistake}
+                    effect = next((effects[kind] for kind in effects if what.startswith(kind)), "")
+                    LOG.warning("%s %s (%s)%s", server, what, self.name, effect and f"; {effect}")
                     for listener in list(self._listeners):
                         listener()
             finally:

@@ -96,6 +96,8 @@ class StoreErrorPolicy:
             if self.raises_always
             else "calls are answered by on_store_error until it is back"
         )
+        if options.shadow:
+            self.outages.effect_of_mistake = "calls are admitted, as the limit is in shadow"
 
     @property
     def observe(self) -> Callable[[Decision], None] | None:

@@ -251,7 +251,7 @@ def test_a_server_that_refuses_the_user_is_reached_and_not_up(
     assert server.outages.last_error == "WRONGPASS"
     assert server.told == [("10.0.0.7:6379",)] * 2
     assert caplog.messages[1:] == [
-        "10.0.0.7:6379 cannot be used, and calls raise ConfigurationError: WRONGPASS (a store)"
+        "10.0.0.7:6379 cannot be used: WRONGPASS (a store); calls raise ConfigurationError"
     ]
     server.last_execution = server.clock.monotonic() + 1
     server.poll()

@@ -213,20 +213,26 @@ def test_waits_are_told(kind: Any, consistency: Any, timeout: float | None) -> N
     assert told.waited[0] == pytest.approx(0 if timeout else 1, abs=0.2)
 
 
-def test_exchanges_are_told() -> None:
+@KINDS
+def test_exchanges_are_told(kind: Any) -> None:
     clock, told = ManualClock(), Told()
     limiter, store = limiter_of(
-        Limiter, "elsewhere", clock, "2/second", observer=told, on_store_error="allow"
+        kind, "elsewhere", clock, "4/second", observer=told, on_store_error="allow"
     )
-    for store.failure in (None, NOT_SENT, UNKNOWN):
-        limiter.try_acquire("key")
-    store.failure = None
-    limiter.stats("key")
-    limiter.flush()
+
+    async def call() -> None:
+        for store.failure in (None, NOT_SENT, UNKNOWN):
+            await result_of(limiter.try_acquire("key"))
+            await result_of(limiter.try_acquire_all([(key, "9/second", 1) for key in "ab"]))
+        store.failure = None
+        await result_of(limiter.stats("key"))
+        await result_of(limiter.flush())
+
+    run(kind, call())
     assert [(c.operation, c.outcome, c.charged, len(c.seconds)) for c in told.store_calls] == [
-        ("acquire", "ok", False, 1),
-        ("acquire", "unavailable", False, 1),
-        ("acquire", "timeout", None, 1),
+        ("acquire", "ok", False, 2),
+        ("acquire", "unavailable", False, 2),
+        ("acquire", "timeout", None, 2),
         ("read", "ok", False, 1),
     ]
 

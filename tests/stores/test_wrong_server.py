@@ -116,7 +116,26 @@ def test_another_server_is_named_by_each_call_and_by_health(
         assert (health.up, health.last_error) == (False, message)
         lines = [line for line in caplog.messages if PORT in line]
         assert len(lines) == 1
-        assert "cannot be used, and calls raise ConfigurationError" in lines[0]
+        assert "cannot be used: " in lines[0]
+        assert lines[0].endswith("; calls raise ConfigurationError")
+
+
+def test_in_shadow_the_log_says_that_calls_are_admitted(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    manner, text = next(iter(OTHERS.values()))
+    with OtherServer(manner) as server:
+        url = url_of("redis", server.address)
+        limiter = harness.limiter(url, timeout=TIMEOUT_S, shadow=True)
+
+        def is_logged() -> bool:
+            assert limiter.try_acquire("k")
+            return "cannot be used" in caplog.text
+
+        until(is_logged, 30)
+    (line,) = [line for line in caplog.messages if "cannot be used" in line]
+    assert text in line
+    assert line.endswith("; calls are admitted, as the limit is in shadow")
 
 
 TLS_CASES: dict[str, tuple[Callable[[Standalone], str], str]] = {
