@@ -37,7 +37,7 @@ from ..away.policy import StoreErrorPolicy
 from ..borrow.operations import Borrowing
 from ..errors import DistwindowError, RateLimitExceeded, StoreError, closed_failure
 from ..lifecycle.connect import make_strategy
-from ..observer import Tally, TimedStore
+from ..observer import COUNTED_IN_STATES, Tally, TimedStore
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
@@ -54,10 +54,6 @@ from ..support.first_use import FirstUse
 from ..support.fork import register_after_fork
 from ..waiting.waiting import AsyncPermitWaiter, PermitWaiter, Turns, WaitQueues, wait_for_turn
 
-COUNTED_IN_STATES = ("lease", "deny_cache")
-"""Sources of decisions that the state of their key counts: a call that has waited for a lease that
-another fetches may be decided by it.
-"""
 _Wait: TypeAlias = "Callable[[PermitWaiter], Operation[Decision]]"
 
 
@@ -165,8 +161,13 @@ class BaseDecider:
         """
         tally = self._tally
         if tally is not None:
-            row = tally.last_row  # the lines of `Tally.decided`, which would be one more call
-            if decision[3] is row.limit and decision[8] is row.reason and decision[9] is row.source:
+            row = tally.last_row  # as `Tally.decided` does, which would be one more call
+            if (
+                decision[3] is row.limit
+                and decision[8] is row.reason
+                and decision[9] is row.source
+                and decision[0] is row.allowed
+            ):
                 row.calls += 1
                 row.permits += decision[2]
                 if decision[4] < row.few:
@@ -330,6 +331,7 @@ class Decider(BaseDecider):
                 decision = self._untimed.decide(command)
                 if timed is not None:  # `timed.decide` would be one more call
                     timed.took(self._monotonic() - sent_at)
+                    timed = None  # it is told
                 if not decision[0]:
                     self.strategy.cache_refusal(decision[1], decision, sent_at)
         except DistwindowError as exc:
@@ -582,6 +584,7 @@ class AsyncDecider(BaseDecider):
                 decision = yield from self._untimed.decide(command).__await__()
                 if timed is not None:
                     timed.took(self._monotonic() - sent_at)
+                    timed = None  # it is told
                 if not decision.allowed:
                     self.strategy.cache_refusal(decision.key, decision, sent_at)
         except DistwindowError as exc:

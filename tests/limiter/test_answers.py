@@ -23,7 +23,8 @@ from distwindow import (
 )
 from distwindow.away.policy import StoreErrorPolicy
 from distwindow.borrow.commands import Borrow
-from distwindow.limiter.decider import COUNTED_IN_STATES, BaseDecider
+from distwindow.limiter.decider import BaseDecider
+from distwindow.observer import COUNTED_IN_STATES
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire, Lease
 from distwindow.waiting.commands import AcquireTurn
