@@ -125,8 +125,11 @@ class StoreErrorPolicy:
         """Return the decision of a call over several keys: `calls` has the charges of each."""
         answer = self._answer_to(error)
         if answer != "local" or self.local is None:
-            decisions = [self._decide(call, answer, error, peeks=False) for call in calls]
-            return next((each for each in decisions if not each.allowed), decisions[-1])
+            decision = self._decide(calls[0], answer, error, peeks=False)
+            for call in calls[1:]:
+                if decision.allowed:  # a function may charge another limiter
+                    decision = self._decide(call, answer, error, peeks=False)
+            return decision
         return self.local.decide_all(calls)
 
     def _answer_to(self, error: StoreError) -> Any:

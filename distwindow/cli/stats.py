@@ -219,8 +219,10 @@ def _note(found: Found, query: Query, shown: dict[str, int], omitted: Sequence[s
     if counts.expired:
         notes.append(f"{counts.expired:,} expired during the scan")
     if counts.foreign:
-        others = "in shadow (--shadow), of another prefix, or not distwindow's"
-        notes.append(f"{counts.foreign:,} skipped: {others}")
+        shadows = "in shadow (--shadow, of a whole process --prefix PREFIX:shadow-process)"
+        notes.append(
+            f"{counts.foreign:,} skipped: {shadows}, of another prefix, or not distwindow's"
+        )
     if omitted:
         notes.append(f"too narrow for {', '.join(omitted)}")
     return "; ".join(notes)

@@ -509,7 +509,7 @@ class Settlement:
                 of_item = self._give_back(parts, admitted - actual)
                 flushes += [(refund.strategy, item) for refund in of_item if refund.has_to_wait()]
                 refunds += of_item
-            else:
+            elif any(part.charges or part.decision.reason != "shadow" for part in parts):
                 strategy = self._policy.strategy_of(parts[0].decision)
                 newest = parts[0]
                 offset_ms = newest.decision.now_ms - newest.decided_at * 1000

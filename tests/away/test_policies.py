@@ -188,6 +188,20 @@ def test_calls_over_several_keys_are_decided_one_after_the_other() -> None:
         sys.setswitchinterval(before)
 
 
+def test_a_function_is_not_asked_for_more_keys_once_it_refuses_one() -> None:
+    """It may charge another limiter, and the call is refused."""
+    store, asked = RemoteStore(ManualClock()), []
+
+    def decide(key: Any, *_: Any) -> bool:
+        asked.append(key)
+        return bool(key == "a")
+
+    limiter = limiter_on(store, on_store_error=decide)
+    store.failure = NOT_SENT
+    decision = limiter.try_acquire_all([(key, "5/minute", 1) for key in "abc"])
+    assert (decision.allowed, decision.key, asked) == (False, "b", ["a", "b"])
+
+
 def test_the_last_error_keeps_nothing_of_the_caller_alive() -> None:
     class Request:
         pass

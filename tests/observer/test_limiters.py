@@ -30,6 +30,7 @@ from distwindow import (
     StoreError,
     set_default_observer,
 )
+from distwindow.away.outages import Outages
 from distwindow.observer import _MAX_NAMES, MAX_LABELS, Tally
 from distwindow.stores.memory import MemoryStore
 from distwindow.support.async_use import run_at_once
@@ -237,11 +238,73 @@ def test_exchanges_are_told(kind: Any) -> None:
     ]
 
 
+@KINDS
+def test_an_exchange_is_told_once_whatever_follows_it(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limiter that is being closed keeps no refusal, and raises."""
+    told = Told()
+    limiter, _ = limiter_of(kind, "elsewhere", ManualClock(), "1/second", observer=told)
+    monkeypatch.setattr(limiter.decider.strategy, "cache_refusal", _raise_closed)
+
+    async def call() -> None:
+        await result_of(limiter.try_acquire("key"))
+        with pytest.raises(ConfigurationError):
+            await result_of(limiter.try_acquire("key"))
+        await result_of(limiter.flush())
+
+    run(kind, call())
+    assert [(c.operation, c.outcome, len(c.seconds)) for c in told.store_calls] == [
+        ("acquire", "ok", 2)
+    ]
+
+
+def _raise_closed(*arguments: Any) -> None:
+    raise ConfigurationError("it is closed")
+
+
+def test_exchanges_that_a_server_refuses_are_told_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is away, and yet they are sent."""
+    told = Told()
+    limiter, store = limiter_of(Limiter, "elsewhere", ManualClock(), "5/second", observer=told)
+    store.outages = Outages()
+    store.outages.begin("server", ConfigurationError("no right"), 0.0)
+    monkeypatch.setattr(store, "decide", _raise_closed)
+    for _ in range(3):
+        with pytest.raises(ConfigurationError):
+            limiter.try_acquire("key")
+    limiter.flush()
+    assert [(c.operation, c.outcome, len(c.seconds)) for c in told.store_calls] == [
+        ("acquire", "refused", 3)
+    ]
+
+
+def test_an_observer_may_flush() -> None:
+    """What is told of is not told again, and nothing is missed."""
+    events: list[Any] = []
+
+    class Flushing(Told):
+        def on_event(self, event: Any) -> None:
+            events.append(event.change)
+            tally.collect_commands(0.0, [])
+
+    tally = Tally(Flushing(), "web", "n", 1.0, ManualClock().monotonic)
+    for number in range(5):
+        tally.changed(number)
+    tally.collect_commands(0.0, [])
+    assert events == list(range(5))
+
+
 def test_near_is_less_than_a_fifth_left() -> None:
     told = Told()
-    limiter, _ = limiter_of(Limiter, "elsewhere", ManualClock(), "10/minute", observer=told)
+    limiter, store = limiter_of(
+        Limiter, "elsewhere", ManualClock(), "10/minute", observer=told, on_store_error="allow"
+    )
     for _ in range(12):
         limiter.try_acquire("key")
+    store.failure = NOT_SENT  # nobody knows how much is left
+    limiter.try_acquire("key")
+    store.failure = None
     limiter.close()
     assert sum(counts.near for counts in told.counts) == 2
     assert {counts.near for counts in told.counts if counts.result == "refused"} == {0}

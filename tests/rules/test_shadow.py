@@ -166,6 +166,44 @@ def test_it_counts_what_would_be_refused_if_it_were_enforced(
     assert admitted
 
 
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+@pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+def test_reservations_leave_the_windows_as_if_it_were_enforced(
+    kind: Any, consistency: Any, place: str
+) -> None:
+    """Each uses what it has reserved, or less, or more; in shadow also what would be refused."""
+
+    async def use(limiter: Any, clock: ManualClock) -> list[int]:
+        found, chance = [], random.Random(1)
+        for _ in range(60):
+            estimate, used = chance.choice([1, 2, 5]), chance.choice([0, 1, 2, 7])
+            if chance.random() < 0.5:
+                reserved = await result_of(limiter.try_reserve("key", estimate))
+            else:
+                reserved = await result_of(limiter.reserve_all([("key", "20/second", estimate)]))
+            if reserved:
+                await result_of(reserved.commit(used))
+            await result_of(limiter.flush())
+            found.append((await result_of(limiter.stats("key"))).windows[0].passed)
+            clock.advance(0.05)
+        await result_of(limiter.close() if kind is Limiter else limiter.aclose())
+        return found
+
+    found = []
+
+    async def use_both() -> None:
+        for shadow in (False, True):
+            limiter, _, clock = made(
+                kind, place, "20/second", consistency=consistency, shadow=shadow
+            )
+            found.append(await use(limiter, clock))
+
+    run(kind, use_both())
+    assert found[0] == found[1]
+    assert max(found[0]) > 20, "something was refused, and a debt was counted"
+
+
 def test_one_limit_is_enforced_while_another_is_tried_on_the_same_keys(
     redis_url: str, prefix: str
 ) -> None:

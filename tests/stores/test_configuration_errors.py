@@ -18,7 +18,7 @@ from distwindow.runtime.options import Consistency
 from distwindow.stores.redis.outcome import RIGHTS
 from tests.limiter.first_call import SECRET, all_texts_of, each_limiter, error_of
 from tests.servers import Standalone, until
-from tests.servers.other import HTTP, OtherServer
+from tests.servers.other import HTTP, SILENT, OtherServer
 from tests.servers.process import RedisProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
@@ -153,6 +153,40 @@ def test_it_is_raised_under_every_policy(
         assert isinstance(exc, ConfigurationError), policy
         assert re.search(re.escape(words), str(exc)), exc
         assert SECRET not in all_texts_of(exc)
+
+
+TLS = [case for case in CASES if case[0] == "TLS" and case[1] != "a server that answers in plain"]
+
+
+@each_limiter
+@pytest.mark.compat
+@pytest.mark.parametrize("topology", ["sentinel", "cluster"])
+@pytest.mark.parametrize("case", TLS, ids=" ".join)
+def test_tls_that_cannot_begin_is_named_by_each_topology(
+    limiter_class: type, servers: Any, topology: str, case: tuple[str, str]
+) -> None:
+    """Where sentinels, or the nodes of a cluster, are asked."""
+    url_of, _, words = CASES[case]
+    url, _, options = url_of(servers).partition("?")
+    url = url.replace("rediss", f"rediss+{topology}").removesuffix("/0")
+    url += ("/service/0" if topology == "sentinel" else "") + f"?{options}"
+    exc = error_of(limiter_class, url, on_store_error="allow")
+    assert isinstance(exc, ConfigurationError)
+    assert re.search(re.escape(words), str(exc)), exc
+
+
+@each_limiter
+@pytest.mark.compat
+def test_a_mistake_is_not_hidden_by_hosts_that_are_silent(
+    limiter_class: type, servers: Any
+) -> None:
+    """Although reading the map takes longer than a call has."""
+    with OtherServer(SILENT) as first, OtherServer(SILENT) as second:
+        hosts = f"{servers.guarded.host}:{servers.guarded.port},{first.address},{second.address}"
+        url = f"redis+cluster://:{WRONG}@{hosts}"
+        exc = error_of(limiter_class, url, on_store_error="allow", timeout=0.5)
+    assert isinstance(exc, ConfigurationError)
+    assert "password" in str(exc)
 
 
 # -- a server whose configuration changes ---------------------------------------------------------

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 
 from distwindow import ConfigurationError
 from distwindow.ring.clock import SYSTEM
 from distwindow.stores.redis.slot_map import SlotMap
 from distwindow.stores.redis.topology import CallSettings, SingleServer
+from tests.clock_and_stores import ManualClock
 
 OLD, NEW = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
 AWAY = redis.ConnectionError("no route")
@@ -181,3 +183,23 @@ def test_a_mistake_is_not_hidden_by_hosts_that_are_away(mistake_at: int) -> None
     replies = [*replies[:mistake_at], ConfigurationError("WRONGPASS"), *replies[mistake_at + 1 :]]
     with pytest.raises(ConfigurationError):
         read(of_hosts("a", "b", "c"), *replies)
+
+
+def test_questions_share_what_was_read_of_certificates_for_a_minute() -> None:
+    """To read them takes longer than all else, and a certificate may be renewed."""
+    clock = ManualClock()
+    pool: Any = SimpleNamespace(
+        connection_kwargs={}, connection_class=redis.asyncio.SSLConnection, service_name="main",
+        sentinel_manager=SimpleNamespace(sentinels=[]),
+    )  # fmt: skip
+    asked = Asked(0)
+    asked.connection_pool.connection_class = redis.asyncio.SSLConnection
+    pool.sentinel_manager.sentinels.append(asked)
+    topology = SingleServer(pool, CallSettings(clock, 1.0))
+    contexts = []
+    for seconds in (0, 1, 58, 2, 1):
+        clock.advance(seconds)
+        for connection, _ in topology.ask_sentinels():
+            contexts.append(connection.ssl_context)
+    assert [context is contexts[0] for context in contexts] == [True, True, True, False, False]
+    assert contexts[3] is contexts[4]

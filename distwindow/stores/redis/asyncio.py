@@ -618,8 +618,9 @@ class LoopDispatcher:
         try:
             await asyncio.wait_for(connecting, timeout)
         except asyncio.TimeoutError:
-            self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
-            raise timed_out("the cluster", self._settings.timeout, sent=False) from None
+            slot_map = self.topology.map if isinstance(self.topology, ClusterTopology) else None
+            mistake = self._map.on_slow_reading(slot_map, began_at)
+            raise mistake or timed_out("the cluster", timeout, sent=False) from None
         except Exception as exc:  # a cluster's errors are not redis.RedisError
             failure = connect_failure(exc, "the cluster", self._settings.secrets)
             if check.is_due and may_be_wrong_server(exc, failure):

@@ -346,10 +346,13 @@ class RedisStore:
         return topology
 
     def _connect_topology(self, deadline: float) -> Topology:
+        slot_map = None
         if self._settings.endpoints:  # of a cluster, whose map another limiter may have read
             topology = self._make_topology()
-            if isinstance(topology, ClusterTopology) and topology.map.ranges:
-                return self._keep_topology(topology)
+            if isinstance(topology, ClusterTopology):
+                slot_map = topology.map
+                if slot_map.ranges:
+                    return self._keep_topology(topology)
         began_at = self._monotonic()
         check_not_away(self._map)
         seconds = deadline - began_at
@@ -360,8 +363,8 @@ class RedisStore:
                 find_mistake=find if self._map.wrong_server.is_due else None,
             )  # fmt: skip
         except JobTimeout:
-            self._map.on_connect_failed("reading its map timed out", began_at, slow=True)
-            raise timed_out("the store", self._timeout, sent=False) from None
+            mistake = self._map.on_slow_reading(slot_map, began_at)
+            raise mistake or timed_out("the store", self._timeout, sent=False) from None
         except StoreError as exc:
             self._map.on_connect_failed(exc, began_at)
             raise

@@ -50,6 +50,8 @@ class SlotMap:
         """The names of nodes whose version has been looked at, and is new enough."""
         self.version = 0
         """The number of readings that have brought a map."""
+        self.mistake: str | None = None
+        """What no retry helps: the answer of a host, also in a reading that was too slow."""
         self.asked_at = -math.inf
         """When the last reading began, monotonic seconds."""
         self.first_reading = threading.Lock()
@@ -78,6 +80,8 @@ class SlotMap:
             reply = yield connect(asked), ("CLUSTER", "SLOTS")
             if not isinstance(reply, list):
                 failures.append(reply)
+                if isinstance(reply, ConfigurationError):
+                    self.mistake = str(reply)
                 continue
             for low, high, *serving in reply:
                 found = [self._address(node, asked) for node in serving]
@@ -86,9 +90,11 @@ class SlotMap:
             if sum(high - low + 1 for low, high, *_ in reply) == SLOTS:
                 ranges = ranges[-len(reply) :]
                 break
+        mistakes = [each for each in failures if isinstance(each, ConfigurationError)]
+        self.mistake = str(mistakes[0]) if mistakes else None
         if not ranges:
-            # A mistake, which no retry helps, is not hidden by hosts that are away.
-            failures.sort(key=lambda failure: not isinstance(failure, ConfigurationError))
+            # A mistake is not hidden by hosts that are away.
+            failures = mistakes + failures
             if failures and isinstance(failures[0], Exception):
                 raise failures[0]
             raise StoreUnavailable("no node of the cluster serves any slot")

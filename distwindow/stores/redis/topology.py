@@ -143,6 +143,18 @@ class ClusterMap(Reachability):
     def executed_at(self) -> float:
         return self._connected_at
 
+    def on_slow_reading(
+        self, slot_map: SlotMap | None, began_at: float
+    ) -> ConfigurationError | None:
+        """Record that a reading was given up, for the mistake that it has met, if there is one."""
+        error = None
+        if slot_map is not None and slot_map.mistake is not None:
+            error = ConfigurationError(slot_map.mistake)
+            self.on_refused_map(error)
+        else:
+            self.on_connect_failed("reading its map timed out", began_at, slow=True)
+        return error
+
     def on_refused_map(self, why: ConfigurationError) -> None:
         """Record that the map cannot be read, if it is that of a cluster."""
         if self.endpoints:
@@ -382,6 +394,11 @@ _MAX_QUESTION_S = 1.0
 is silent must not keep the others from being asked.
 """
 
+_CONTEXT_S = 60.0
+"""For so many seconds questions over TLS share what was read of certificates, which takes some
+20 ms: longer than all else, and with Sentinel once a second. Certificates are renewed at times.
+"""
+
 
 def _question_connector(
     connection_class: Any, kwargs: dict[str, Any], settings: CallSettings
@@ -392,7 +409,19 @@ def _question_connector(
     seconds = min(settings.timeout / 2, _MAX_QUESTION_S)
     timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
     own = _connection_kwargs(kwargs, connection_class, settings)
-    return _connector(connection_class, own | timeouts)
+    connect, monotonic = _connector(connection_class, own | timeouts), settings.clock.monotonic
+    context, until = None, -math.inf
+
+    def connect_with_context() -> Any:
+        nonlocal context, until
+        connection = connect()
+        if hasattr(connection, "ssl_context"):  # of redis.asyncio, which makes it when it is used
+            if (now := monotonic()) >= until:
+                context, until = connection.ssl_context, now + _CONTEXT_S
+            connection.ssl_context = context
+        return connection
+
+    return connect_with_context
 
 
 _DROPPED_ARGUMENTS = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -269,7 +270,40 @@ def make_client(address: StoreUrl, timeout: float, *, is_async: bool = False) ->
         return clients.Redis.from_url(address.plain_url, **no_retries)
     service, sentinel = _split_sentinel_options(address.options)
     manager = sentinels(list(address.hosts), sentinel_kwargs=sentinel | no_retries)
+    for each in manager.sentinels:
+        each.sentinel_masters = _with_reasons(each.sentinel_masters, is_async=is_async)
     return manager.master_for(address.service, **service, **no_retries)
+
+
+class _Unanswered(redis.ConnectionError):
+    """Why a sentinel has not answered."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError) as exc:
+        raise _Unanswered(f"{type(exc).__name__}: {exc}") from exc
+
+
+def _with_reasons(ask: Any, *, is_async: bool) -> Any:
+    """Return `ask`, with the reason in the `repr` of what it raises: redis-py joins those of all
+    sentinels to the text of one error, and its own have none from some version before 8.1 on.
+    """
+
+    def asked(*arguments: Any, **options: Any) -> Any:
+        with _reasons():
+            return ask(*arguments, **options)
+
+    async def asked_async(*arguments: Any, **options: Any) -> Any:
+        with _reasons():
+            return await ask(*arguments, **options)
+
+    return asked_async if is_async else asked
 
 
 def make_cluster_client(address: StoreUrl, timeout: float) -> redis.RedisCluster:
