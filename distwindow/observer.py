@@ -212,13 +212,10 @@ UNOBSERVED = Observer()
 class _Row:
     """Decisions of one kind, ever since, and how many of them were told."""
 
-    __slots__ = (
-        "allowed", "calls", "few", "limit", "near", "permits", "reason", "source", "told", "waited",
-    )  # fmt: skip
+    __slots__ = ("calls", "few", "limit", "near", "permits", "reason", "source", "told", "waited")
 
-    def __init__(self, limit: Any, result: str, reason: str, source: str) -> None:
+    def __init__(self, limit: Any, reason: str, source: str) -> None:
         self.limit, self.reason, self.source = limit, reason, source
-        self.allowed = result == "allowed"
         self.calls = self.permits = self.near = 0
         self.few = 0
         """A decision that leaves less is `near`, as `Tally.decided` counts it."""
@@ -270,9 +267,10 @@ class Tally(ScheduledSource):
         self._limits: set[Limit | str] = set()
         self._events: deque[ObserverEvent] = deque()
         self._told_levels: Sequence[Level] = ()
-        self.last_row = _Row(None, "", "", "")
-        """That of the last decision, as most are like the one before: `BaseDecider.answered` counts
-        these in it, in lines without a call. None of a limit with `key_label`, and without a GIL.
+        self.last_row = _Row(None, "", "")
+        """That of the last decision by a window, as most are like the one before:
+        `BaseDecider.answered` counts these in it, in lines without a call. Of a limit with
+        `key_label`, and without a GIL, it is that of no decision.
         """
         self._label_of_key: dict[AnyKey, str] = {}
         self._labels = {OTHER_LABELS}
@@ -291,7 +289,6 @@ class Tally(ScheduledSource):
             decision[3] is not row.limit
             or decision[8] is not row.reason
             or decision[9] is not row.source
-            or decision[0] is not row.allowed
         ):
             row = self._row_of(decision)
         self._add(row, 1, decision[2], decision[4] < row.few)
@@ -303,9 +300,14 @@ class Tally(ScheduledSource):
         limit, reason, source = decision[3], decision[8], decision[9]
         result: Result = "allowed" if decision[0] else "refused"
         row = self._row(decision[1], limit, result, reason, source, None, self._shadow)
-        is_of_window = decision[0] and reason != "store_down"
-        row.few = -(-limit.amount // 5) if is_of_window else 0
-        if source not in COUNTED_IN_STATES and self._key_label is None and SWITCHES_ONLY_AT_CALLS:
+        is_of_window = reason != "store_down"  # which may be admitted or refused, not so the others
+        row.few = -(-limit.amount // 5) if decision[0] and is_of_window else 0
+        if (
+            is_of_window
+            and source not in COUNTED_IN_STATES
+            and self._key_label is None
+            and SWITCHES_ONLY_AT_CALLS
+        ):
             self.last_row = row
         return row
 
@@ -462,7 +464,7 @@ class Tally(ScheduledSource):
             name = self._bounded(self._names, name and encodable(name))
             limit = self._bounded(self._limits, limit)
             what = (limit, label, result, reason, source, name, shadow)
-            row = self._rows.setdefault(what, _Row(limit, result, reason, source))
+            row = self._rows.setdefault(what, _Row(limit, reason, source))
         return row
 
     def _bounded(self, known: set[Any], value: Any) -> Any:

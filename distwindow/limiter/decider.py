@@ -109,8 +109,9 @@ class BaseDecider:
         """
         self.commands = commands
         self.store: Any = store
-        self._timed = store if isinstance(store, TimedStore) else None
-        self._untimed: Any = store if self._timed is None else self._timed.untimed
+        is_timed = isinstance(store, TimedStore)
+        self._untimed: Any = store.untimed if is_timed else store
+        self._took: Callable[[float], object] | None = store.took if is_timed else None
         self.clock = store.clock
         self.strategy = make_strategy(options, commands, store)
         self._tally = tally
@@ -162,12 +163,7 @@ class BaseDecider:
         tally = self._tally
         if tally is not None:
             row = tally.last_row  # as `Tally.decided` does, which would be one more call
-            if (
-                decision[3] is row.limit
-                and decision[8] is row.reason
-                and decision[9] is row.source
-                and decision[0] is row.allowed
-            ):
+            if decision[3] is row.limit and decision[8] is row.reason and decision[9] is row.source:
                 row.calls += 1
                 row.permits += decision[2]
                 if decision[4] < row.few:
@@ -323,20 +319,20 @@ class Decider(BaseDecider):
         """Return the answer to a call after `decide_locally` has returned None."""
         sent_at = self._monotonic()
         command = self.strategy.store_command(key, cost)
-        timed = self._timed
+        took = self._took
         try:
             if command is None:
                 decision: Decision = self.run(self.strategy.acquire_remote(key, cost))
             else:  # the same as `acquire_remote`, without a generator and its driver
                 decision = self._untimed.decide(command)
-                if timed is not None:  # `timed.decide` would be one more call
-                    timed.took(self._monotonic() - sent_at)
-                    timed = None  # it is told
+                if took is not None:  # `self.store.decide` would be one more call
+                    took(self._monotonic() - sent_at)
+                    took = None  # it is told
                 if not decision[0]:
                     self.strategy.cache_refusal(decision[1], decision, sent_at)
         except DistwindowError as exc:
-            if timed is not None and command is not None:
-                timed.failed("acquire", sent_at, exc)
+            if took is not None and command is not None:
+                self.store.failed("acquire", sent_at, exc)
             if isinstance(exc, StoreError):
                 return self._by_policy(key, cost, exc)
             raise
@@ -575,21 +571,21 @@ class AsyncDecider(BaseDecider):
         self.calls_without_wait = 0
         sent_at = self._monotonic()
         command = self.strategy.store_command(key, cost)
-        timed = self._timed
+        took = self._took
         try:
             if command is None:
                 remote = self.run(self.strategy.acquire_remote(key, cost))
                 decision: Decision = yield from remote.__await__()
             else:
                 decision = yield from self._untimed.decide(command).__await__()
-                if timed is not None:
-                    timed.took(self._monotonic() - sent_at)
-                    timed = None  # it is told
-                if not decision.allowed:
-                    self.strategy.cache_refusal(decision.key, decision, sent_at)
+                if took is not None:
+                    took(self._monotonic() - sent_at)
+                    took = None  # it is told
+                if not decision[0]:
+                    self.strategy.cache_refusal(decision[1], decision, sent_at)
         except DistwindowError as exc:
-            if timed is not None and command is not None:
-                timed.failed("acquire", sent_at, exc)
+            if took is not None and command is not None:
+                self.store.failed("acquire", sent_at, exc)
             if isinstance(exc, StoreError):
                 return self._by_policy(key, cost, exc)
             raise
