@@ -490,8 +490,10 @@ class InProcess(Strategy, Corrections):
         self._monotonic = clock.monotonic
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
-        self._take_counts: Callable[..., Sequence[int]] = lambda *, restart=False: ()
-        """Returns how many calls were admitted, and refused, since it was called last."""
+        self._take_counts: Callable[..., Sequence[tuple[int, int]]] = lambda *, restart=False: ()
+        """Returns the calls and permits that were admitted, and that were refused, since it was
+        called last.
+        """
         self._counted: Tell | None = None
         """Tells an observer what was counted for it."""
         self._is_idle: Callable[[], bool] = lambda: True
@@ -512,7 +514,9 @@ class InProcess(Strategy, Corrections):
     def tell(self, counted: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
         limits, decide, decide_plainly = self._commands.limits, self._decide, self.decide_locally
         look_up = cached = self._commands.cached
-        calls, refused, just_scheduled = 0, [0], False
+        make: Callable[[AnyKey, int], Acquire] = self._commands.acquire_command
+        acquire_command = make
+        calls, surplus, refused, just_scheduled = 0, 0, [0, 0], False
 
         def decide_and_tell(key: AnyKey, cost: int) -> Decision | None:
             decision = decide_plainly(key, cost)
@@ -520,40 +524,57 @@ class InProcess(Strategy, Corrections):
                 decided(decision)
             return decision
 
+        def schedule() -> None:
+            nonlocal just_scheduled, look_up, acquire_command
+            look_up, acquire_command, just_scheduled = cached, make, True
+            try:
+                self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
+            except BaseException:  # a signal handler may raise anything in it
+                look_up, acquire_command = look_up_and_schedule, make_and_schedule
+                raise
+
         def look_up_and_schedule(key: str) -> Acquire | None:
             """Do as `cached`, and have the worker come. It is called in place of `cached` until
             then, so that no call has to ask whether it is the first since the last flush.
             """
-            nonlocal just_scheduled, look_up
-            look_up, just_scheduled = cached, True
-            try:
-                self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
-            except BaseException:  # a signal handler may raise anything in it
-                look_up = look_up_and_schedule
-                raise
+            schedule()
             return cached(key)
 
-        look_up = look_up_and_schedule
+        def make_and_schedule(key: AnyKey, cost: int) -> Acquire:
+            command = make(key, cost)  # raises where the call is none
+            schedule()
+            return command
+
+        look_up, acquire_command = look_up_and_schedule, make_and_schedule
 
         def decide_and_count(key: AnyKey, cost: int) -> Decision | None:
-            nonlocal calls
+            nonlocal calls, surplus
             if key.__class__ is str and cost.__class__ is int and cost == 1:
                 command = look_up(key)
                 if command is not None:
                     decision = decide(command, refused)
                     calls += 1
                     return decision
-            return decide_and_tell(key, cost)
+            decision = decide(acquire_command(key, cost), refused)
+            calls += 1
+            surplus += decision[2] - 1
+            return decision
 
-        def take_counts(*, restart: bool = False) -> tuple[int, int]:
-            nonlocal calls, just_scheduled, look_up
+        def take_counts(*, restart: bool = False) -> Sequence[tuple[int, int]]:
+            nonlocal calls, surplus, just_scheduled, look_up, acquire_command
             taken, calls = calls, 0
-            taken_refused, refused[0] = refused[0], 0
+            taken_surplus, surplus = surplus, 0
+            calls_refused, refused[0] = refused[0], 0
+            surplus_refused, refused[1] = refused[1], 0
             # Not yet where a call may have been under way when the worker came.
             if restart or not (taken or just_scheduled):
-                look_up = look_up_and_schedule
+                look_up, acquire_command = look_up_and_schedule, make_and_schedule
             just_scheduled = False
-            return taken - taken_refused, taken_refused
+            admitted, surplus_admitted = taken - calls_refused, taken_surplus - surplus_refused
+            return (
+                (admitted, admitted + surplus_admitted),
+                (calls_refused, calls_refused + surplus_refused),
+            )
 
         register_after_fork(self)
         if by_key or len(limits) > 1 or limits[0].is_shaped or not SWITCHES_ONLY_AT_CALLS:
@@ -602,9 +623,9 @@ class InProcess(Strategy, Corrections):
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
-        for calls, allowed in zip(self._take_counts(), (True, False), strict=False):
-            if calls and self._counted is not None:
-                self._counted("", self._commands.limits[0], allowed, "local", calls, calls)
+        for (calls, permits), allowed in zip(self._take_counts(), (True, False), strict=False):
+            if (calls or permits) and self._counted is not None:
+                self._counted("", self._commands.limits[0], allowed, "local", calls, permits)
         for views in self._views:
             views.collect(now, outgoing, everything=everything)
 

@@ -86,7 +86,8 @@ class MemoryStore:
         return self.decide_at_once(command)
 
     def decide_at_once(self, command: Acquire, refused: list[int] | None = None) -> Decision:
-        """Do as `decide`, and add a refused call to `refused[0]`.
+        """Do as `decide`, and add a refused call to `refused[0]`, and its permits but one to
+        `refused[1]`.
 
         For a command that is linked to its ring, it is made without a reply, which takes a fifth of
         the time, if the newest bucket is the current one and has room, or has a refusal to repeat.
@@ -112,6 +113,7 @@ class MemoryStore:
                         refusal = stored
                         if refused is not None:
                             refused[0] += 1
+                            refused[1] += cost - 1
         if admitted:
             return _new_tuple(
                 Decision,
@@ -141,6 +143,7 @@ class MemoryStore:
         decision = decision_of(command, self.execute(command), "local")
         if not decision.allowed and refused is not None:
             refused[0] += 1
+            refused[1] += decision.cost - 1
         link = command.ring_link
         if link is not None and link[1] is not self._ring_of(command.charges[0].ring):
             self._link(command)  # its ring was dropped

@@ -170,6 +170,23 @@ def test_threads_are_counted_exactly(some_url: str, prefix: str, consistency: An
     assert_sums(told, all_seen)
 
 
+def test_threads_in_memory_are_counted_exactly() -> None:
+    """Whatever their calls cost, with the worker among them."""
+    told, all_seen = Told(), [Seen() for _ in range(4)]
+    with Limiter("memory://", "3000/minute", observer=told, flush_interval=0.01) as limiter:
+
+        def call(seen: Seen) -> None:
+            for number in range(3000):
+                seen.note(limiter.try_acquire(f"key {number % 3}", 1 + 2 * (number % 7 == 0)))
+
+        threads = [threading.Thread(target=call, args=(seen,)) for seen in all_seen]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert_sums(told, all_seen)
+
+
 @CONSISTENCIES
 def test_tasks_are_counted_exactly(some_url: str, prefix: str, consistency: Any) -> None:
     """They share connections, and script calls."""
