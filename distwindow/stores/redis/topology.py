@@ -26,6 +26,7 @@ from ...errors import ConfigurationError, KeysOnSeveralNodes, StoreUnavailable, 
 from ...ring.clock import Clock
 from ...ring.command import Command, ServerClock
 from .slot_map import Address, Questions, SlotMap
+from .urls import hide_secrets
 from .wrong_server import Endpoint, WrongServerCheck
 
 _MIN_PROBE_TIMEOUT_S = 0.25
@@ -136,6 +137,7 @@ class ClusterMap(Reachability):
     def __init__(self, settings: CallSettings) -> None:
         super().__init__("the cluster", settings.clock, settings.outages)
         self.endpoints = settings.endpoints
+        self._secrets = settings.secrets
         self.wrong_server = WrongServerCheck(settings.clock)
         """Whether other servers answer at the addresses of the URL."""
 
@@ -150,6 +152,7 @@ class ClusterMap(Reachability):
         error = None
         if slot_map is not None and slot_map.mistake is not None:
             error = ConfigurationError(slot_map.mistake)
+            hide_secrets(error, self._secrets)
             self.on_refused_map(error)
         else:
             self.on_connect_failed("reading its map timed out", began_at, slow=True)
