@@ -162,7 +162,6 @@ TLS = [("TLS", what) for what in (
 
 
 @each_limiter
-@pytest.mark.compat
 @pytest.mark.parametrize("topology", ["sentinel", "cluster"])
 @pytest.mark.parametrize("case", TLS, ids=" ".join)
 def test_tls_that_cannot_begin_is_named_by_each_topology(
