@@ -229,7 +229,7 @@ class _Row:
         if calls < 0 or permits < 0 or near < 0:  # of a call that is being counted, or taken back
             return 0, 0, 0, ()
         self.told = counted
-        return calls, permits, near, tuple(_taken(self.waited))
+        return calls, permits, near, tuple(_drained(self.waited))
 
 
 class Tally(ScheduledSource):
@@ -290,12 +290,12 @@ class Tally(ScheduledSource):
             or decision[8] is not row.reason
             or decision[9] is not row.source
         ):
-            row = self._row_of(decision)
-        self._add(row, 1, decision[2], decision[4] < row.few)
+            row = self._row_of_decision(decision)
+        self._add_calls(row, 1, decision[2], decision[4] < row.few)
         if self.is_idle:
-            self.begin()
+            self.schedule_flush()
 
-    def _row_of(self, decision: Decision) -> _Row:
+    def _row_of_decision(self, decision: Decision) -> _Row:
         # By index, which takes half the time of unpacking a subclass of tuple.
         limit, reason, source = decision[3], decision[8], decision[9]
         result: Result = "allowed" if decision[0] else "refused"
@@ -311,7 +311,7 @@ class Tally(ScheduledSource):
             self.last_row = row
         return row
 
-    def _add(self, row: _Row, calls: int, permits: int, near: int) -> None:
+    def _add_calls(self, row: _Row, calls: int, permits: int, near: int) -> None:
         if SWITCHES_ONLY_AT_CALLS:  # no call in these lines
             row.calls += calls
             row.permits += permits
@@ -340,10 +340,10 @@ class Tally(ScheduledSource):
         were too many. `name` takes the place of that of the object.
         """
         row = self._row(key, limit, result, reason, source, name, shadow or self._shadow)
-        self._add(row, calls, permits, near)
+        self._add_calls(row, calls, permits, near)
         row.waited.extend(waited)
         if self.is_idle:
-            self.begin()
+            self.schedule_flush()
 
     def failed(
         self, key: AnyKey, cost: int, limits: Sequence[Limit | int], name: str | None = None
@@ -378,7 +378,7 @@ class Tally(ScheduledSource):
             outcome = "refused"
         self.seconds_of(operation, outcome, charged).append(seconds)
         if self.is_idle:
-            self.begin()
+            self.schedule_flush()
 
     def seconds_of(
         self, operation: str, outcome: Outcome = "ok", charged: bool | None = False
@@ -390,7 +390,7 @@ class Tally(ScheduledSource):
         """Note a change. Who has noticed it may be in a call, or hold a lock."""
         self._events.append(ObserverEvent(self._source_kind, name or self.name, change))
         if self.is_idle:
-            self.begin()
+            self.schedule_flush()
 
     levels: Callable[[], Sequence[Level]] | None = None
     """Returns the levels of now, for an object that has some."""
@@ -403,9 +403,9 @@ class Tally(ScheduledSource):
     def level_changed(self) -> None:
         """Have the levels told."""
         if self.is_idle:
-            self.begin()
+            self.schedule_flush()
 
-    def begin(self) -> None:
+    def schedule_flush(self) -> None:
         """Have the worker come."""
         self.is_idle = False
         self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
@@ -421,10 +421,10 @@ class Tally(ScheduledSource):
         if batch:
             self._tell(self._observer.on_counts, batch)
         for (operation, outcome, charged), seconds in list(self._seconds.items()):
-            if taken := tuple(_taken(seconds)):
+            if taken := tuple(_drained(seconds)):
                 call = StoreCall(self._source_kind, self.name, operation, outcome, charged, taken)
                 self._tell(self._observer.on_store_call, call)
-        for event in _taken(self._events):
+        for event in _drained(self._events):
             self._tell(self._observer.on_event, event)
         if self.levels is not None and (levels := self.levels()) != self._told_levels:
             self._told_levels = levels
@@ -511,7 +511,7 @@ class Tally(ScheduledSource):
             LOG.warning(text, *values, exc_info=sys.exc_info()[0] is not None)
 
 
-def _taken(queue: deque[T]) -> Iterator[T]:
+def _drained(queue: deque[T]) -> Iterator[T]:
     """Take out what is in `queue` now, and no more: an observer may call what it observes. Another
     thread may flush, and take from it, too.
     """
@@ -566,7 +566,7 @@ class TimedStore:
         try:
             decision = self.untimed.decide(command, deadline)
         except DistwindowError as exc:
-            self.failed("acquire", began_at, exc)
+            self.exchange_failed("acquire", began_at, exc)
             raise
         self.took(self._monotonic() - began_at)
         return decision
@@ -577,7 +577,7 @@ class TimedStore:
     def execute_many(self, *arguments: Any) -> Any:
         return self._timed("flush", self.untimed.execute_many, arguments)
 
-    def failed(self, operation: str, began_at: float, exc: DistwindowError) -> None:
+    def exchange_failed(self, operation: str, began_at: float, exc: DistwindowError) -> None:
         """Note an exchange that has failed. One that was not tried, with a server away, is none."""
         seconds = self._monotonic() - began_at
         outages = getattr(self.untimed, "outages", None)
@@ -590,7 +590,7 @@ class TimedStore:
         try:
             reply = send(*arguments)
         except DistwindowError as exc:
-            self.failed(operation, began_at, exc)
+            self.exchange_failed(operation, began_at, exc)
             raise
         self._tally.called(operation, self._monotonic() - began_at, _error_in(reply))
         return reply
@@ -604,7 +604,7 @@ class AsyncTimedStore(TimedStore):
         try:
             decision = await self.untimed.decide(command, deadline)
         except DistwindowError as exc:
-            self.failed("acquire", began_at, exc)
+            self.exchange_failed("acquire", began_at, exc)
             raise
         self.took(self._monotonic() - began_at)
         return decision
@@ -616,7 +616,7 @@ class AsyncTimedStore(TimedStore):
         try:
             reply = await send(*arguments)
         except DistwindowError as exc:
-            self.failed(operation, began_at, exc)
+            self.exchange_failed(operation, began_at, exc)
             raise
         self._tally.called(operation, self._monotonic() - began_at, _error_in(reply))
         return reply

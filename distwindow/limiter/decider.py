@@ -169,7 +169,7 @@ class BaseDecider:
                 if decision[4] < row.few:
                     row.near += 1
                 if tally.is_idle:
-                    tally.begin()
+                    tally.schedule_flush()
             elif decision.source not in COUNTED_IN_STATES:
                 tally.decided(decision)
         if self._observe is not None and decision.source == "store":
@@ -194,6 +194,18 @@ class BaseDecider:
         except Exception as exc:
             self._tell_failed(exc, key, cost, self.commands.limits)
             raise
+
+    def _not_decided(
+        self, key: AnyKey, cost: int, error: DistwindowError, sent_at: float | None
+    ) -> Decision:
+        """Answer a call that the store has not decided, or raise `error`. `sent_at` is None where
+        the exchange is told already.
+        """
+        if sent_at is not None:
+            self.store.exchange_failed("acquire", sent_at, error)
+        if not isinstance(error, StoreError):
+            raise error
+        return self._by_policy(key, cost, error)
 
     def _tell_failed(
         self, error: Exception, key: AnyKey, cost: int, limits: Sequence[Limit]
@@ -331,11 +343,8 @@ class Decider(BaseDecider):
                 if not decision[0]:
                     self.strategy.cache_refusal(decision[1], decision, sent_at)
         except DistwindowError as exc:
-            if took is not None and command is not None:
-                self.store.failed("acquire", sent_at, exc)
-            if isinstance(exc, StoreError):
-                return self._by_policy(key, cost, exc)
-            raise
+            is_told = took is None or command is None
+            return self._not_decided(key, cost, exc, None if is_told else sent_at)
         return self.answered(decision)
 
     def try_special(self, key: AnyKey, cost: int, priority: object, enqueue: object) -> Decision:
@@ -584,11 +593,8 @@ class AsyncDecider(BaseDecider):
                 if not decision[0]:
                     self.strategy.cache_refusal(decision[1], decision, sent_at)
         except DistwindowError as exc:
-            if took is not None and command is not None:
-                self.store.failed("acquire", sent_at, exc)
-            if isinstance(exc, StoreError):
-                return self._by_policy(key, cost, exc)
-            raise
+            is_told = took is None or command is None
+            return self._not_decided(key, cost, exc, None if is_told else sent_at)
         return self.answered(decision)
 
     async def _proceed(self, key: AnyKey, cost: int) -> Decision:

@@ -514,8 +514,7 @@ class InProcess(Strategy, Corrections):
     def tell(self, counted: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
         limits, decide, decide_plainly = self._commands.limits, self._decide, self.decide_locally
         look_up = cached = self._commands.cached
-        make: Callable[[AnyKey, int], Acquire] = self._commands.acquire_command
-        acquire_command = make
+        acquire_command = self._commands.acquire_command
         calls, surplus, refused, just_scheduled = 0, 0, [0, 0], False
 
         def decide_and_tell(key: AnyKey, cost: int) -> Decision | None:
@@ -524,28 +523,23 @@ class InProcess(Strategy, Corrections):
                 decided(decision)
             return decision
 
-        def schedule() -> None:
-            nonlocal just_scheduled, look_up, acquire_command
-            look_up, acquire_command, just_scheduled = cached, make, True
+        def schedule_flush() -> None:
+            nonlocal just_scheduled, look_up
+            look_up, just_scheduled = cached, True
             try:
                 self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
             except BaseException:  # a signal handler may raise anything in it
-                look_up, acquire_command = look_up_and_schedule, make_and_schedule
+                look_up = look_up_and_schedule
                 raise
 
         def look_up_and_schedule(key: str) -> Acquire | None:
             """Do as `cached`, and have the worker come. It is called in place of `cached` until
             then, so that no call has to ask whether it is the first since the last flush.
             """
-            schedule()
+            schedule_flush()
             return cached(key)
 
-        def make_and_schedule(key: AnyKey, cost: int) -> Acquire:
-            command = make(key, cost)  # raises where the call is none
-            schedule()
-            return command
-
-        look_up, acquire_command = look_up_and_schedule, make_and_schedule
+        look_up = look_up_and_schedule
 
         def decide_and_count(key: AnyKey, cost: int) -> Decision | None:
             nonlocal calls, surplus
@@ -555,20 +549,23 @@ class InProcess(Strategy, Corrections):
                     decision = decide(command, refused)
                     calls += 1
                     return decision
-            decision = decide(acquire_command(key, cost), refused)
+            command = acquire_command(key, cost)  # raises where the call is none
+            if look_up is look_up_and_schedule:
+                schedule_flush()
+            decision = decide(command, refused)
             calls += 1
             surplus += decision[2] - 1
             return decision
 
         def take_counts(*, restart: bool = False) -> Sequence[tuple[int, int]]:
-            nonlocal calls, surplus, just_scheduled, look_up, acquire_command
+            nonlocal calls, surplus, just_scheduled, look_up
             taken, calls = calls, 0
             taken_surplus, surplus = surplus, 0
             calls_refused, refused[0] = refused[0], 0
             surplus_refused, refused[1] = refused[1], 0
             # Not yet where a call may have been under way when the worker came.
             if restart or not (taken or just_scheduled):
-                look_up, acquire_command = look_up_and_schedule, make_and_schedule
+                look_up = look_up_and_schedule
             just_scheduled = False
             admitted, surplus_admitted = taken - calls_refused, taken_surplus - surplus_refused
             return (

@@ -63,6 +63,33 @@ def limiter_of(kind: Any, place: str, clock: ManualClock, limits: Any, **options
     return kind(where, limits, time=clock, **options), store
 
 
+def count_exchanges(limiter: Any) -> Counter[str]:
+    """Have a limiter's store count what it is asked from outside, by operations, and return it."""
+    found, store = Counter[str](), limiter.decider.store.untimed
+    is_inside = False
+
+    def counting(name: str, of: Callable[[Any], str]) -> None:
+        ask = getattr(store, name)
+
+        def asked(first: Any, *others: Any) -> Any:
+            nonlocal is_inside
+            if is_inside:
+                return ask(first, *others)
+            found[of(first)] += 1
+            is_inside = True
+            try:
+                return ask(first, *others)
+            finally:
+                is_inside = False
+
+        setattr(store, name, asked)
+
+    counting("decide", lambda command: "acquire")
+    counting("execute", lambda command: str(command.script))
+    counting("execute_many", lambda commands: "flush")
+    return found
+
+
 def refuse_by_itself(key: Any, cost: int, limits: Any, error: Any) -> Any:
     decision = Decision(False, key, cost, limits[0], 0, 1.0, 0.0, 0.0, "store_down", "policy", 1)
     raise RateLimitExceeded(decision)
@@ -98,6 +125,7 @@ def test_what_is_told_is_what_was_decided(
         kind, place, clock, limits, consistency=consistency, observer=told, max_local_keys=2,
         on_store_error=answers, share=0.5 if answers == "local" else None,
     )  # fmt: skip
+    exchanges = Counter[str]() if store is None else count_exchanges(limiter)
     chance = random.Random(f"{kind} {consistency} {place} {answers} {limits}")
 
     async def call_at_random() -> None:
@@ -125,6 +153,13 @@ def test_what_is_told_is_what_was_decided(
     assert told.permits == seen.permits
     assert sum(told.calls.values()) == 200
     assert {counts.source_kind for counts in told.counts} == {"limiter"}
+    timed = Counter[str]()
+    for call in told.store_calls:
+        timed[call.operation] += len(call.seconds)
+    exchanges.subtract(timed)
+    flushes = exchanges.pop("flush", 0)  # the last one, at the end, is told to nobody any more
+    assert 0 <= flushes <= 2
+    assert not any(exchanges.values()), "each exchange is timed once"
 
 
 @pytest.fixture(params=["redis_url", pytest.param("cluster_url", marks=pytest.mark.slow)])

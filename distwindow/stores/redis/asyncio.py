@@ -619,7 +619,7 @@ class LoopDispatcher:
             await asyncio.wait_for(connecting, timeout)
         except asyncio.TimeoutError:
             slot_map = self.topology.map if isinstance(self.topology, ClusterTopology) else None
-            mistake = self._map.on_slow_reading(slot_map, began_at)
+            mistake = self._map.on_reading_timed_out(slot_map, began_at)
             raise mistake or timed_out("the cluster", timeout, sent=False) from None
         except Exception as exc:  # a cluster's errors are not redis.RedisError
             failure = connect_failure(exc, "the cluster", self._settings.secrets)

@@ -363,7 +363,7 @@ class RedisStore:
                 find_mistake=find if self._map.wrong_server.is_due else None,
             )  # fmt: skip
         except JobTimeout:
-            mistake = self._map.on_slow_reading(slot_map, began_at)
+            mistake = self._map.on_reading_timed_out(slot_map, began_at)
             raise mistake or timed_out("the store", self._timeout, sent=False) from None
         except StoreError as exc:
             self._map.on_connect_failed(exc, began_at)

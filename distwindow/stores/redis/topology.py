@@ -145,7 +145,7 @@ class ClusterMap(Reachability):
     def executed_at(self) -> float:
         return self._connected_at
 
-    def on_slow_reading(
+    def on_reading_timed_out(
         self, slot_map: SlotMap | None, began_at: float
     ) -> ConfigurationError | None:
         """Record that a reading was given up, for the mistake that it has met, if there is one."""
@@ -397,7 +397,7 @@ _MAX_QUESTION_S = 1.0
 is silent must not keep the others from being asked.
 """
 
-_CONTEXT_S = 60.0
+_TLS_CONTEXT_S = 60.0
 """For so many seconds questions over TLS share what was read of certificates, which takes some
 20 ms: longer than all else, and with Sentinel once a second. Certificates are renewed at times.
 """
@@ -413,18 +413,18 @@ def _question_connector(
     timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
     own = _connection_kwargs(kwargs, connection_class, settings)
     connect, monotonic = _connector(connection_class, own | timeouts), settings.clock.monotonic
-    context, until = None, -math.inf
+    tls_context, until = None, -math.inf
 
-    def connect_with_context() -> Any:
-        nonlocal context, until
+    def connect_with_shared_context() -> Any:
+        nonlocal tls_context, until
         connection = connect()
         if hasattr(connection, "ssl_context"):  # of redis.asyncio, which makes it when it is used
             if (now := monotonic()) >= until:
-                context, until = connection.ssl_context, now + _CONTEXT_S
-            connection.ssl_context = context
+                tls_context, until = connection.ssl_context, now + _TLS_CONTEXT_S
+            connection.ssl_context = tls_context
         return connection
 
-    return connect_with_context
+    return connect_with_shared_context
 
 
 _DROPPED_ARGUMENTS = (

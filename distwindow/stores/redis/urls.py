@@ -271,39 +271,39 @@ def make_client(address: StoreUrl, timeout: float, *, is_async: bool = False) ->
     service, sentinel = _split_sentinel_options(address.options)
     manager = sentinels(list(address.hosts), sentinel_kwargs=sentinel | no_retries)
     for each in manager.sentinels:
-        each.sentinel_masters = _with_reasons(each.sentinel_masters, is_async=is_async)
+        each.sentinel_masters = _with_reason_in_repr(each.sentinel_masters, is_async=is_async)
     return manager.master_for(address.service, **service, **no_retries)
 
 
-class _Unanswered(redis.ConnectionError):
-    """Why a sentinel has not answered."""
+class _SentinelFailure(redis.ConnectionError):
+    """Why a sentinel has not answered; its `repr` says it, too."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 @contextmanager
-def _reasons() -> Iterator[None]:
+def _reason_in_repr() -> Iterator[None]:
     try:
         yield
     except (redis.ConnectionError, redis.TimeoutError) as exc:
-        raise _Unanswered(f"{type(exc).__name__}: {exc}") from exc
+        raise _SentinelFailure(f"{type(exc).__name__}: {exc}") from exc
 
 
-def _with_reasons(ask: Any, *, is_async: bool) -> Any:
+def _with_reason_in_repr(ask: Any, *, is_async: bool) -> Any:
     """Return `ask`, with the reason in the `repr` of what it raises: redis-py joins those of all
     sentinels to the text of one error, and its own have none from some version before 8.1 on.
     """
 
-    def asked(*arguments: Any, **options: Any) -> Any:
-        with _reasons():
+    def ask_now(*arguments: Any, **options: Any) -> Any:
+        with _reason_in_repr():
             return ask(*arguments, **options)
 
-    async def asked_async(*arguments: Any, **options: Any) -> Any:
-        with _reasons():
+    async def ask_async(*arguments: Any, **options: Any) -> Any:
+        with _reason_in_repr():
             return await ask(*arguments, **options)
 
-    return asked_async if is_async else asked
+    return ask_async if is_async else ask_now
 
 
 def make_cluster_client(address: StoreUrl, timeout: float) -> redis.RedisCluster:
