@@ -272,6 +272,8 @@ class Tally(ScheduledSource):
         `BaseDecider.answered` counts these in it, in lines without a call. Of a limit with
         `key_label`, and without a GIL, it is that of no decision.
         """
+        self._row_of_key: dict[AnyKey, _Row] = {}
+        """With `key_label`, that of the last decision on each key."""
         self._label_of_key: dict[AnyKey, str] = {}
         self._labels = {OTHER_LABELS}
         for seconds in self._seconds.values():
@@ -285,6 +287,8 @@ class Tally(ScheduledSource):
     def decided(self, decision: Decision) -> None:
         """Note a decision of the store, or of `on_store_error`."""
         row = self.last_row
+        if self._key_label is not None:
+            row = self._row_of_key.get(decision[1], row)
         if (
             decision[3] is not row.limit
             or decision[8] is not row.reason
@@ -302,12 +306,11 @@ class Tally(ScheduledSource):
         row = self._row(decision[1], limit, result, reason, source, None, self._shadow)
         is_of_window = reason != "store_down"  # which may be admitted or refused, not so the others
         row.few = -(-limit.amount // 5) if decision[0] and is_of_window else 0
-        if (
-            is_of_window
-            and source not in COUNTED_IN_STATES
-            and self._key_label is None
-            and SWITCHES_ONLY_AT_CALLS
-        ):
+        if is_of_window and self._key_label is not None:
+            if len(self._row_of_key) >= _MAX_KEYS:
+                self._row_of_key.clear()
+            self._row_of_key[decision[1]] = row
+        elif is_of_window and source not in COUNTED_IN_STATES and SWITCHES_ONLY_AT_CALLS:
             self.last_row = row
         return row
 
@@ -392,6 +395,8 @@ class Tally(ScheduledSource):
         if self.is_idle:
             self.schedule_flush()
 
+    add_counts: Callable[[], object] | None = None
+    """Notes what a strategy has counted for this, before it is told."""
     levels: Callable[[], Sequence[Level]] | None = None
     """Returns the levels of now, for an object that has some."""
 
@@ -408,7 +413,11 @@ class Tally(ScheduledSource):
     def schedule_flush(self) -> None:
         """Have the worker come."""
         self.is_idle = False
-        self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
+        try:
+            self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
+        except BaseException:  # a signal handler may raise anything in it
+            self.is_idle = True
+            raise
 
     # -- what is told -------------------------------------------------------------------------
 
@@ -417,6 +426,8 @@ class Tally(ScheduledSource):
     ) -> None:
         """Tell the observer what was noted."""
         self.is_idle = True
+        if self.add_counts is not None:
+            self.add_counts()
         batch = self._take()
         if batch:
             self._tell(self._observer.on_counts, batch)
@@ -458,7 +469,7 @@ class Tally(ScheduledSource):
         self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None,
         shadow: bool,
     ) -> _Row:  # fmt: skip
-        label = self._label_of(key)
+        label = self.label_of(key)
         row = self._rows.get((limit, label, result, reason, source, name, shadow))
         if row is None:
             name = self._bounded(self._names, name and encodable(name))
@@ -474,7 +485,8 @@ class Tally(ScheduledSource):
             known.add(value)
         return value
 
-    def _label_of(self, key: AnyKey) -> str | None:
+    def label_of(self, key: AnyKey) -> str | None:
+        """Return the label of `key`; None without `key_label`."""
         if self._key_label is None:
             return None
         label = self._label_of_key.get(key)

@@ -11,9 +11,10 @@ import redis
 import redis.asyncio
 
 from ..errors import ConfigurationError, StoreError
-from ..local.base import InProcess, LocalStrategy
+from ..local.base import LocalStrategy
 from ..local.direct import Direct
 from ..local.eventual import Eventual
+from ..local.in_process import InProcess
 from ..local.leased import Leased
 from ..minute.operations import EntryViews
 from ..ring.clock import SYSTEM

@@ -116,9 +116,7 @@ class BaseDecider:
         self.strategy = make_strategy(options, commands, store)
         self._tally = tally
         if tally is not None:
-            self.strategy.tell(
-                tally.counted_in_state, tally.decided, by_key=options.key_label is not None
-            )
+            self.strategy.tell(tally)
         self.decide_locally = self.strategy.decide_locally
         """Answer a call by what this process holds; None where the store has to be asked."""
         self.policy = StoreErrorPolicy(options, commands, store, self.strategy, store_id)

@@ -1,17 +1,17 @@
-"""Base classes of strategies that keep something in this process, and one that keeps nothing."""
+"""Base classes of strategies that keep something in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ..minute.operations import EntryViews
+from ..observer import Tally
 from ..ring.clock import NEVER, Clock
-from ..ring.commands import CURRENT_BUCKET, Acquire, Flush
+from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision, with_cost
 from ..ring.key import AnyKey, key_length, normalize_key
-from ..ring.stats import Bucket
 from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule
 from ..runtime.options import Options
@@ -126,8 +126,8 @@ class LocalStrategy(Strategy, Corrections, Generic[S]):
         self._views = EntryViews(options, self._schedule, self._monotonic)
         return self._views
 
-    def tell(self, counted: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
-        self._tell = counted
+    def tell(self, tally: Tally) -> None:
+        self._tell = tally.counted_in_state
 
     def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
         raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
@@ -466,185 +466,6 @@ class ExactStrategy(LocalStrategy[S]):
 
     def _on_few_left(self, state: S, now: float) -> None:
         """Called when a call leaves `prefetch_threshold` permits or fewer; only a lease sets it."""
-
-
-class DecideAtOnce(Protocol):
-    """`MemoryStore.decide_at_once`."""
-
-    def __call__(self, command: Acquire, refused: list[int] | None = None) -> Decision: ...
-
-
-class InProcess(Strategy, Corrections):
-    """Decides every call by `decide`, which executes a command in the store at once."""
-
-    counts_at_once = True
-
-    def __init__(
-        self,
-        commands: CommandCache,
-        decide: DecideAtOnce,
-        clock: Clock,
-        options: Options,
-    ) -> None:
-        self._commands, self._decide = commands, decide
-        self._monotonic = clock.monotonic
-        self._schedule = FlushSchedule(options.flush_interval)
-        self._views: list[EntryViews] = []
-        self._take_counts: Callable[..., Sequence[tuple[int, int]]] = lambda *, restart=False: ()
-        """Returns the calls and permits that were admitted, and that were refused, since it was
-        called last.
-        """
-        self._counted: Tell | None = None
-        """Tells an observer what was counted for it."""
-        self._is_idle: Callable[[], bool] = lambda: True
-        """Returns False while the worker has to come for what is counted."""
-        acquire_command = commands.acquire_command
-        cached = commands.cached
-
-        def decide_locally(key: AnyKey, cost: int) -> Decision | None:
-            if key.__class__ is str and cost.__class__ is int and cost == 1:
-                command = cached(key)  # what `acquire_command` would return
-                if command is not None:
-                    return decide(command)
-            return decide(acquire_command(key, cost))
-
-        # A closure, as a method would have to look up both attributes in each call.
-        self.decide_locally = decide_locally
-
-    def tell(self, counted: Tell, decided: Callable[[Decision], object], *, by_key: bool) -> None:
-        limits, decide, decide_plainly = self._commands.limits, self._decide, self.decide_locally
-        look_up = cached = self._commands.cached
-        acquire_command = self._commands.acquire_command
-        calls, surplus, refused, just_scheduled = 0, 0, [0, 0], False
-
-        def decide_and_tell(key: AnyKey, cost: int) -> Decision | None:
-            decision = decide_plainly(key, cost)
-            if decision is not None:
-                decided(decision)
-            return decision
-
-        def schedule_flush() -> None:
-            nonlocal just_scheduled, look_up
-            look_up, just_scheduled = cached, True
-            try:
-                self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
-            except BaseException:  # a signal handler may raise anything in it
-                look_up = look_up_and_schedule
-                raise
-
-        def look_up_and_schedule(key: str) -> Acquire | None:
-            """Do as `cached`, and have the worker come. It is called in place of `cached` until
-            then, so that no call has to ask whether it is the first since the last flush.
-            """
-            schedule_flush()
-            return cached(key)
-
-        look_up = look_up_and_schedule
-
-        def decide_and_count(key: AnyKey, cost: int) -> Decision | None:
-            nonlocal calls, surplus
-            if key.__class__ is str and cost.__class__ is int and cost == 1:
-                command = look_up(key)
-                if command is not None:
-                    decision = decide(command, refused)
-                    calls += 1
-                    return decision
-            command = acquire_command(key, cost)  # raises where the call is none
-            if look_up is look_up_and_schedule:
-                schedule_flush()
-            decision = decide(command, refused)
-            calls += 1
-            surplus += decision[2] - 1
-            return decision
-
-        def take_counts(*, restart: bool = False) -> Sequence[tuple[int, int]]:
-            nonlocal calls, surplus, just_scheduled, look_up
-            taken, calls = calls, 0
-            taken_surplus, surplus = surplus, 0
-            calls_refused, refused[0] = refused[0], 0
-            surplus_refused, refused[1] = refused[1], 0
-            # Not yet where a call may have been under way when the worker came.
-            if restart or not (taken or just_scheduled):
-                look_up = look_up_and_schedule
-            just_scheduled = False
-            admitted, surplus_admitted = taken - calls_refused, taken_surplus - surplus_refused
-            return (
-                (admitted, admitted + surplus_admitted),
-                (calls_refused, calls_refused + surplus_refused),
-            )
-
-        register_after_fork(self)
-        if by_key or len(limits) > 1 or limits[0].is_shaped or not SWITCHES_ONLY_AT_CALLS:
-            self.decide_locally = decide_and_tell
-        else:  # one addition, where telling takes a fifth of a call
-            self.decide_locally = decide_and_count
-            self._take_counts, self._counted = take_counts, counted
-            self._is_idle = lambda: look_up is look_up_and_schedule
-
-    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
-        ended = Bucket(
-            CURRENT_BUCKET,
-            success=int(not failed),
-            error=int(failed),
-            rt_sum_ms=rt_ms,
-            rt_min_ms=rt_ms,
-        )
-        charges = decision.charged or ()  # an admitted decision has charges
-        return Flush(charges, counts=((ended,),) * len(charges))
-
-    @property
-    def corrections(self) -> Corrections:
-        return self
-
-    def count_debt(
-        self, charges: tuple[Charge, ...], permits: int, offset_ms: float
-    ) -> Flush | None:
-        """Return the command that counts these permits in the newest bucket."""
-        debt = Bucket(CURRENT_BUCKET, permits)
-        return Flush(charges, counts=((debt,),) * len(charges))
-
-    def add_views(self, options: Options) -> EntryViews:
-        register_after_fork(self)
-        views = EntryViews(options, self._schedule, self._monotonic)
-        self._views = [views]
-        return views
-
-    @property
-    def has_untold(self) -> bool:  # type: ignore[override]  # until the next flush
-        return not self._is_idle()
-
-    @property
-    def dropped(self) -> int:  # type: ignore[override]  # others add them up
-        return sum(views.dropped for views in self._views)
-
-    def collect_commands(
-        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
-    ) -> None:
-        for (calls, permits), allowed in zip(self._take_counts(), (True, False), strict=False):
-            if (calls or permits) and self._counted is not None:
-                self._counted("", self._commands.limits[0], allowed, "local", calls, permits)
-        for views in self._views:
-            views.collect(now, outgoing, everything=everything)
-
-    def reschedule(self, now: float) -> None:
-        interval_s = self._schedule.interval_s
-        due_times = [views.next_due_at for views in self._views]
-        self._schedule.recompute(
-            now, [lambda now: NEVER if self._is_idle() else now + interval_s, *due_times]
-        )
-
-    def close(self) -> None:
-        for views in self._views:
-            views.close()
-
-    def unacknowledged_counts(self) -> int:
-        return sum(views.unacknowledged() for views in self._views)
-
-    def after_fork(self) -> None:
-        self._take_counts(restart=True)
-        for views in self._views:
-            views.after_fork()
-        self._schedule.next_due_at = NEVER
 
 
 class CommandSource(Protocol):

@@ -75,6 +75,8 @@ class Acquire(Command[AcquireReply]):
     """The cached commands of `combined`, by their number of calls; None until there is one."""
     ring_link: Any = field(default=None, repr=False, kw_only=True)
     """Not a part of the command: here a store in this process keeps the command's ring."""
+    counts: Any = field(default=None, repr=False, kw_only=True)
+    """Not a part of the command: what counts such calls for an observer (`CallCounts`), or None."""
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = ring_arguments(self.charges, self.calls)

@@ -31,9 +31,10 @@ _MAX_CACHED_KEY_LENGTH = 256
 _MAX_COSTS = 64
 """The costs for which the common part of frames is kept, of those under the limiter's limits."""
 _OWN_PARTS = None, None
-_COST_MARKER = object()
+COST_MARKER = object()
 """Part of the cache key of commands whose cost is not 1: no caller's key can be equal to it."""
-_CacheKey: TypeAlias = "AnyKey | tuple[object, AnyKey, int]"
+CacheKey: TypeAlias = "AnyKey | tuple[object, AnyKey, int]"
+"""The name of a command: `key if cost == 1 else (COST_MARKER, key, cost)`."""
 _MAX_CACHED_COST = 10**9
 """The scripts count exactly up to 10**13, so ten thousand calls of this cost may share one script
 call. Commands of higher cost are not cached, and so not shared.
@@ -54,7 +55,9 @@ class CommandCache:
     """
     clamps_costs = False
     """A cost above the smallest limit counts as that, and is no mistake."""
-    _previous_generation: Mapping[_CacheKey, Acquire] = {}
+    counts_of: Callable[[Charge], Any] | None = None
+    """Returns what counts the calls of a command with this charge, for an observer."""
+    _previous_generation: Mapping[CacheKey, Acquire] = {}
 
     def __init__(
         self,
@@ -69,9 +72,9 @@ class CommandCache:
         """Those that the limiter was made with."""
         self._frame_parts: dict[int, tuple[FrameParts, FrameParts]] = {}
         """By cost: of a key's first command, and of the cached one."""
-        self._commands: dict[_CacheKey, Acquire] = {}
-        self.cached: Callable[[str], Acquire | None] = self._commands.get
-        """Return the command for a call of cost 1 on a key that is a `str`, if it is cached."""
+        self._commands: dict[CacheKey, Acquire] = {}
+        self.cached: Callable[[CacheKey], Acquire | None] = self._commands.get
+        """Return the command of this name, if it is cached, for a key that is a `str`."""
 
     def limits_of(self, key: AnyKey) -> tuple[Limit, ...]:
         """Return the limits of `key`, which may be of any form, the shortest interval first."""
@@ -85,7 +88,7 @@ class CommandCache:
         """
         if cost.__class__ is int:
             try:
-                command = self._commands.get(key if cost == 1 else (_COST_MARKER, key, cost))
+                command = self._commands.get(key if cost == 1 else (COST_MARKER, key, cost))
                 if command is None and self._previous_generation:
                     command = self._promote(_cache_key(key, cost))
             except TypeError:  # an unhashable key: `ring_name_prefix` raises a better one
@@ -105,19 +108,22 @@ class CommandCache:
         limits = self.limits_of(key)
         charged = self._checked_cost(cost, limits)
         charges = charges_of(key, ring_name_prefix(self.prefix, key), limits, charged)
+        counts = None if self.counts_of is None else self.counts_of(charges[0])
         if cost > _MAX_CACHED_COST or key_length(key) > _MAX_CACHED_KEY_LENGTH:
-            return self.command_type(charges)
+            return self.command_type(charges, counts=counts)
         frame_parts = self._frame_parts.get(charged) if limits is self.limits else _OWN_PARTS
         if frame_parts is None:
             frame_parts = self._add_frame_parts(charged)
-        command = self.command_type(charges, frame_parts=frame_parts[1])
+        command = self.command_type(charges, frame_parts=frame_parts[1], counts=counts)
         self._cache(_cache_key(key, cost), command)
         if self._previous_generation:
             return command
         # The first call of a key also stores the limits in its ring, so that `stats` shows a new
         # limit at once. The script is slower then, so this is not done once there are more keys
         # than are cached: any call could then seem to be the first of its key.
-        return self.command_type(charges, write_limit=True, frame_parts=frame_parts[0])
+        return self.command_type(
+            charges, write_limit=True, frame_parts=frame_parts[0], counts=counts
+        )
 
     def _checked_cost(self, cost: int, limits: Sequence[Limit]) -> int:
         """Return what a call of `cost` is charged; raise `ValueError` for one that cannot be."""
@@ -138,13 +144,13 @@ class CommandCache:
         added = self._frame_parts[cost] = FrameParts(), FrameParts()
         return added
 
-    def _promote(self, name: _CacheKey) -> Acquire | None:
+    def _promote(self, name: CacheKey) -> Acquire | None:
         command = self._previous_generation.get(name)
         if command is not None:
             self._cache(name, command)
         return command
 
-    def _cache(self, name: _CacheKey, command: Acquire) -> None:
+    def _cache(self, name: CacheKey, command: Acquire) -> None:
         """Cache `command`. When the cache is full, a new generation begins. Commands of the
         previous one move over as they are used, so that those in use are not all built again at
         once; the rest is dropped when the cache is full again.
@@ -215,8 +221,8 @@ def _raise_closed(*_: object) -> NoReturn:
     raise closed_failure()
 
 
-def _cache_key(key: AnyKey, cost: int) -> _CacheKey:
-    return key if cost == 1 else (_COST_MARKER, key, cost)
+def _cache_key(key: AnyKey, cost: int) -> CacheKey:
+    return key if cost == 1 else (COST_MARKER, key, cost)
 
 
 def check_cost(cost: object, highest: int) -> None:

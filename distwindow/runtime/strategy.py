@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision
@@ -30,13 +31,8 @@ class Strategy(ScheduledSource):
     decide_locally: Callable[[AnyKey, int], Decision | None]
     """Decide a call of this key and cost in this process; None if the store has to decide."""
 
-    def tell(
-        self, counted: Callable[..., object], decided: Callable[[Decision], object], *, by_key: bool
-    ) -> None:
-        """Tell what `decide_locally` decides: `counted` (see `KeyState.tell`) what is counted in
-        the states of keys, when that is flushed; `decided` each decision of a store in this
-        process. With `by_key` the key of each matters.
-        """
+    def tell(self, tally: Any) -> None:
+        """Tell an `observer.Tally` what `decide_locally` decides."""
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
         """Return the command of a call that takes nothing but the store's decision, after

@@ -85,16 +85,15 @@ class MemoryStore:
         """The decision on the reply of `execute`."""
         return self.decide_at_once(command)
 
-    def decide_at_once(self, command: Acquire, refused: list[int] | None = None) -> Decision:
-        """Do as `decide`, and add a refused call to `refused[0]`, and its permits but one to
-        `refused[1]`.
+    def decide_at_once(self, command: Acquire) -> Decision:
+        """Do as `decide`, and add a refused call to `command.counts`.
 
         For a command that is linked to its ring, it is made without a reply, which takes a fifth of
         the time, if the newest bucket is the current one and has room, or has a refusal to repeat.
         """
         link: _RingLink | None = command.ring_link or self._link(command)
         if link is None:
-            return self._attempt_by_reply(command, refused)
+            return self._attempt_by_reply(command)
         store, ring, bucket_ms, window_ms, amount, limit, cost, key = link
         now = self._now_ms()
         admitted, refusal = False, None
@@ -111,9 +110,8 @@ class MemoryStore:
                     if used == ring.used and of_amount == amount and least <= cost <= greatest:
                         counters[0] += cost
                         refusal = stored
-                        if refused is not None:
-                            refused[0] += 1
-                            refused[1] += cost - 1
+                        if command.counts is not None:
+                            command.counts.refused += 1
         if admitted:
             return _new_tuple(
                 Decision,
@@ -124,11 +122,11 @@ class MemoryStore:
             )  # fmt: skip
         if refusal is None:
             if age < bucket_ms or store is not self:
-                return self._attempt_by_reply(command, refused)
+                return self._attempt_by_reply(command)
             with self._lock:
                 if now - ring.shortcut_start >= bucket_ms:  # not dropped meanwhile
                     ring.rotate(now, limit_text(limit))
-            return self.decide_at_once(command, refused)  # in the bucket that this has opened
+            return self.decide_at_once(command)  # in the bucket that this has opened
         left, room_at, empty_at = refusal
         return _new_tuple(
             Decision,
@@ -138,12 +136,11 @@ class MemoryStore:
             ),
         )  # fmt: skip
 
-    def _attempt_by_reply(self, command: Acquire, refused: list[int] | None) -> Decision:
+    def _attempt_by_reply(self, command: Acquire) -> Decision:
         """Do as `decide_at_once`, by a reply."""
         decision = decision_of(command, self.execute(command), "local")
-        if not decision.allowed and refused is not None:
-            refused[0] += 1
-            refused[1] += decision.cost - 1
+        if command.counts is not None and not decision.allowed:
+            command.counts.refused += 1
         link = command.ring_link
         if link is not None and link[1] is not self._ring_of(command.charges[0].ring):
             self._link(command)  # its ring was dropped

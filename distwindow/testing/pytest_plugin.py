@@ -58,8 +58,8 @@ class _TestStore(MemoryStore):
         self.calls = calls
         super().__init__(clock)
 
-    def decide_at_once(self, command: Acquire, refused: list[int] | None = None) -> Decision:
-        return self._attempt_by_reply(command, refused)  # by `execute`, which has the list
+    def decide_at_once(self, command: Acquire) -> Decision:
+        return self._attempt_by_reply(command)  # by `execute`, which has the list
 
     def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
         reply = super().execute(command, deadline)

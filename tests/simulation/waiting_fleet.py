@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from distwindow import Decision, Limit, RateLimitExceeded
 from distwindow.limiter.decider import wait_until_admitted
-from distwindow.local.base import InProcess
+from distwindow.local.in_process import InProcess
 from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire
 from distwindow.runtime.command_cache import CommandCache

@@ -51,9 +51,9 @@ class Attempts:
         self._commands: dict[tuple[tuple[Charge, ...], bool], Acquire] = {}
         attempt_by_reply = self.store._attempt_by_reply
 
-        def counted(command: Acquire, refused: list[int] | None) -> Any:
+        def counted(command: Acquire) -> Any:
             self.decided_by_reply += 1
-            return attempt_by_reply(command, refused)
+            return attempt_by_reply(command)
 
         self.store._attempt_by_reply = counted  # type: ignore[method-assign]  # to count its calls
 

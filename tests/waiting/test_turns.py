@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distwindow import Decision, Limit, Limiter, RateLimitExceeded
-from distwindow.local.base import InProcess
+from distwindow.local.in_process import InProcess
 from distwindow.ring.commands import Acquire
 from distwindow.ring.replies import AcquireReply
 from distwindow.runtime.command_cache import CommandCache

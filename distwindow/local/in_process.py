@@ -1,0 +1,212 @@
+"""The strategy for a store in this process: it keeps nothing, and asks the store at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..minute.operations import EntryViews
+from ..observer import Tally
+from ..ring.clock import NEVER, Clock
+from ..ring.commands import CURRENT_BUCKET, Acquire, Flush
+from ..ring.decision import Charge, Decision
+from ..ring.key import AnyKey
+from ..ring.stats import Bucket
+from ..runtime.command_cache import COST_MARKER, CommandCache
+from ..runtime.flush import FlushSchedule
+from ..runtime.options import Options
+from ..runtime.strategy import Corrections, OutgoingCommand, Strategy
+from ..support.fork import register_after_fork
+from ..support.locks import SWITCHES_ONLY_AT_CALLS
+
+_MAX_COUNTS = 1000
+"""Of how many costs and labels the calls are counted by one addition."""
+
+
+class CallCounts:
+    """Calls of one cost, on keys of one label, that were not told yet."""
+
+    __slots__ = ("calls", "charge", "refused")
+
+    def __init__(self, charge: Charge) -> None:
+        self.charge = charge
+        """That of one of the calls."""
+        self.calls: int | Any = None
+        """None while the worker is not to come, so that no call has to ask whether it is."""
+        self.refused = 0
+        """How many of the calls. The store counts one as it refuses it, before it is in `calls`."""
+
+
+class InProcess(Strategy, Corrections):
+    """Decides every call by `decide`, which executes a command in the store at once."""
+
+    counts_at_once = True
+
+    def __init__(
+        self,
+        commands: CommandCache,
+        decide: Callable[[Acquire], Decision],
+        clock: Clock,
+        options: Options,
+    ) -> None:
+        """`decide` is `MemoryStore.decide_at_once`."""
+        self._commands, self._decide = commands, decide
+        self._monotonic = clock.monotonic
+        self._schedule = FlushSchedule(options.flush_interval)
+        self._views: list[EntryViews] = []
+        self._tally: Tally
+        self._counts: dict[tuple[str | None, int], CallCounts] = {}
+        """By the label of the key, and the cost."""
+        acquire_command = commands.acquire_command
+        cached = commands.cached
+
+        def decide_locally(key: AnyKey, cost: int) -> Decision | None:
+            if key.__class__ is str and cost.__class__ is int:
+                command = cached(key if cost == 1 else (COST_MARKER, key, cost))
+                if command is not None:  # what `acquire_command` would return
+                    return decide(command)
+            return decide(acquire_command(key, cost))
+
+        # A closure, as a method would have to look up both attributes in each call.
+        self.decide_locally = decide_locally
+
+    def tell(self, tally: Tally) -> None:
+        limits = self._commands.limits
+        if len(limits) > 1 or limits[0].is_shaped or not SWITCHES_ONLY_AT_CALLS:
+            self.decide_locally = self._telling_each(tally)
+            return
+        # The limit is known, so that one addition is enough: to look at what was decided would be a
+        # tenth of a call.
+        self._tally = tally
+        self._commands.counts_of = self._counts_of
+        tally.add_counts = self._add_counts
+        register_after_fork(self)
+        self.decide_locally = self._counting_all(tally)
+
+    def _telling_each(self, tally: Tally) -> Callable[[AnyKey, int], Decision | None]:
+        decide, cached = self._decide, self._commands.cached
+        acquire_command, decided = self._commands.acquire_command, tally.decided
+
+        def decide_and_tell(key: AnyKey, cost: int) -> Decision | None:
+            command = None
+            if key.__class__ is str and cost.__class__ is int:
+                command = cached(key if cost == 1 else (COST_MARKER, key, cost))
+            decision = decide(command or acquire_command(key, cost))
+            row = tally.last_row  # as in `BaseDecider.answered`; the source is always the same
+            if decision[3] is row.limit and decision[8] is row.reason:
+                row.calls += 1
+                row.permits += decision[2]
+                if decision[4] < row.few:
+                    row.near += 1
+                if tally.is_idle:
+                    tally.schedule_flush()
+            else:
+                decided(decision)
+            return decision
+
+        return decide_and_tell
+
+    def _counting_all(self, tally: Tally) -> Callable[[AnyKey, int], Decision | None]:
+        decide, cached = self._decide, self._commands.cached
+        acquire_command, count = self._commands.acquire_command, self._count
+
+        def decide_and_count(key: AnyKey, cost: int) -> Decision | None:
+            if key.__class__ is str and cost.__class__ is int:
+                command = cached(key if cost == 1 else (COST_MARKER, key, cost))
+                if command is not None:
+                    decision = decide(command)
+                    try:
+                        command.counts.calls += 1
+                        return decision
+                    except (AttributeError, TypeError):  # no counts, or no calls
+                        return count(command.counts, decision)
+            command = acquire_command(key, cost)
+            return count(command.counts, decide(command))
+
+        return decide_and_count
+
+    def _counts_of(self, charge: Charge) -> CallCounts | None:
+        """Return what counts the calls with this charge; None if each is told by itself."""
+        name = self._tally.label_of(charge.key), charge.cost
+        counts = self._counts.get(name)
+        if counts is None and len(self._counts) < _MAX_COUNTS:
+            counts = self._counts.setdefault(name, CallCounts(charge))
+        return counts
+
+    def _count(self, counts: CallCounts | None, decision: Decision) -> Decision:
+        """Count the call that `decision` answers, and have the worker come."""
+        if counts is None:
+            self._tally.decided(decision)
+            return decision
+        if counts.calls is None:
+            self._tally.schedule_flush()
+            counts.calls = counts.calls or 0
+        counts.calls += 1
+        if self._tally.is_idle:  # the worker has come in between
+            self._tally.schedule_flush()
+        return decision
+
+    def _add_counts(self) -> None:
+        """Add to the tally what was counted since the last time."""
+        for counts in list(self._counts.values()):
+            calls, counts.calls = counts.calls, 0 if counts.calls else None
+            refused, counts.refused = counts.refused, 0
+            _, limit, cost, key, _ = counts.charge
+            for allowed, count in ((True, (calls or 0) - refused), (False, refused)):
+                if count:
+                    self._tally.counted_in_state(key, limit, allowed, "local", count, count * cost)
+
+    def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
+        ended = Bucket(
+            CURRENT_BUCKET,
+            success=int(not failed),
+            error=int(failed),
+            rt_sum_ms=rt_ms,
+            rt_min_ms=rt_ms,
+        )
+        charges = decision.charged or ()  # an admitted decision has charges
+        return Flush(charges, counts=((ended,),) * len(charges))
+
+    @property
+    def corrections(self) -> Corrections:
+        return self
+
+    def count_debt(
+        self, charges: tuple[Charge, ...], permits: int, offset_ms: float
+    ) -> Flush | None:
+        """Return the command that counts these permits in the newest bucket."""
+        debt = Bucket(CURRENT_BUCKET, permits)
+        return Flush(charges, counts=((debt,),) * len(charges))
+
+    def add_views(self, options: Options) -> EntryViews:
+        register_after_fork(self)
+        views = EntryViews(options, self._schedule, self._monotonic)
+        self._views = [views]
+        return views
+
+    @property
+    def dropped(self) -> int:  # type: ignore[override]  # others add them up
+        return sum(views.dropped for views in self._views)
+
+    def collect_commands(
+        self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
+    ) -> None:
+        for views in self._views:
+            views.collect(now, outgoing, everything=everything)
+
+    def reschedule(self, now: float) -> None:
+        self._schedule.recompute(now, [views.next_due_at for views in self._views])
+
+    def close(self) -> None:
+        for views in self._views:
+            views.close()
+
+    def unacknowledged_counts(self) -> int:
+        return sum(views.unacknowledged() for views in self._views)
+
+    def after_fork(self) -> None:
+        for counts in self._counts.values():  # the parent tells of these
+            counts.calls, counts.refused = None, 0
+        for views in self._views:
+            views.after_fork()
+        self._schedule.next_due_at = NEVER
