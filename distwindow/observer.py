@@ -209,7 +209,7 @@ UNOBSERVED = Observer()
 """The observer of what is counted already by what has made it."""
 
 
-class _Row:
+class Row:
     """Decisions of one kind, ever since, and how many of them were told."""
 
     __slots__ = ("calls", "few", "limit", "near", "permits", "reason", "source", "told", "waited")
@@ -230,6 +230,10 @@ class _Row:
             return 0, 0, 0, ()
         self.told = counted
         return calls, permits, near, tuple(_drained(self.waited))
+
+
+NO_ROW = Row(None, "", "")
+"""That of no decision."""
 
 
 class Tally(ScheduledSource):
@@ -262,18 +266,20 @@ class Tally(ScheduledSource):
         self._lock = threading.Lock()
         # Re-entrant, as a signal handler may flush the limiter that it has interrupted.
         self._telling = threading.RLock()
-        self._rows: dict[tuple[Any, ...], _Row] = {}
+        self._rows: dict[tuple[Any, ...], Row] = {}
         self._names: set[str] = set()
         self._limits: set[Limit | str] = set()
         self._events: deque[ObserverEvent] = deque()
         self._told_levels: Sequence[Level] = ()
-        self.last_row = _Row(None, "", "")
+        self.last_row = NO_ROW
         """That of the last decision by a window, as most are like the one before:
-        `BaseDecider.answered` counts these in it, in lines without a call. Of a limit with
-        `key_label`, and without a GIL, it is that of no decision.
+        `BaseDecider.answered` counts these in it, in lines without a call. Without a GIL it is that
+        of no decision.
         """
-        self._row_of_key: dict[AnyKey, _Row] = {}
-        """With `key_label`, that of the last decision on each key."""
+        self.row_of_key: dict[AnyKey, Row] | None = None if self._key_label is None else {}
+        """With `key_label`, that of the last decision on each key, in its place."""
+        self._row_of_kind: dict[tuple[Any, ...], Row] = {}
+        """By the label, the id of the limit, the reason and the source."""
         self._label_of_key: dict[AnyKey, str] = {}
         self._labels = {OTHER_LABELS}
         for seconds in self._seconds.values():
@@ -286,35 +292,37 @@ class Tally(ScheduledSource):
 
     def decided(self, decision: Decision) -> None:
         """Note a decision of the store, or of `on_store_error`."""
-        row = self.last_row
-        if self._key_label is not None:
-            row = self._row_of_key.get(decision[1], row)
-        if (
-            decision[3] is not row.limit
-            or decision[8] is not row.reason
-            or decision[9] is not row.source
-        ):
-            row = self._row_of_decision(decision)
+        row = self._row_of_decision(decision)
         self._add_calls(row, 1, decision[2], decision[4] < row.few)
         if self.is_idle:
             self.schedule_flush()
 
-    def _row_of_decision(self, decision: Decision) -> _Row:
+    def _row_of_decision(self, decision: Decision) -> Row:
         # By index, which takes half the time of unpacking a subclass of tuple.
         limit, reason, source = decision[3], decision[8], decision[9]
-        result: Result = "allowed" if decision[0] else "refused"
-        row = self._row(decision[1], limit, result, reason, source, None, self._shadow)
-        is_of_window = reason != "store_down"  # which may be admitted or refused, not so the others
-        row.few = -(-limit.amount // 5) if decision[0] and is_of_window else 0
-        if is_of_window and self._key_label is not None:
-            if len(self._row_of_key) >= _MAX_KEYS:
-                self._row_of_key.clear()
-            self._row_of_key[decision[1]] = row
-        elif is_of_window and source not in COUNTED_IN_STATES and SWITCHES_ONLY_AT_CALLS:
+        # The hash of a limit takes longer than that of its id, which is its own while a row has it.
+        kind = self.label_of(decision[1]), id(limit), reason, source
+        row = self._row_of_kind.get(kind)
+        if row is None:
+            result: Result = "allowed" if decision[0] else "refused"
+            row = self._row(decision[1], limit, result, reason, source, None, self._shadow)
+            if reason == "store_down" or row.limit is not limit:
+                return row  # may be admitted or refused, or is one of many
+            row.few = -(-limit.amount // 5) if decision[0] else 0
+            if len(self._row_of_kind) >= _MAX_KEYS:
+                self._row_of_kind.clear()
+            self._row_of_kind[kind] = row
+        if source in COUNTED_IN_STATES or not SWITCHES_ONLY_AT_CALLS:
+            return row
+        if self.row_of_key is None:
             self.last_row = row
+        else:
+            if len(self.row_of_key) >= _MAX_KEYS:
+                self.row_of_key.clear()
+            self.row_of_key[decision[1]] = row
         return row
 
-    def _add_calls(self, row: _Row, calls: int, permits: int, near: int) -> None:
+    def _add_calls(self, row: Row, calls: int, permits: int, near: int) -> None:
         if SWITCHES_ONLY_AT_CALLS:  # no call in these lines
             row.calls += calls
             row.permits += permits
@@ -468,14 +476,14 @@ class Tally(ScheduledSource):
     def _row(
         self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None,
         shadow: bool,
-    ) -> _Row:  # fmt: skip
+    ) -> Row:  # fmt: skip
         label = self.label_of(key)
         row = self._rows.get((limit, label, result, reason, source, name, shadow))
         if row is None:
             name = self._bounded(self._names, name and encodable(name))
             limit = self._bounded(self._limits, limit)
             what = (limit, label, result, reason, source, name, shadow)
-            row = self._rows.setdefault(what, _Row(limit, reason, source))
+            row = self._rows.setdefault(what, Row(limit, reason, source))
         return row
 
     def _bounded(self, known: set[Any], value: Any) -> Any:

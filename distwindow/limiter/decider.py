@@ -37,7 +37,7 @@ from ..away.policy import StoreErrorPolicy
 from ..borrow.operations import Borrowing
 from ..errors import DistwindowError, RateLimitExceeded, StoreError, closed_failure
 from ..lifecycle.connect import make_strategy
-from ..observer import COUNTED_IN_STATES, Tally, TimedStore
+from ..observer import COUNTED_IN_STATES, NO_ROW, Tally, TimedStore
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision, limits_in
 from ..ring.key import AnyKey
@@ -160,9 +160,10 @@ class BaseDecider:
         """
         tally = self._tally
         if tally is not None:
-            row = tally.last_row  # as `Tally.decided` does, which would be one more call
+            rows = tally.row_of_key
+            row = tally.last_row if rows is None else rows.get(decision[1], NO_ROW)
             if decision[3] is row.limit and decision[8] is row.reason and decision[9] is row.source:
-                row.calls += 1
+                row.calls += 1  # as `Tally.decided` does, which would be three calls more
                 row.permits += decision[2]
                 if decision[4] < row.few:
                     row.near += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..minute.operations import EntryViews
-from ..observer import Tally
+from ..observer import NO_ROW, Tally
 from ..ring.clock import NEVER, Clock
 from ..ring.commands import CURRENT_BUCKET, Acquire, Flush
 from ..ring.decision import Charge, Decision
@@ -92,7 +92,8 @@ class InProcess(Strategy, Corrections):
             if key.__class__ is str and cost.__class__ is int:
                 command = cached(key if cost == 1 else (COST_MARKER, key, cost))
             decision = decide(command or acquire_command(key, cost))
-            row = tally.last_row  # as in `BaseDecider.answered`; the source is always the same
+            rows = tally.row_of_key  # as in `BaseDecider.answered`; the source is always the same
+            row = tally.last_row if rows is None else rows.get(decision[1], NO_ROW)
             if decision[3] is row.limit and decision[8] is row.reason:
                 row.calls += 1
                 row.permits += decision[2]
