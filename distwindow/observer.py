@@ -258,6 +258,8 @@ class Tally(ScheduledSource):
         self._schedule = FlushSchedule(interval_s)
         self._seconds: dict[tuple[str, Outcome, bool | None], deque[float]] = {}
         self._log_at = -NEVER
+        self._label_of_key: dict[AnyKey, str] = {}
+        self._labels = {OTHER_LABELS}
         register_after_fork(self)
         self.after_fork()
 
@@ -280,8 +282,6 @@ class Tally(ScheduledSource):
         """With `key_label`, that of the last decision on each key, in its place."""
         self._row_of_kind: dict[tuple[Any, ...], Row] = {}
         """By the label, the id of the limit, the reason and the source."""
-        self._label_of_key: dict[AnyKey, str] = {}
-        self._labels = {OTHER_LABELS}
         for seconds in self._seconds.values():
             seconds.clear()
         self.is_idle = True
@@ -305,10 +305,13 @@ class Tally(ScheduledSource):
         row = self._row_of_kind.get(kind)
         if row is None:
             result: Result = "allowed" if decision[0] else "refused"
-            row = self._row(decision[1], limit, result, reason, source, None, self._shadow)
-            if reason == "store_down" or row.limit is not limit:
-                return row  # may be admitted or refused, or is one of many
-            row.few = -(-limit.amount // 5) if decision[0] else 0
+            row = self._row(kind[0], limit, result, reason, source, None, self._shadow)
+            if reason == "store_down":
+                return row  # is of calls that were admitted, and of refused ones
+            if decision[0] and row.limit == limit:
+                row.few = -(-limit.amount // 5)
+            if row.limit is not limit:
+                return row  # whose limit another object is, or `OTHER_LABELS`
             if len(self._row_of_kind) >= _MAX_KEYS:
                 self._row_of_kind.clear()
             self._row_of_kind[kind] = row
@@ -350,7 +353,8 @@ class Tally(ScheduledSource):
         """Note decisions that were counted elsewhere. `calls` may be below 0 where earlier ones
         were too many. `name` takes the place of that of the object.
         """
-        row = self._row(key, limit, result, reason, source, name, shadow or self._shadow)
+        label, is_in_shadow = self.label_of(key), shadow or self._shadow
+        row = self._row(label, limit, result, reason, source, name, is_in_shadow)
         self._add_calls(row, calls, permits, near)
         row.waited.extend(waited)
         if self.is_idle:
@@ -404,7 +408,14 @@ class Tally(ScheduledSource):
             self.schedule_flush()
 
     add_counts: Callable[[], object] | None = None
-    """Notes what a strategy has counted for this, before it is told."""
+    """Notes by `add` what a strategy has counted for this, before it is told."""
+
+    def add(self, label: str | None, limit: Limit, allowed: bool, calls: int, permits: int) -> None:
+        """Note calls that a store in this process has answered, and not have the worker come."""
+        result, reason = ("allowed", "ok") if allowed else ("refused", "over_limit")
+        row = self._row(label, limit, result, reason, "local", None, self._shadow)
+        self._add_calls(row, calls, permits, 0)
+
     levels: Callable[[], Sequence[Level]] | None = None
     """Returns the levels of now, for an object that has some."""
 
@@ -434,6 +445,13 @@ class Tally(ScheduledSource):
     ) -> None:
         """Tell the observer what was noted."""
         self.is_idle = True
+        try:
+            self._tell_all()
+        except BaseException:  # a signal handler may raise anything in it
+            self.is_idle = False
+            raise
+
+    def _tell_all(self) -> None:
         if self.add_counts is not None:
             self.add_counts()
         batch = self._take()
@@ -474,10 +492,9 @@ class Tally(ScheduledSource):
         self._schedule.recompute(now, [lambda now: NEVER if self.is_idle else now + interval_s])
 
     def _row(
-        self, key: AnyKey, limit: Any, result: str, reason: str, source: str, name: str | None,
-        shadow: bool,
+        self, label: str | None, limit: Any, result: str, reason: str, source: str,
+        name: str | None, shadow: bool,
     ) -> Row:  # fmt: skip
-        label = self.label_of(key)
         row = self._rows.get((limit, label, result, reason, source, name, shadow))
         if row is None:
             name = self._bounded(self._names, name and encodable(name))

@@ -26,10 +26,10 @@ _MAX_COUNTS = 1000
 class CallCounts:
     """Calls of one cost, on keys of one label, that were not told yet."""
 
-    __slots__ = ("calls", "charge", "refused")
+    __slots__ = ("calls", "charge", "label", "refused")
 
-    def __init__(self, charge: Charge) -> None:
-        self.charge = charge
+    def __init__(self, label: str | None, charge: Charge) -> None:
+        self.label, self.charge = label, charge
         """That of one of the calls."""
         self.calls: int | Any = None
         """None while the worker is not to come, so that no call has to ask whether it is."""
@@ -131,7 +131,7 @@ class InProcess(Strategy, Corrections):
         name = self._tally.label_of(charge.key), charge.cost
         counts = self._counts.get(name)
         if counts is None and len(self._counts) < _MAX_COUNTS:
-            counts = self._counts.setdefault(name, CallCounts(charge))
+            counts = self._counts.setdefault(name, CallCounts(name[0], charge))
         return counts
 
     def _count(self, counts: CallCounts | None, decision: Decision) -> Decision:
@@ -150,12 +150,12 @@ class InProcess(Strategy, Corrections):
     def _add_counts(self) -> None:
         """Add to the tally what was counted since the last time."""
         for counts in list(self._counts.values()):
-            calls, counts.calls = counts.calls, 0 if counts.calls else None
+            calls, counts.calls = counts.calls, None
             refused, counts.refused = counts.refused, 0
-            _, limit, cost, key, _ = counts.charge
+            _, limit, cost, _, _ = counts.charge
             for allowed, count in ((True, (calls or 0) - refused), (False, refused)):
                 if count:
-                    self._tally.counted_in_state(key, limit, allowed, "local", count, count * cost)
+                    self._tally.add(counts.label, limit, allowed, count, count * cost)
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         ended = Bucket(

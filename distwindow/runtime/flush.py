@@ -46,7 +46,8 @@ class FlushSchedule:
             self.next_due_at = NEVER  # first, as `flush_by` may be called meanwhile
             for due in due_times:
                 at = due(now)
-                self.next_due_at = min(self.next_due_at, at)
+                if at < self.next_due_at:  # no call here, in which another thread may set it
+                    self.next_due_at = at
         except BaseException:  # a signal handler may raise anything in it
             self.next_due_at = now  # so that the worker computes it again
             raise

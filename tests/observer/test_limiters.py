@@ -32,6 +32,7 @@ from distwindow import (
 )
 from distwindow.away.outages import Outages
 from distwindow.observer import _MAX_NAMES, MAX_LABELS, Tally
+from distwindow.ring.clock import SYSTEM
 from distwindow.stores.memory import MemoryStore
 from distwindow.support.async_use import run_at_once
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
@@ -55,7 +56,7 @@ def run(kind: Any, calls: Coroutine[Any, Any, None]) -> None:
         asyncio.run(calls)
 
 
-def limiter_of(kind: Any, place: str, clock: ManualClock, limits: Any, **options: Any) -> Any:
+def limiter_of(kind: Any, place: str, clock: Any, limits: Any, **options: Any) -> Any:
     if place == "memory":
         return kind("memory://", limits, time=clock, **options), None
     store = RemoteStore(clock)
@@ -366,8 +367,10 @@ def test_near_is_less_than_a_fifth_left() -> None:
     store.failure = NOT_SENT  # nobody knows how much is left
     limiter.try_acquire("key")
     store.failure = None
+    for _ in range(10):  # with a limit that is equal to that of others, and another object
+        limiter.try_acquire_all([("another key", ["10/minute"], 1)])
     limiter.close()
-    assert sum(counts.near for counts in told.counts) == 2
+    assert sum(counts.near for counts in told.counts) == 4
     assert {counts.near for counts in told.counts if counts.result == "refused"} == {0}
 
 
@@ -535,6 +538,78 @@ def test_a_default_observer_is_that_of_what_is_made_then() -> None:
         set_default_observer(None)
     before.close()
     assert [(counts.name, counts.calls) for counts in told.counts] == [("distwindow", 1)]
+
+
+@pytest.mark.parametrize("place", ["memory", "elsewhere"])
+@pytest.mark.parametrize("limits", ["40/second", ["40/second", "100/minute"]], ids=str)
+@pytest.mark.parametrize("key_label", [None, str])
+def test_each_event_loop_is_told_of(place: str, limits: Any, key_label: Any) -> None:
+    """What was decided in one that has ended is told, and so are the calls of the next."""
+    told = Told()
+    limiter, _ = limiter_of(
+        AsyncLimiter, place, SYSTEM, limits, observer=told, key_label=key_label,
+    )  # fmt: skip
+
+    async def call() -> None:
+        for _ in range(5):
+            await limiter.try_acquire("key")
+
+    for loops in (1, 2, 3):
+        asyncio.run(call())
+        assert sum(told.calls.values()) == 5 * loops
+    asyncio.run(limiter.aclose())
+
+
+@pytest.mark.parametrize("limits", ["40/second", ["40/second", "100/minute"]], ids=str)
+def test_a_flush_that_is_interrupted_is_made_up_for(limits: Any) -> None:
+    """By a signal handler that raises before anything was told."""
+    told = Told()
+    with Limiter("memory://", limits, observer=told, flush_interval=0.02) as limiter:
+        tally = limiter.decider._tally
+        assert tally is not None
+        take = tally._take
+        raised = [KeyboardInterrupt]
+
+        def interrupted() -> Any:
+            if raised:
+                raise raised.pop()
+            return take()
+
+        tally._take = interrupted  # type: ignore[method-assign]  # for one flush
+        for _ in range(5):
+            limiter.try_acquire("key")
+        with pytest.raises(KeyboardInterrupt):
+            tally.collect_commands(0.0, [])
+        assert tally.has_untold
+        limiter.try_acquire("key")
+        until(lambda: sum(told.calls.values()) == 6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_forked_child_has_the_labels_of_its_parent() -> None:
+    program = """
+import os
+from distwindow import Limiter
+from tests.observer.told import Told
+told = Told()
+limiter = Limiter("memory://", "100/minute", observer=told, flush_interval=30, key_label=str)
+for key in range(150):
+    limiter.try_acquire(f"key {key}")
+limiter.flush()
+told.counts.clear()
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+else:
+    for key in (1, 140, 141):
+        limiter.try_acquire(f"key {key}")
+    limiter.close()
+    print({counts.label: counts.calls for counts in told.counts}, flush=True)
+    os._exit(0)
+"""
+    result = run_python("-c", program)
+    assert result.stdout == "{'key 1': 1, 'other': 2}\n", result.stderr
 
 
 @pytest.mark.slow
