@@ -413,10 +413,10 @@ def test_through_a_lossy_link_no_call_is_charged_twice_even_where_the_client_ret
 
 
 def test_errors_name_the_outcome(harness: Harness, proxy: Proxy, prefix: str) -> None:
-    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.1)
+    limiter = harness.limiter(proxy.url, prefix=prefix, timeout=0.5)
     warm(limiter)
     with proxy.inject(DropReply(only=SCRIPT, times=1)):
-        with pytest.raises(StoreTimeout, match=r"within 0\.1 s; the outcome .* unknown") as timeout:
+        with pytest.raises(StoreTimeout, match=r"within 0\.5 s; the outcome .* unknown") as timeout:
             limiter.try_acquire("k")
     with proxy.inject(ResetAfterSend(only=SCRIPT, times=1)):
         with pytest.raises(StoreUnavailable, match=r"not reachable.*unknown") as reset:
