@@ -229,7 +229,7 @@ class Row:
         if calls < 0 or permits < 0 or near < 0:  # of a call that is being counted, or taken back
             return 0, 0, 0, ()
         self.told = counted
-        return calls, permits, near, tuple(_drained(self.waited))
+        return calls, permits, near, tuple(drained(self.waited))
 
 
 NO_ROW = Row(None, "", "")
@@ -458,10 +458,10 @@ class Tally(ScheduledSource):
         if batch:
             self._tell(self._observer.on_counts, batch)
         for (operation, outcome, charged), seconds in list(self._seconds.items()):
-            if taken := tuple(_drained(seconds)):
+            if taken := tuple(drained(seconds)):
                 call = StoreCall(self._source_kind, self.name, operation, outcome, charged, taken)
                 self._tell(self._observer.on_store_call, call)
-        for event in _drained(self._events):
+        for event in drained(self._events):
             self._tell(self._observer.on_event, event)
         if self.levels is not None and (levels := self.levels()) != self._told_levels:
             self._told_levels = levels
@@ -548,7 +548,7 @@ class Tally(ScheduledSource):
             LOG.warning(text, *values, exc_info=sys.exc_info()[0] is not None)
 
 
-def _drained(queue: deque[T]) -> Iterator[T]:
+def drained(queue: deque[T]) -> Iterator[T]:
     """Take out what is in `queue` now, and no more: an observer may call what it observes. Another
     thread may flush, and take from it, too.
     """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ..minute.operations import EntryViews
-from ..observer import NO_ROW, Tally
+from ..observer import NO_ROW, Tally, drained
 from ..ring.clock import NEVER, Clock
 from ..ring.commands import CURRENT_BUCKET, Acquire, Flush
 from ..ring.decision import Charge, Decision
@@ -19,22 +21,32 @@ from ..runtime.strategy import Corrections, OutgoingCommand, Strategy
 from ..support.fork import register_after_fork
 from ..support.locks import SWITCHES_ONLY_AT_CALLS
 
-_MAX_COUNTS = 1000
-"""Of how many costs and labels the calls are counted by one addition."""
 
+class DecisionCounts:
+    """Calls of one cost, on keys of one label, that were not told yet. `MemoryStore` counts them.
 
-class CallCounts:
-    """Calls of one cost, on keys of one label, that were not told yet."""
+    Both numbers are None until the worker is to come: the addition that fails then has it come, so
+    that no call has to ask whether it will. Commands share one, and drop it when they are evicted.
+    """
 
-    __slots__ = ("calls", "charge", "label", "refused")
+    __slots__ = ("__weakref__", "_tally", "_untold", "admitted", "charge", "label", "refused")
 
-    def __init__(self, label: str | None, charge: Charge) -> None:
-        self.label, self.charge = label, charge
-        """That of one of the calls."""
-        self.calls: int | Any = None
-        """None while the worker is not to come, so that no call has to ask whether it is."""
-        self.refused = 0
-        """How many of the calls. The store counts one as it refuses it, before it is in `calls`."""
+    def __init__(
+        self, tally: Tally, untold: deque[DecisionCounts], label: str | None, charge: Charge
+    ) -> None:
+        """`untold`: where this adds itself when it has something to tell."""
+        self._tally, self._untold, self.label, self.charge = tally, untold, label, charge
+        self.admitted: int | Any = None
+        self.refused: int | Any = None
+
+    def count_first(self, admitted: int, refused: int) -> None:
+        """Count a call, and have the worker come."""
+        self._tally.schedule_flush()
+        self.admitted = (self.admitted or 0) + admitted
+        self.refused = (self.refused or 0) + refused
+        self._untold.append(self)
+        if self._tally.is_idle:  # it has come in between
+            self._tally.schedule_flush()
 
 
 class InProcess(Strategy, Corrections):
@@ -55,8 +67,9 @@ class InProcess(Strategy, Corrections):
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
         self._tally: Tally
-        self._counts: dict[tuple[str | None, int], CallCounts] = {}
-        """By the label of the key, and the cost."""
+        self._counts: WeakValueDictionary[tuple[str | None, int], DecisionCounts]
+        """By the label of the key, and the cost: those that commands have."""
+        self._untold: deque[DecisionCounts] = deque()
         acquire_command = commands.acquire_command
         cached = commands.cached
 
@@ -75,13 +88,12 @@ class InProcess(Strategy, Corrections):
         if len(limits) > 1 or limits[0].is_shaped or not SWITCHES_ONLY_AT_CALLS:
             self.decide_locally = self._telling_each(tally)
             return
-        # The limit is known, so that one addition is enough: to look at what was decided would be a
-        # tenth of a call.
-        self._tally = tally
+        # The limit is known, so that one addition by the store is enough: to look at what was
+        # decided would be a tenth of a call.
+        self._tally, self._counts = tally, WeakValueDictionary()
         self._commands.counts_of = self._counts_of
         tally.add_counts = self._add_counts
         register_after_fork(self)
-        self.decide_locally = self._counting_all(tally)
 
     def _telling_each(self, tally: Tally) -> Callable[[AnyKey, int], Decision | None]:
         decide, cached = self._decide, self._commands.cached
@@ -107,55 +119,24 @@ class InProcess(Strategy, Corrections):
 
         return decide_and_tell
 
-    def _counting_all(self, tally: Tally) -> Callable[[AnyKey, int], Decision | None]:
-        decide, cached = self._decide, self._commands.cached
-        acquire_command, count = self._commands.acquire_command, self._count
-
-        def decide_and_count(key: AnyKey, cost: int) -> Decision | None:
-            if key.__class__ is str and cost.__class__ is int:
-                command = cached(key if cost == 1 else (COST_MARKER, key, cost))
-                if command is not None:
-                    decision = decide(command)
-                    try:
-                        command.counts.calls += 1
-                        return decision
-                    except (AttributeError, TypeError):  # no counts, or no calls
-                        return count(command.counts, decision)
-            command = acquire_command(key, cost)
-            return count(command.counts, decide(command))
-
-        return decide_and_count
-
-    def _counts_of(self, charge: Charge) -> CallCounts | None:
-        """Return what counts the calls with this charge; None if each is told by itself."""
+    def _counts_of(self, charge: Charge) -> DecisionCounts:
+        """Return what counts the calls with this charge."""
         name = self._tally.label_of(charge.key), charge.cost
         counts = self._counts.get(name)
-        if counts is None and len(self._counts) < _MAX_COUNTS:
-            counts = self._counts.setdefault(name, CallCounts(name[0], charge))
-        return counts
-
-    def _count(self, counts: CallCounts | None, decision: Decision) -> Decision:
-        """Count the call that `decision` answers, and have the worker come."""
         if counts is None:
-            self._tally.decided(decision)
-            return decision
-        if counts.calls is None:
-            self._tally.schedule_flush()
-            counts.calls = counts.calls or 0
-        counts.calls += 1
-        if self._tally.is_idle:  # the worker has come in between
-            self._tally.schedule_flush()
-        return decision
+            new = DecisionCounts(self._tally, self._untold, name[0], charge)
+            counts = self._counts.setdefault(name, new)
+        return counts
 
     def _add_counts(self) -> None:
         """Add to the tally what was counted since the last time."""
-        for counts in list(self._counts.values()):
-            calls, counts.calls = counts.calls, None
-            refused, counts.refused = counts.refused, 0
+        for counts in drained(self._untold):
+            admitted, counts.admitted = counts.admitted, None
+            refused, counts.refused = counts.refused, None
             _, limit, cost, _, _ = counts.charge
-            for allowed, count in ((True, (calls or 0) - refused), (False, refused)):
-                if count:
-                    self._tally.add(counts.label, limit, allowed, count, count * cost)
+            for allowed, calls in ((True, admitted), (False, refused)):
+                if calls:
+                    self._tally.add(counts.label, limit, allowed, calls, calls * cost)
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         ended = Bucket(
@@ -206,8 +187,8 @@ class InProcess(Strategy, Corrections):
         return sum(views.unacknowledged() for views in self._views)
 
     def after_fork(self) -> None:
-        for counts in self._counts.values():  # the parent tells of these
-            counts.calls, counts.refused = None, 0
+        for counts in drained(self._untold):  # the parent tells of these
+            counts.admitted = counts.refused = None
         for views in self._views:
             views.after_fork()
         self._schedule.next_due_at = NEVER

@@ -76,7 +76,7 @@ class Acquire(Command[AcquireReply]):
     ring_link: Any = field(default=None, repr=False, kw_only=True)
     """Not a part of the command: here a store in this process keeps the command's ring."""
     counts: Any = field(default=None, repr=False, kw_only=True)
-    """Not a part of the command: what counts such calls for an observer (`CallCounts`), or None."""
+    """Not a part of the command: what counts such calls for an observer, or None."""
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = ring_arguments(self.charges, self.calls)

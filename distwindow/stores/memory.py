@@ -32,9 +32,9 @@ from ..waiting.memory import MemoryLines
 
 Reply = TypeVar("Reply")
 
-_RingLink: TypeAlias = "tuple[MemoryStore, Ring, int, int, int, Limit, int, AnyKey]"
+_RingLink: TypeAlias = "tuple[MemoryStore, Ring, int, int, int, Limit, int, AnyKey, Any]"
 """A command's link to its only ring (`Acquire.ring_link`): (store, ring, `bucket_ms`, ms of the
-window, amount, limit, cost, key). A plain tuple, which is unpacked fastest.
+window, amount, limit, cost, key, `Acquire.counts`). A plain tuple, which is unpacked fastest.
 """
 _new_tuple = tuple.__new__
 
@@ -86,7 +86,7 @@ class MemoryStore:
         return self.decide_at_once(command)
 
     def decide_at_once(self, command: Acquire) -> Decision:
-        """Do as `decide`, and add a refused call to `command.counts`.
+        """Do as `decide`, and count the call in `command.counts`, if it has them.
 
         For a command that is linked to its ring, it is made without a reply, which takes a fifth of
         the time, if the newest bucket is the current one and has room, or has a refusal to repeat.
@@ -94,7 +94,7 @@ class MemoryStore:
         link: _RingLink | None = command.ring_link or self._link(command)
         if link is None:
             return self._attempt_by_reply(command)
-        store, ring, bucket_ms, window_ms, amount, limit, cost, key = link
+        store, ring, bucket_ms, window_ms, amount, limit, cost, key, counts = link
         now = self._now_ms()
         admitted, refusal = False, None
         # No call while the lock is held: a signal handler that calls the limiter would wait for it.
@@ -110,9 +110,12 @@ class MemoryStore:
                     if used == ring.used and of_amount == amount and least <= cost <= greatest:
                         counters[0] += cost
                         refusal = stored
-                        if command.counts is not None:
-                            command.counts.refused += 1
         if admitted:
+            if counts is not None:
+                try:
+                    counts.admitted += 1
+                except TypeError:
+                    counts.count_first(1, 0)
             return _new_tuple(
                 Decision,
                 (
@@ -127,6 +130,11 @@ class MemoryStore:
                 if now - ring.shortcut_start >= bucket_ms:  # not dropped meanwhile
                     ring.rotate(now, limit_text(limit))
             return self.decide_at_once(command)  # in the bucket that this has opened
+        if counts is not None:
+            try:
+                counts.refused += 1
+            except TypeError:
+                counts.count_first(0, 1)
         left, room_at, empty_at = refusal
         return _new_tuple(
             Decision,
@@ -139,8 +147,12 @@ class MemoryStore:
     def _attempt_by_reply(self, command: Acquire) -> Decision:
         """Do as `decide_at_once`, by a reply."""
         decision = decision_of(command, self.execute(command), "local")
-        if command.counts is not None and not decision.allowed:
-            command.counts.refused += 1
+        if command.counts is not None:
+            try:
+                command.counts.admitted += decision.allowed
+                command.counts.refused += not decision.allowed
+            except TypeError:
+                command.counts.count_first(int(decision.allowed), int(not decision.allowed))
         link = command.ring_link
         if link is not None and link[1] is not self._ring_of(command.charges[0].ring):
             self._link(command)  # its ring was dropped
@@ -156,7 +168,9 @@ class MemoryStore:
         if limit.is_shaped:
             return None
         window_ms = limit.span * limit.bucket_ms
-        link = (self, ring, limit.bucket_ms, window_ms, limit.amount, limit, cost, key)
+        link = (
+            self, ring, limit.bucket_ms, window_ms, limit.amount, limit, cost, key, command.counts,
+        )  # fmt: skip
         command.ring_link = link
         return link
 

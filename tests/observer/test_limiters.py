@@ -125,7 +125,7 @@ def test_what_is_told_is_what_was_decided(
     """By limit, result, reason, source and label; calls and permits. The store goes away and
     returns.
     """
-    monkeypatch.setattr("distwindow.local.in_process._MAX_COUNTS", 2)
+    monkeypatch.setattr("distwindow.runtime.command_cache._MAX_COMMANDS", 3)  # some are evicted
     labels = Counter[Any]()
     clock, told, seen = ManualClock(), Told(), Seen()
     limiter, store = limiter_of(
