@@ -110,7 +110,7 @@ def _trial(
     has_labels: bool,
     observer: Observer | None,
 ) -> Callable[[], float]:
-    where = "in memory" if place == "memory" else url
+    where = "memory://" if place == "memory" else url
     how: Any = place if place in ("leased", "eventual") else "direct"
     prefix = f"{place}-{len(limits)}-{cost}-{has_labels}-{observer is None}"
     options: Any = {
