@@ -233,7 +233,7 @@ class Row:
 
 
 NO_ROW = Row(None, "", "")
-"""That of no decision."""
+"""A row that is that of no decision."""
 
 
 class Tally(ScheduledSource):
@@ -300,18 +300,18 @@ class Tally(ScheduledSource):
     def _row_of_decision(self, decision: Decision) -> Row:
         # By index, which takes half the time of unpacking a subclass of tuple.
         limit, reason, source = decision[3], decision[8], decision[9]
-        # The hash of a limit takes longer than that of its id, which is its own while a row has it.
+        # A limit is hashed slower than its id, which no other object has while a row keeps it.
         kind = self.label_of(decision[1]), id(limit), reason, source
         row = self._row_of_kind.get(kind)
         if row is None:
             result: Result = "allowed" if decision[0] else "refused"
             row = self._row(kind[0], limit, result, reason, source, None, self._shadow)
             if reason == "store_down":
-                return row  # is of calls that were admitted, and of refused ones
+                return row  # this reason is that of admitted calls, and that of refused ones
             if decision[0] and row.limit == limit:
                 row.few = -(-limit.amount // 5)
             if row.limit is not limit:
-                return row  # whose limit another object is, or `OTHER_LABELS`
+                return row  # its limit is an equal one, or `OTHER_LABELS`, and has another id
             if len(self._row_of_kind) >= _MAX_KEYS:
                 self._row_of_kind.clear()
             self._row_of_kind[kind] = row
@@ -371,9 +371,18 @@ class Tally(ScheduledSource):
         self, key: AnyKey, limit: Limit, allowed: bool, source: Source, calls: int, permits: int
     ) -> None:
         """Note calls and permits that the state of a key has counted."""
-        result: Result = "allowed" if allowed else "refused"
-        reason = "ok" if allowed else "over_limit"
-        self.counted(key, limit, result, reason, source, calls, permits)
+        self.counted_by_label(self.label_of(key), limit, allowed, source, calls, permits)
+
+    def counted_by_label(
+        self, label: str | None, limit: Limit, allowed: bool, source: Source, calls: int,
+        permits: int,
+    ) -> None:  # fmt: skip
+        """The same of keys with this label."""
+        result, reason = ("allowed", "ok") if allowed else ("refused", "over_limit")
+        row = self._row(label, limit, result, reason, source, None, self._shadow)
+        self._add_calls(row, calls, permits, 0)
+        if self.is_idle:
+            self.schedule_flush()
 
     def waited(self, decision: Decision, seconds: float, name: str | None = None) -> None:
         """Note how long a call has waited for `decision`, which is counted already."""
@@ -406,15 +415,6 @@ class Tally(ScheduledSource):
         self._events.append(ObserverEvent(self._source_kind, name or self.name, change))
         if self.is_idle:
             self.schedule_flush()
-
-    add_counts: Callable[[], object] | None = None
-    """Notes by `add` what a strategy has counted for this, before it is told."""
-
-    def add(self, label: str | None, limit: Limit, allowed: bool, calls: int, permits: int) -> None:
-        """Note calls that a store in this process has answered, and not have the worker come."""
-        result, reason = ("allowed", "ok") if allowed else ("refused", "over_limit")
-        row = self._row(label, limit, result, reason, "local", None, self._shadow)
-        self._add_calls(row, calls, permits, 0)
 
     levels: Callable[[], Sequence[Level]] | None = None
     """Returns the levels of now, for an object that has some."""
@@ -452,8 +452,6 @@ class Tally(ScheduledSource):
             raise
 
     def _tell_all(self) -> None:
-        if self.add_counts is not None:
-            self.add_counts()
         batch = self._take()
         if batch:
             self._tell(self._observer.on_counts, batch)

@@ -25,8 +25,8 @@ from ..support.locks import SWITCHES_ONLY_AT_CALLS
 class DecisionCounts:
     """Calls of one cost, on keys of one label, that were not told yet. `MemoryStore` counts them.
 
-    Both numbers are None until the worker is to come: the addition that fails then has it come, so
-    that no call has to ask whether it will. Commands share one, and drop it when they are evicted.
+    Both numbers are None until the worker is to come, so that no call has to ask whether it is: the
+    first addition fails, and `count` takes its place. Commands of this cost and label share one.
     """
 
     __slots__ = ("__weakref__", "_tally", "_untold", "admitted", "charge", "label", "refused")
@@ -34,13 +34,15 @@ class DecisionCounts:
     def __init__(
         self, tally: Tally, untold: deque[DecisionCounts], label: str | None, charge: Charge
     ) -> None:
-        """`untold`: where this adds itself when it has something to tell."""
+        """`untold`: where this adds itself when it has something to tell. `charge`: that of one of
+        the calls.
+        """
         self._tally, self._untold, self.label, self.charge = tally, untold, label, charge
         self.admitted: int | Any = None
         self.refused: int | Any = None
 
-    def count_first(self, admitted: int, refused: int) -> None:
-        """Count a call, and have the worker come."""
+    def count(self, admitted: int, refused: int) -> None:
+        """Count calls, and have the worker come."""
         self._tally.schedule_flush()
         self.admitted = (self.admitted or 0) + admitted
         self.refused = (self.refused or 0) + refused
@@ -92,10 +94,10 @@ class InProcess(Strategy, Corrections):
         # decided would be a tenth of a call.
         self._tally, self._counts = tally, WeakValueDictionary()
         self._commands.counts_of = self._counts_of
-        tally.add_counts = self._add_counts
         register_after_fork(self)
 
     def _telling_each(self, tally: Tally) -> Callable[[AnyKey, int], Decision | None]:
+        """Return a `decide_locally` that tells of each decision."""
         decide, cached = self._decide, self._commands.cached
         acquire_command, decided = self._commands.acquire_command, tally.decided
 
@@ -127,16 +129,6 @@ class InProcess(Strategy, Corrections):
             new = DecisionCounts(self._tally, self._untold, name[0], charge)
             counts = self._counts.setdefault(name, new)
         return counts
-
-    def _add_counts(self) -> None:
-        """Add to the tally what was counted since the last time."""
-        for counts in drained(self._untold):
-            admitted, counts.admitted = counts.admitted, None
-            refused, counts.refused = counts.refused, None
-            _, limit, cost, _, _ = counts.charge
-            for allowed, calls in ((True, admitted), (False, refused)):
-                if calls:
-                    self._tally.add(counts.label, limit, allowed, calls, calls * cost)
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         ended = Bucket(
@@ -173,6 +165,15 @@ class InProcess(Strategy, Corrections):
     def collect_commands(
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
+        for counts in drained(self._untold):
+            admitted, counts.admitted = counts.admitted, None
+            refused, counts.refused = counts.refused, None
+            _, limit, cost, _, _ = counts.charge
+            for allowed, calls in ((True, admitted), (False, refused)):
+                if calls:
+                    self._tally.counted_by_label(
+                        counts.label, limit, allowed, "local", calls, calls * cost
+                    )
         for views in self._views:
             views.collect(now, outgoing, everything=everything)
 

@@ -56,7 +56,9 @@ class CommandCache:
     clamps_costs = False
     """A cost above the smallest limit counts as that, and is no mistake."""
     counts_of: Callable[[Charge], Any] | None = None
-    """Returns what counts the calls of a command with this charge, for an observer."""
+    """Returns what counts the calls of a command with this charge for an observer; None if nothing
+    does.
+    """
     _previous_generation: Mapping[CacheKey, Acquire] = {}
 
     def __init__(

@@ -115,7 +115,7 @@ class MemoryStore:
                 try:
                     counts.admitted += 1
                 except TypeError:
-                    counts.count_first(1, 0)
+                    counts.count(1, 0)
             return _new_tuple(
                 Decision,
                 (
@@ -134,7 +134,7 @@ class MemoryStore:
             try:
                 counts.refused += 1
             except TypeError:
-                counts.count_first(0, 1)
+                counts.count(0, 1)
         left, room_at, empty_at = refusal
         return _new_tuple(
             Decision,
@@ -148,11 +148,7 @@ class MemoryStore:
         """Do as `decide_at_once`, by a reply."""
         decision = decision_of(command, self.execute(command), "local")
         if command.counts is not None:
-            try:
-                command.counts.admitted += decision.allowed
-                command.counts.refused += not decision.allowed
-            except TypeError:
-                command.counts.count_first(int(decision.allowed), int(not decision.allowed))
+            command.counts.count(int(decision.allowed), int(not decision.allowed))
         link = command.ring_link
         if link is not None and link[1] is not self._ring_of(command.charges[0].ring):
             self._link(command)  # its ring was dropped

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -40,6 +41,7 @@ from distwindow.sentinel.rules import Rule
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
 from tests.interruptions import Interruption, interrupt_at
+from tests.observer.told import Told
 
 LIMITS = "20/minute;60/hour"
 
@@ -183,6 +185,37 @@ class CallsInMemory:
 
 def test_calls_in_memory() -> None:
     play_interrupted(CallsInMemory, every=37, least=15)
+
+
+class ObservedInMemory:
+    """What an observer is told of calls of which one was interrupted."""
+
+    def __init__(self, limits: Any) -> None:
+        self.clock, self.told = ManualClock(), Told()
+        self.limiter = Limiter("memory://", limits, time=self.clock, observer=self.told)
+        self.seen = Counter[str]()
+
+    def play(self) -> None:
+        for ms in (7_000, 20, 61_000, 300):
+            for key in "ab" * 13:
+                allowed = self.limiter.try_acquire(key).allowed
+                self.seen["allowed" if allowed else "refused"] += 1
+            self.clock.move(ms)
+
+    def check(self, place: str | None) -> None:
+        self.limiter.flush()
+        self.play()
+        self.limiter.close()
+        told = Counter[str]()
+        for counts in self.told.counts:
+            told[counts.result] += counts.calls
+        for result, seen in self.seen.items():
+            assert seen <= told[result] <= seen + int(place is not None), (place, result)
+
+
+@pytest.mark.parametrize("limits", ["10/minute", ["10/minute", "900/hour"]], ids=str)
+def test_what_is_told_of_calls_in_memory(limits: Any) -> None:
+    play_interrupted(ObservedInMemory, limits, every=13, least=20)
 
 
 class Entries:

@@ -509,6 +509,38 @@ def test_a_flush_fails_where_the_request_for_the_stores_time_did() -> None:
     assert result == (away, True)
 
 
+def recompute_beside_a_thread(schedule: FlushSchedule, place: int) -> int:
+    """Have `schedule` recompute its next time, and set an earlier one after the `place`th call that
+    it makes, where another thread may run. Return how many calls it has made until then.
+    """
+    calls = 0
+
+    def switch(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        caller = frame if event == "c_return" else frame.f_back
+        returns = event in ("c_return", "return")
+        if returns and caller.f_code is FlushSchedule.recompute.__code__:
+            calls += 1
+            if calls == place:
+                sys.setprofile(None)
+                schedule.flush_by(5.0)
+
+    sys.setprofile(switch)
+    try:
+        schedule.recompute(0.0, [lambda now: 10.0, lambda now: 20.0])
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_time_that_another_thread_sets_meanwhile_is_kept() -> None:
+    for place in (1, 2, 3):  # after each time, and after the wake-up
+        schedule = FlushSchedule(0.25)
+        schedule.wake = lambda: None
+        assert recompute_beside_a_thread(schedule, place) == place
+        assert schedule.next_due_at == 5.0, place
+
+
 def test_a_flush_that_never_came_is_asked_for_again() -> None:
     """The task of an event loop that was to flush may have ended."""
     schedule, woken = FlushSchedule(0.25), list[float]()
