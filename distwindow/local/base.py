@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..minute.operations import EntryViews
 from ..observer import Tally
@@ -13,9 +13,9 @@ from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision, with_cost
 from ..ring.key import AnyKey, key_length, normalize_key
 from ..runtime.command_cache import CommandCache
-from ..runtime.flush import FlushSchedule
+from ..runtime.flush import FlushSchedule, OutgoingCommand
 from ..runtime.options import Options
-from ..runtime.strategy import Corrections, OutgoingCommand, Strategy
+from ..runtime.strategy import Strategy
 from ..support.first_use import FirstUse, if_made
 from ..support.fork import register_after_fork
 from ..support.locks import SWITCHES_ONLY_AT_CALLS
@@ -39,7 +39,7 @@ _NO_STATES: dict[StateName, Any] = {}
 _FIND_NO_STATE = _NO_STATES.get  # bound once, for all limiters
 
 
-class LocalStrategy(Strategy, Corrections, Generic[S]):
+class LocalStrategy(Strategy, Generic[S]):
     """What the strategies with a store elsewhere have in common: they keep a state for each key,
     count calls in it, and send these counts later. What it takes to keep them is made with the
     first one.
@@ -59,11 +59,13 @@ class LocalStrategy(Strategy, Corrections, Generic[S]):
     """
 
     _parts: ClassVar[tuple[str, ...]] = ("_counts", "_views")
-    """The attributes with `CommandSource`s, in the order of sending."""
+    """The attributes with parts that have commands to send, in the order of sending: `collect` adds
+    what is due, as `collect_commands`, and `next_due_at` says when that is (monotonic seconds).
+    """
     _get: Callable[[StateName], S | None]
     """That of `KeyStateCache`, as the next two."""
     _touch: Callable[[StateName], None]
-    _lock: Lock | _ClosedLock[S]
+    _lock: Lock | _ClosedLock
     """Taken by calls that count. `close` replaces it; flushes go on taking `counter_lock`."""
 
     def __init__(
@@ -94,8 +96,8 @@ class LocalStrategy(Strategy, Corrections, Generic[S]):
         return PendingCounts(self._key_states, self._schedule, self._monotonic)
 
     @property
-    def _sources(self) -> list[CommandSource]:
-        """The parts that are made, in the order of sending."""
+    def _sources(self) -> list[Any]:
+        """The parts that are made."""
         parts = [if_made(self, name) for name in self._parts]
         return [part for part in parts if part is not None]
 
@@ -174,10 +176,6 @@ class LocalStrategy(Strategy, Corrections, Generic[S]):
     def _add_debt(self, state: S, permits: int) -> None:
         with self._lock:
             state.passed += permits
-
-    @property
-    def corrections(self) -> Corrections:
-        return self
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
         state = self._get(self._name_of(key))
@@ -468,25 +466,10 @@ class ExactStrategy(LocalStrategy[S]):
         """Called when a call leaves `prefetch_threshold` permits or fewer; only a lease sets it."""
 
 
-class CommandSource(Protocol):
-    """A part of a strategy that has commands for the worker to send."""
-
-    def after_fork(self) -> None:
-        """Start empty in a forked child."""
-
-    def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
-        """Add what is due to `outgoing`; with `everything`, all that is pending, and nothing that
-        fetches. If this raises, the caller calls each `on_reply` of `outgoing` with "not sent".
-        """
-
-    def next_due_at(self, now: float) -> float:
-        """Return when `collect` has something to add, monotonic seconds."""
-
-
-class _ClosedLock(Generic[S]):
+class _ClosedLock:
     """Replaces the lock of a closed limiter, and raises, so that no call has to check for that."""
 
-    def __init__(self, states: KeyStateCache[S]) -> None:
+    def __init__(self, states: KeyStateCache[Any]) -> None:
         self._states = states
 
     def __enter__(self) -> None:

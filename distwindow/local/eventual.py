@@ -32,9 +32,8 @@ from ..ring.limit import Limit, expires_in_ms
 from ..ring.replies import FleetCounts
 from ..ring.stats import Bucket
 from ..runtime.command_cache import CommandCache
-from ..runtime.flush import FlushSchedule
+from ..runtime.flush import FlushSchedule, OutgoingCommand
 from ..runtime.options import Options
-from ..runtime.strategy import OutgoingCommand
 from ..support.first_use import FirstUse
 from .base import MAX_CACHED_KEY_LENGTH, LocalStrategy
 from .key_state import (
@@ -54,14 +53,9 @@ class EventualKeyState(KeyState):
     refused_by = "local"
 
     __slots__ = (
-        "binding_window",
-        "called_repeatedly",
-        "debts",
-        "failure",
-        "last_called_at",
-        "poll_scheduled",
-        "windows",
-    )
+        "binding_window", "called_repeatedly", "debts", "failure", "last_called_at",
+        "poll_scheduled", "windows",
+    )  # fmt: skip
 
     def __init__(
         self, name: StateName, charges: tuple[Charge, ...], offset_ms: float, share: float
@@ -331,7 +325,7 @@ _MAX_POLLS = 1000
 
 
 class FleetSync:
-    """Recomputes how many permits are left, and polls. The `FlushHooks` of `PendingCounts`.
+    """Recomputes how many permits are left, and polls: the `flush_hooks` of `PendingCounts`.
 
     Every flush of a key returns the fleet's counts of it. A key that is not called any more has
     nothing to flush, and is polled instead, ever more slowly:

@@ -15,9 +15,9 @@ from ..ring.decision import Charge, Decision
 from ..ring.key import AnyKey
 from ..ring.stats import Bucket
 from ..runtime.command_cache import COST_MARKER, CommandCache
-from ..runtime.flush import FlushSchedule
+from ..runtime.flush import FlushSchedule, OutgoingCommand
 from ..runtime.options import Options
-from ..runtime.strategy import Corrections, OutgoingCommand, Strategy
+from ..runtime.strategy import Strategy
 from ..support.fork import register_after_fork
 from ..support.locks import SWITCHES_ONLY_AT_CALLS
 
@@ -51,7 +51,7 @@ class DecisionCounts:
             self._tally.schedule_flush()
 
 
-class InProcess(Strategy, Corrections):
+class InProcess(Strategy):
     """Decides every call by `decide`, which executes a command in the store at once."""
 
     counts_at_once = True
@@ -140,10 +140,6 @@ class InProcess(Strategy, Corrections):
         )
         charges = decision.charged or ()  # an admitted decision has charges
         return Flush(charges, counts=((ended,),) * len(charges))
-
-    @property
-    def corrections(self) -> Corrections:
-        return self
 
     def count_debt(
         self, charges: tuple[Charge, ...], permits: int, offset_ms: float

@@ -49,10 +49,9 @@ from ..ring.decisions import decision_of
 from ..ring.key import AnyKey, key_length
 from ..ring.replies import LeaseReply
 from ..runtime.command_cache import CommandCache
-from ..runtime.flush import send_all
+from ..runtime.flush import OutgoingCommand, send_all
 from ..runtime.options import Options
 from ..runtime.steps import Completion, Fetch, Operation, Sleep, WaitFor
-from ..runtime.strategy import OutgoingCommand
 from ..support.first_use import FirstUse
 from .base import MAX_CACHED_KEY_LENGTH, ExactStrategy
 from .key_state import StateName, peeked_admission

@@ -17,9 +17,8 @@ from ..ring.decisions import decision_of
 from ..ring.key import AnyKey
 from ..ring.replies import CountReply, LeaseReply
 from ..runtime.command_cache import CommandCache
-from ..runtime.flush import FlushSchedule
+from ..runtime.flush import FlushSchedule, OutgoingCommand
 from ..runtime.steps import Completion
-from ..runtime.strategy import OutgoingCommand
 from .key_state import CLOCK_MARGIN_S, KeyState, KeyStateCache, StateName
 
 PREFETCH_LEAD_S = 0.02
@@ -130,17 +129,8 @@ class LeasedKeyState(KeyState):
     """
 
     __slots__ = (
-        "bucket_ms",
-        "charged_ms",
-        "demand",
-        "extended_at",
-        "has_review",
-        "lease_bucket_ends_ms",
-        "lease_fetch",
-        "left_at_observation",
-        "left_at_review",
-        "no_lease_until",
-        "waiting_permits",
+        "bucket_ms", "charged_ms", "demand", "extended_at", "has_review", "lease_bucket_ends_ms",
+        "lease_fetch", "left_at_observation", "left_at_review", "no_lease_until", "waiting_permits",
         "was_reset",
     )  # fmt: skip
 

@@ -32,19 +32,17 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..errors import StoreUnavailable
 from ..ring.clock import NEVER
 from ..ring.commands import Flush
 from ..ring.replies import FleetCounts
-from ..runtime.flush import KEYS_AT_ONCE, FlushSchedule
-from ..runtime.strategy import OutgoingCommand
+from ..runtime.flush import KEYS_AT_ONCE, FlushSchedule, OutgoingCommand
 from ..support.locks import PATCH_STATE
 from .key_state import InFlightCounts, KeyState, KeyStateCache, merge_buckets, number_of_counts
 
 S = TypeVar("S", bound=KeyState)
-S_contra = TypeVar("S_contra", bound=KeyState, contravariant=True)
 
 _MIN_RETENTION_S = 5.0
 """Seconds for which counts are kept although the store does not take them. After that they are
@@ -53,25 +51,6 @@ bounds the number of these.
 """
 
 _TOO_MANY = StoreUnavailable("too many keys wait for it", charged=False)
-
-
-class FlushHooks(Protocol[S_contra]):
-    """Hooks around each flush, which then asks for what all processes count (`pull`)."""
-
-    def before_flush(self, state: S_contra) -> None:
-        """Called before the counts of `state` are taken."""
-
-    def wants_poll(self, state: S_contra) -> bool:
-        """True if `state` is to be flushed although it has no counts."""
-
-    def on_reply(self, state: S_contra, reply: FleetCounts | Exception) -> None:
-        """Called with the reply to a flush, or its error, under `state_lock`."""
-
-    def on_flush_ended(self, state: S_contra, now: float) -> None:
-        """Called when a batch of `state` is in flight no more, under `state_lock`."""
-
-    def schedule_poll(self, state: S_contra, now: float) -> bool:
-        """Schedule the next poll of `state`; False if there will be none. Under `state_lock`."""
 
 
 class PendingCounts(Generic[S]):
@@ -86,8 +65,8 @@ class PendingCounts(Generic[S]):
         self._states = states
         self._schedule = schedule
         self._monotonic = monotonic
-        self.flush_hooks: FlushHooks[S] | None = None
-        """Set by `eventual` only."""
+        self.flush_hooks: Any = None
+        """The `FleetSync` of `eventual`, whose flushes ask for what all processes count."""
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -131,7 +110,7 @@ class PendingCounts(Generic[S]):
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
         """Add the flushes of the next key states in the queue to `outgoing`; with `everything`, and
-        an empty queue, of all others that have counts. See `CommandSource`.
+        an empty queue, of all others that have counts.
         """
         # A part of the queue where the store answers: else calls could outrun the flushes.
         count = max(KEYS_AT_ONCE, len(self._dirty) // 16 if self._is_answered else 0)

@@ -49,7 +49,7 @@ class PartRefund:
         """`charges`: those of `decision`, made at `decided_at` (monotonic seconds), that are given
         back. `strategy`: what has counted them.
         """
-        at = self.charged_ms = strategy.corrections.charged_ms(decision, decided_at)
+        at = self.charged_ms = strategy.charged_ms(decision, decided_at)
         self.charges = with_bucket_starts(
             charges,
             [
@@ -84,8 +84,8 @@ class PartRefund:
 
     def has_to_wait(self) -> bool:
         """True while the counts that it is a part of are on their way to the store."""
-        corrections = self.strategy.corrections
-        return self.is_counted_here and corrections.is_in_flight(self.charges, self.charged_ms)
+        is_in_flight = self.strategy.is_in_flight
+        return self.is_counted_here and is_in_flight(self.charges, self.charged_ms)
 
 
 class PartRefunds(ScheduledSource):

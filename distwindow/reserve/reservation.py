@@ -513,9 +513,7 @@ class Settlement:
                 strategy = self._policy.strategy_of(parts[0].decision)
                 newest = parts[0]
                 offset_ms = newest.decision.now_ms - newest.decided_at * 1000
-                command = strategy.corrections.count_debt(
-                    item.charges, actual - admitted, offset_ms
-                )
+                command = strategy.count_debt(item.charges, actual - admitted, offset_ms)
                 if command is not None:
                     yield from send(command)
                 flushes.append((strategy, item))
@@ -553,7 +551,7 @@ class Settlement:
             strategy = self._policy.strategy_of(part.decision)
             refund = PartRefund(part.decision, part.charges, unused, strategy, part.decided_at)
             if refund.is_counted_here:
-                taken_back = strategy.corrections.take_back(part.charges, unused, refund.charged_ms)
+                taken_back = strategy.take_back(part.charges, unused, refund.charged_ms)
                 if taken_back:
                     self._on_freed(part.charges)
                 refund.permits -= taken_back
@@ -567,7 +565,7 @@ class Settlement:
         """Send what is counted of these items. Return the first error."""
         for strategy, item in flushes:
             for _ in range(2):  # what was in flight already, and then the rest
-                command = strategy.corrections.flush_of(item.charges)
+                command = strategy.flush_of(item.charges)
                 if command is not None:
                     failure = yield from send_all([command], self.monotonic)
                     if failure is not None:

@@ -28,15 +28,8 @@ class FlushJob(Timer):
     """
 
     __slots__ = (
-        "close_done",
-        "closing_lock",
-        "dropped_logged",
-        "flush",
-        "gave_up_at_exit",
-        "had_work",
-        "loss_reported",
-        "store_is_away",
-        "strategy",
+        "close_done", "closing_lock", "dropped_logged", "flush", "gave_up_at_exit", "had_work",
+        "loss_reported", "store_is_away", "strategy",
     )  # fmt: skip
 
     def __init__(self, strategy: FlushSource, flush: Callable[[bool], Any], name: str) -> None:

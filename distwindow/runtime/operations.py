@@ -57,7 +57,7 @@ def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[in
         left: list[Charge] = []
         for _, group in itertools.groupby(charges, lambda charge: charge.key):
             own = tuple(group)
-            taken = strategy.corrections.take_back(own, own[0].cost, decision.now_ms)
+            taken = strategy.take_back(own, own[0].cost, decision.now_ms)
             most = max(most, taken)
             left += with_cost(own, own[0].cost - taken) if taken < own[0].cost else ()
         if not left:

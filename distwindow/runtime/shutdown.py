@@ -22,12 +22,12 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from ..ring.clock import SYSTEM
 from ..support.fork import register_after_fork, reset_process_state
 from ..support.locks import PATCH_STATE
-from .flush_job import FlushJobs, report_lost
+from .flush_job import report_lost
 from .timers import LOG, monotonic
 
 EXIT_TIMEOUT_S = 3.0
@@ -44,17 +44,6 @@ what is cleaned up. GNU `timeout`, for example, sends it twice.
 """
 
 
-class Flusher(Protocol):
-    """What sends counts before the process ends: a worker."""
-
-    jobs: FlushJobs
-
-    def flush_all(self, deadline: float, *, final: bool) -> None:
-        """Send everything that is pending, until `deadline` (monotonic seconds). With `final`, no
-        call is decided any more, and the flush is repeated until nothing is pending.
-        """
-
-
 class Shutdown:
     """The end of this process, and the hooks that lead to it.
 
@@ -69,7 +58,7 @@ class Shutdown:
     """
 
     def __init__(self) -> None:
-        self._workers: list[Flusher] = []
+        self._workers: list[Any] = []
         self._exit_hooks = ExitHooks(self.flush_at_exit, self.flush_before_join)
         self.after_fork()
 
@@ -82,8 +71,8 @@ class Shutdown:
         """True if Python joins the threads that are not daemons after the hook has been called."""
         self._exit_hooks.after_fork()
 
-    def add(self, worker: Flusher) -> None:
-        """Add `worker` to those that flush before the process ends."""
+    def add(self, worker: Any) -> None:
+        """Add a `FlushWorker` to those that flush before the process ends."""
         self._workers.append(worker)
 
     def hook_exit(self) -> None:

@@ -9,8 +9,7 @@ from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision
 from ..ring.key import AnyKey
 from ..ring.limit import Limit, max_cost
-from .flush import OutgoingCommand as OutgoingCommand  # strategies import it from here
-from .flush import ScheduledSource
+from .flush import OutgoingCommand, ScheduledSource
 from .steps import Operation, WaitFor
 
 
@@ -66,36 +65,8 @@ class Strategy(ScheduledSource):
         """Count the end of an admitted call; return a command if the store has to count it now."""
         raise NotImplementedError  # each strategy has one
 
-    @property
-    def corrections(self) -> Corrections:
-        """How what was counted here is corrected."""
-        raise NotImplementedError  # each strategy has one
-
-    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`, for a caller who is about to read
-        it from the store; None if nothing is.
-        """
-        return None
-
-    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
-        """Return what has to be sent before the store decides one call over `keys`."""
-        return []
-
-    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
-        """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
-        return []
-
-    def close(self) -> None:
-        """Count and decide nothing any more."""
-
-    def after_fork(self) -> None:
-        """Start empty in a forked child. A strategy registers for it with what it first keeps."""
-
-
-class Corrections:
-    """Corrects what a strategy has counted: for reservations, and for refunds of counts that were
-    not sent yet. By default that of one that counts nothing here.
-    """
+    # How what was counted here is corrected: for reservations, and for refunds of counts that were
+    # not sent yet.
 
     def count_debt(
         self, charges: tuple[Charge, ...], permits: int, offset_ms: float
@@ -125,3 +96,23 @@ class Corrections:
         is.
         """
         return None
+
+    def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
+        """Return the command that sends what is counted of `key`, for a caller who is about to read
+        it from the store; None if nothing is.
+        """
+        return None
+
+    def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:
+        """Return what has to be sent before the store decides one call over `keys`."""
+        return []
+
+    def lease_fetch_waits(self, keys: Iterable[AnyKey] | None = None) -> list[WaitFor]:
+        """Return how to wait for the leases of `keys` (None: of all) that are being fetched."""
+        return []
+
+    def close(self) -> None:
+        """Count and decide nothing any more."""
+
+    def after_fork(self) -> None:
+        """Start empty in a forked child. A strategy registers for it with what it first keeps."""

@@ -33,13 +33,7 @@ class Timer:
     """
 
     __slots__ = (
-        "__weakref__",
-        "detached",
-        "failure",
-        "logged_kinds",
-        "name",
-        "run_done",
-        "settled_at",
+        "__weakref__", "detached", "failure", "logged_kinds", "name", "run_done", "settled_at",
         "task",
     )  # fmt: skip
 

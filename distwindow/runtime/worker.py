@@ -79,7 +79,9 @@ class FlushWorker:
         raise NotImplementedError  # each worker wakes up differently
 
     def flush_all(self, deadline: float, *, final: bool) -> None:
-        """See `Flusher`."""
+        """Send everything that is pending, until `deadline` (monotonic seconds). With `final`, no
+        call is decided any more, and the flush is repeated until nothing is pending.
+        """
         raise NotImplementedError  # each worker has limiters of one kind
 
 

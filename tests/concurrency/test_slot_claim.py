@@ -8,7 +8,7 @@ from distwindow import StoreTimeout, StoreUnavailable
 from distwindow.concurrency import held as slot_claim
 from distwindow.concurrency.commands import HoldReply
 from distwindow.concurrency.held import HeldSlots, SlotClaim
-from distwindow.runtime.strategy import OutgoingCommand
+from distwindow.runtime.flush import OutgoingCommand
 from tests.state_tables import Row, RowChecks
 
 ROW_CHECKS = RowChecks(slot_claim, "new")

@@ -12,11 +12,11 @@ import pytest
 from distwindow import exit_on_sigterm
 from distwindow.runtime import shutdown
 from distwindow.runtime.flush_job import FlushJobs
-from distwindow.runtime.shutdown import EXIT_TIMEOUT_S, FIRST_FLUSH_TIMEOUT_S, Flusher, Shutdown
+from distwindow.runtime.shutdown import EXIT_TIMEOUT_S, FIRST_FLUSH_TIMEOUT_S, Shutdown
 from tests.clock_and_stores import ManualClock
 
 
-class Worker(Flusher):
+class Worker:
     """Flushes until its deadline, as if the store did not reply, and records that."""
 
     def __init__(self, clock: ManualClock) -> None:

@@ -13,8 +13,7 @@ from distwindow.ring.commands import Flush
 from distwindow.ring.decision import limits_in
 from distwindow.ring.replies import FleetCounts
 from distwindow.runtime.command_cache import CommandCache
-from distwindow.runtime.flush import FlushSchedule
-from distwindow.runtime.strategy import OutgoingCommand
+from distwindow.runtime.flush import FlushSchedule, OutgoingCommand
 from tests.clock_and_stores import ManualClock
 from tests.state_tables import Row, RowChecks
 

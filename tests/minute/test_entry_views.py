@@ -15,10 +15,9 @@ from distwindow.minute import operations as minute_views
 from distwindow.minute.commands import ViewFlush, ViewFlushReply
 from distwindow.minute.operations import EntryViews
 from distwindow.ring.clock import NEVER
-from distwindow.runtime.flush import FlushSchedule
+from distwindow.runtime.flush import FlushSchedule, OutgoingCommand
 from distwindow.runtime.options import OTHER_ORIGINS, Options
 from distwindow.runtime.steps import Pipeline, run_blocking
-from distwindow.runtime.strategy import OutgoingCommand
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
 from tests.state_tables import Row, RowChecks
