@@ -425,12 +425,10 @@ class Tally(ScheduledSource):
             self._tell(self._observer.on_request, decision, name)
 
     def level_changed(self) -> None:
-        """Have the levels told."""
         if self.is_idle:
             self.schedule_flush()
 
     def schedule_flush(self) -> None:
-        """Have the worker come."""
         self.is_idle = False
         try:
             self._schedule.flush_by(self._monotonic() + self._schedule.interval_s)
@@ -596,15 +594,8 @@ class TimedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.untimed, name)
 
-    def decide(self, command: Any, deadline: float | None = None) -> Any:
-        began_at = self._monotonic()
-        try:
-            decision = self.untimed.decide(command, deadline)
-        except DistwindowError as exc:
-            self.exchange_failed("acquire", began_at, exc)
-            raise
-        self.took(self._monotonic() - began_at)
-        return decision
+    def decide(self, *arguments: Any) -> Any:
+        return self._timed("acquire", self.untimed.decide, arguments)
 
     def execute(self, command: Any, *arguments: Any) -> Any:
         return self._timed(command.script, self.untimed.execute, (command, *arguments))
@@ -633,16 +624,6 @@ class TimedStore:
 
 class AsyncTimedStore(TimedStore):
     """`TimedStore` for tasks."""
-
-    async def decide(self, command: Any, deadline: float | None = None) -> Any:
-        began_at = self._monotonic()
-        try:
-            decision = await self.untimed.decide(command, deadline)
-        except DistwindowError as exc:
-            self.exchange_failed("acquire", began_at, exc)
-            raise
-        self.took(self._monotonic() - began_at)
-        return decision
 
     async def _timed(
         self, operation: str, send: Callable[..., Any], arguments: tuple[Any, ...]

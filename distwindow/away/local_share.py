@@ -62,7 +62,6 @@ class ProcessCount:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Be another process."""
         owner = f"{socket.gethostname()}:{os.getpid()}".encode("ascii", "replace").decode()
         process_id = _PROCESS_IDS.setdefault(os.getpid(), secrets.token_hex(5))
         name = HolderName(_NO_LIMIT, _TTL_MS, process_id, owner.replace(" ", "-"))

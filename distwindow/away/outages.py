@@ -39,7 +39,6 @@ _AWAY, _UNUSABLE = "is away", "cannot be used"
 
 
 def probe_pause_s() -> float:
-    """Return the seconds until the next probe."""
     return PROBE_EVERY_S * _RANDOM.uniform(0.5, 1.5)
 
 
@@ -96,7 +95,6 @@ class Outages:
 
     @property
     def away(self) -> tuple[str, ...]:
-        """The servers that are away."""
         return tuple(self._away.copy())
 
     def tried_at(self, server: str) -> float | None:
@@ -105,7 +103,6 @@ class Outages:
         return at if what == _AWAY else None
 
     def add_listener(self, listener: Callable[[], object]) -> None:
-        """Call `listener` after each change."""
         self._listeners.append(listener)
 
     def begin(self, server: str, why: object, now: float) -> None:
@@ -127,7 +124,6 @@ class Outages:
                 self._changes.append((server, how))
 
     def notify(self) -> None:
-        """Log what has changed, and call the listeners."""
         # Again after the lock was released: who has found it held has only added a change.
         while self._changes and self._notifying.acquire(blocking=False):
             try:
@@ -207,7 +203,6 @@ class Reachability:
 
     @property
     def has_connected(self) -> bool:
-        """True if connecting has ever worked."""
         return self._connected_at > -math.inf
 
     def unavailable_reason(self) -> object | None:
@@ -229,7 +224,6 @@ class Reachability:
                 self._leave_up("away", why)
 
     def on_connected(self) -> None:
-        """Record that connecting has worked."""
         self._connected_at = self._clock.monotonic()
         self._failed_before, self._not_before = False, -math.inf
         if self._state != "refusing":

@@ -12,7 +12,6 @@ deny     a refusal                                 which returns allow or deny: 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -26,7 +25,7 @@ from ..runtime.flush import JoinedSources
 from ..runtime.options import Options
 from ..runtime.strategy import Strategy
 from ..runtime.timers import LOG
-from ..support.callables import RAISED_BY_CALLBACKS, check_not_async, function_name
+from ..support.callables import RAISED_BY_CALLBACKS, check_not_async, check_takes, function_name
 from .local_share import LocalShare
 from .outages import RETRY_AFTER_S, Health, Outages
 
@@ -43,24 +42,12 @@ def check_options(options: Options) -> None:
         value = getattr(options, name)
         if callable(value):
             check_not_async(name, value)
-            _check_signature(name, value)
+            check_takes(name, value, 4)
         elif value not in get_args(Answer) and not (value is None and name == "on_unknown"):
             raise ConfigurationError(
                 f'{name}={short_repr(value)} is none of "raise", "allow", "deny", "local", and no '
                 "function of (key, cost, limits, error)"
             )
-
-
-def _check_signature(name: str, function: Callable[..., object]) -> None:
-    """Raise `ConfigurationError` for a function that can not be called with the four arguments."""
-    try:
-        inspect.signature(function).bind("key", 1, (), None)
-    except TypeError as exc:
-        raise ConfigurationError(
-            f"{name}={function_name(function)} is called with (key, cost, limits, error): {exc}"
-        ) from exc
-    except ValueError:  # a function of C without a signature
-        return
 
 
 class StoreErrorPolicy:
@@ -178,7 +165,6 @@ class StoreErrorPolicy:
         self.outages.add_listener(notify)
 
     def health(self) -> Health:
-        """Return what is known of the store."""
         outages, flushed = self.outages, self.flush_source
         return Health(
             not outages.away,
@@ -196,11 +182,9 @@ class StoreErrorPolicy:
         return self._strategy
 
     def reset(self, key: AnyKey) -> None:
-        """Drop what was counted of `key`, as its windows have been emptied."""
         if self.local is not None:
             self.local.reset(key)
 
     def close(self) -> None:
-        """Decide and count nothing any more."""
         if self.local is not None:
             self.local.close()

@@ -34,6 +34,8 @@ from ..support.fork import register_after_fork
 
 T = TypeVar("T")
 
+_BLOCKING_CLIENTS = (redis.Redis, redis.RedisCluster)
+_ASYNC_CLIENTS = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
 StrategyWithViews = LocalStrategy[Any] | InProcess
 """The strategies that send what entries count for minute views, too: all there are."""
 
@@ -71,49 +73,55 @@ def open_store(store: Any, options: Options) -> Store:
     A client stays the caller's: its settings are used, its connections and retries are not. Nothing
     is connected to yet. Raises `ConfigurationError` for anything else.
     """
-    settings = _call_settings(store, options)
-    if isinstance(store, str):
-        if _is_memory_url(store):
-            return register_after_fork(MemoryStore(options.time))
-        store = urls.parse_url_text(store)
-        settings = _with_endpoints(settings, store)
-    elif isinstance(store, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
+    if isinstance(store, _ASYNC_CLIENTS):
         raise ConfigurationError(
             "this is an asyncio client, and here calls block: give a redis.Redis or the URL, or "
             "use AsyncLimiter with it"
         )
-    elif hasattr(store, "decide") and hasattr(store, "close"):
+    if isinstance(store, str) and _is_memory_url(store):
+        return register_after_fork(MemoryStore(options.time))
+    if hasattr(store, "decide") and hasattr(store, "close"):
         store_object: Store = store
         return store_object
-    elif not isinstance(store, (redis.Redis, redis.RedisCluster)):
-        raise ConfigurationError(_not_a_store_message(store, "redis-py"))
-    load_scripts()
-    return register_after_fork(RedisStore(_topology_maker(store, settings), settings))
+    return register_after_fork(RedisStore(*_redis_parts(store, options)))
 
 
 def open_async_store(store: Any, options: Options) -> AsyncStore:
     """Return the asyncio store of a URL, a client or a store object. See `open_store`."""
-    settings = _call_settings(store, options)
-    if isinstance(store, str):
-        if _is_memory_url(store):
-            return AsyncMemoryStore(register_after_fork(MemoryStore(options.time)))
-        store = urls.parse_url_text(store)
-        settings = _with_endpoints(settings, store)
-    if isinstance(store, (urls.StoreUrl, redis.asyncio.Redis, redis.asyncio.RedisCluster)):
-        load_scripts()
-        make = _topology_maker(store, settings, is_async=True)
-        return register_after_fork(AsyncRedisStore(make, settings))
-    if isinstance(store, (redis.Redis, redis.RedisCluster)):
+    if isinstance(store, _BLOCKING_CLIENTS):
         raise ConfigurationError(
             "this is a blocking client, and here calls are awaited: give a redis.asyncio.Redis or "
             "the URL, or use Limiter with it"
         )
+    if isinstance(store, str) and _is_memory_url(store):
+        store = register_after_fork(MemoryStore(options.time))
     if isinstance(store, MemoryStore):
         return AsyncMemoryStore(store)
     if hasattr(store, "decide") and hasattr(store, "aclose"):
         store_object: AsyncStore = store
         return store_object
-    raise ConfigurationError(_not_a_store_message(store, "redis.asyncio"))
+    return register_after_fork(AsyncRedisStore(*_redis_parts(store, options, is_async=True)))
+
+
+def _redis_parts(
+    store: Any, options: Options, *, is_async: bool = False
+) -> tuple[Callable[[], Topology], CallSettings]:
+    """Return what makes the topology of a URL or of a client, and the settings of calls."""
+    settings = CallSettings(
+        options.time, float(options.timeout), options.clock == "client", options.name,
+        secrets=urls.secrets_of(store),
+    )  # fmt: skip
+    if isinstance(store, str):
+        store = urls.parse_url_text(store)
+        if store.kind == "cluster":  # other connections know where they go
+            settings = replace(settings, endpoints=tuple(urls.endpoints_in(store)))
+    elif not isinstance(store, _ASYNC_CLIENTS if is_async else _BLOCKING_CLIENTS):
+        kind = "redis.asyncio" if is_async else "redis-py"
+        raise ConfigurationError(  # it shows the type alone: a URL may hold a password
+            f"{type(store).__name__} is no store: give a URL as a str, or a {kind} client"
+        )
+    load_scripts()
+    return _topology_maker(store, settings, is_async=is_async), settings
 
 
 def is_opened(store: Any, given: Any) -> bool:
@@ -137,11 +145,8 @@ class SharedStore:
         """The name of the store for log lines, without passwords."""
         # Attributes of the object, and not methods: a call costs nothing more.
         self.decided_by, self.clock = store.decided_by, store.clock
-        self.decide, self.execute, self.execute_many = (
-            store.decide,
-            store.execute,
-            store.execute_many,
-        )
+        self.decide, self.execute = store.decide, store.execute
+        self.execute_many = store.execute_many
         if hasattr(store, "outages"):
             self.outages = store.outages
         if hasattr(store, "drain"):
@@ -209,7 +214,7 @@ def wrong_server_at(url: str, timeout: float = 5.0) -> ConfigurationError | None
 
 
 def _topology_maker(
-    store: Any, settings: CallSettings, *, is_async: bool = False
+    store: Any, settings: CallSettings, *, is_async: bool
 ) -> Callable[[], Topology]:
     """Return a function that makes the topology of a parsed URL or of a client."""
     if isinstance(store, (redis.RedisCluster, redis.asyncio.RedisCluster)):
@@ -238,11 +243,6 @@ def _made(url: urls.StoreUrl, make: Callable[[], T]) -> T:
         raise connect_failure(exc, urls.masked_url(url.url), urls.secrets_of(url.url)) from exc
 
 
-def _not_a_store_message(store: object, kind: str) -> str:
-    """Return the message. It shows the type of `store` alone: a URL may hold a password."""
-    return f"{type(store).__name__} is no store: give a URL as a str, or a {kind} client"
-
-
 def _is_memory_url(url: str) -> bool:
     if url == "memory://":
         return True
@@ -250,20 +250,3 @@ def _is_memory_url(url: str) -> bool:
         shown = urls.masked_url(url)
         raise ConfigurationError(f'store URL {shown!r}: write "memory://" and nothing behind it')
     return False
-
-
-def _with_endpoints(settings: CallSettings, url: urls.StoreUrl) -> CallSettings:
-    """Name what is asked for the map of a cluster. (Other connections know where they go.)"""
-    if url.kind != "cluster":
-        return settings
-    return replace(settings, endpoints=tuple(urls.endpoints_in(url)))
-
-
-def _call_settings(store: Any, options: Options) -> CallSettings:
-    return CallSettings(
-        options.time,
-        float(options.timeout),
-        options.clock == "client",
-        options.name,
-        secrets=urls.secrets_of(store),
-    )

@@ -23,7 +23,7 @@ counts attaches the flush job to its worker again. The end of the process waits 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -88,7 +88,6 @@ def raise_failure(failure: DistwindowError | None) -> None:
 
 
 def _note_flush(job: FlushJob, store: Any, result: FlushResult) -> None:
-    """Note what a flush of `job` has shown besides its failure."""
     outages: Outages | None = getattr(store, "outages", None)
     job.had_work = result.has_sent
     job.store_is_away = outages is not None and bool(outages.away)
@@ -102,6 +101,9 @@ class BlockingClosable(EnteredOnce):
     the wait for it, but not the closing.
     """
 
+    _close: Callable[[], None]
+    """Closes it, in the calling thread."""
+
     def close(self) -> None:
         """Send what was counted, give back what is held (leased permits, slots), and close the
         connections. Later calls raise `ConfigurationError`; closing twice is allowed.
@@ -111,10 +113,6 @@ class BlockingClosable(EnteredOnce):
         """
         self._has_ended = True
         run_to_completion(self._close)
-
-    def _close(self) -> None:
-        """Close it, in the calling thread."""
-        raise NotImplementedError  # each kind has steps of its own
 
     def __enter__(self) -> Self:
         self._enter()
@@ -134,7 +132,11 @@ class Flushed:
     _timeout: float
     """Seconds that one call has."""
     _flush_job: FlushJob
+    _end_calls: Callable[[], Any]
+    """Stops counting if the store is closed afterwards: no flush would send later counts."""
     _flush_now: Callable[[bool], Any]
+    _run: Callable[..., Any]
+    _execute_step: Callable[..., Any]
     _store_opener: Callable[[Any, Options], Any]
     """`open_store`, or that for tasks."""
     _timed_store: Callable[[Any, Tally], Any]
@@ -146,7 +148,6 @@ class Flushed:
         self._owns_store = is_opened(self._store, store) or isinstance(store, SharedStore)
 
     def _name_store(self, name: str) -> None:
-        """Call what uses the store `name` in log lines about the store."""
         outages: Outages | None = getattr(self._store, "outages", None)
         if outages is not None:
             outages.name = name
@@ -221,10 +222,6 @@ class BlockingLifecycle(BlockingClosable, Flushed):
                 self._store.close()
             job.record_close(failure)
 
-    def _end_calls(self) -> None:
-        """Stop counting if the store is closed afterwards: no flush would send later counts."""
-        raise NotImplementedError  # each kind has calls of its own
-
     def _flush_rest(self) -> DistwindowError | None:
         """Send all that is left. Return the first failure."""
         failure = self._flush_now(True)
@@ -263,6 +260,9 @@ class BlockingLifecycle(BlockingClosable, Flushed):
 class AsyncClosable(EnteredOnce):
     """Is closed by `aclose`, and at the end of an `async with` block."""
 
+    _close: Callable[[], Coroutine[Any, Any, None]]
+    """Closes it, in the running task."""
+
     async def aclose(self) -> None:
         """See `Limiter.close`. Cancelled, it goes on to its end, and raises `CancelledError`."""
         self._has_ended = True
@@ -272,10 +272,6 @@ class AsyncClosable(EnteredOnce):
         except asyncio.CancelledError:
             await asyncio.wait([closing])  # each of its exchanges has a deadline
             raise
-
-    async def _close(self) -> None:
-        """Close it, in the running task."""
-        raise NotImplementedError  # each kind has steps of its own
 
     async def __aenter__(self) -> Self:
         running_loop()  # or the error would come at the end, in the place of what happened before
@@ -314,9 +310,6 @@ class AsyncLifecycle(AsyncClosable, Flushed):
             # flush at exit sends what is left.
             job.detached = False
             raise
-
-    async def _end_calls(self) -> None:
-        raise NotImplementedError  # each kind has calls of its own
 
     async def _flush_rest(self) -> DistwindowError | None:
         failure = await self._flush_now(True)

@@ -134,7 +134,6 @@ class BaseDecider:
 
     @FirstUse
     def queues(self) -> WaitQueues:
-        """The queues of those who wait in this process."""
         return register_after_fork(WaitQueues(self._options.time))
 
     @property
@@ -176,7 +175,6 @@ class BaseDecider:
         return decision
 
     def _put_in_shadow(self) -> None:
-        """Have each decision admit its call."""
         name = self._options.metric_name or self._options.prefix
         shadow = Shadow(name, self._monotonic)
         self.policy.flush_source.sources += (shadow,)
@@ -248,7 +246,6 @@ class BaseDecider:
         self.policy.close()
 
     def stats(self, key: AnyKey) -> Operation[Stats]:
-        """Return the statistics of a key."""
         return key_operations.stats(self.strategy, self.commands, key, self.clock)
 
     def refund(self, decision: Decision) -> Operation[int]:
@@ -271,13 +268,19 @@ class BaseDecider:
         on_reset(charges[0].key)
         self.queues.on_freed(charges)
 
+    def try_special(self, key: AnyKey, cost: int, priority: object, enqueue: object) -> Any:
+        """Answer a call with `priority` or `enqueue`."""
+        return self.run(self._special(key, cost, priority, enqueue))
+
     def _special(
         self, key: AnyKey, cost: int, priority: object, enqueue: object
     ) -> Operation[Decision]:
-        """Return the operation of a call with `priority` or `enqueue`; raise as `try_acquire`."""
-        if enqueue:
-            return self.turns.attempt(key, cost, enqueue, priority)
-        return self.borrowing.call(key, cost, priority).attempt()
+        try:
+            if enqueue:
+                return (yield from self.turns.attempt(key, cost, enqueue, priority))
+            return (yield from self.borrowing.call(key, cost, priority).attempt())
+        except StoreError as exc:
+            return self._by_policy(key, cost, exc)
 
     def _record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         """Count the end of an admitted call; return what a store in this process has to count."""
@@ -285,17 +288,34 @@ class BaseDecider:
             return None  # let through by `on_store_error`: it is not counted
         return self.strategy.record(decision, failed, rt_ms)
 
+    def peek(self, key: AnyKey, cost: int) -> Any:
+        """Return the answer that a call would get, and count nothing."""
+        return self.run(self._peek(key, cost))
+
     def _peek(self, key: AnyKey, cost: int) -> Operation[Decision]:
-        source = self.store.decided_by
-        decision = yield from key_operations.peek(self.strategy, self.commands, key, cost, source)
+        strategy, source = self.strategy, self.store.decided_by
+        try:
+            decision = yield from key_operations.peek(strategy, self.commands, key, cost, source)
+        except StoreError as exc:
+            return self.policy.peek(key, exc)
         return admitted(decision) if self._options.shadow else decision
 
-    def _all_of(self, calls: Sequence[tuple[Charge, ...]]) -> tuple[Acquire, float]:
-        """Return the command of a call over several keys, and its deadline."""
-        return self.commands.acquire_all_command(calls), self._monotonic() + self._options.timeout
+    def acquire_all(self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False) -> Any:
+        """Answer a call over several keys: `calls` has the charges of each."""
+        return self.run(self._acquire_all(calls, enqueue))
 
-    def _before_all(self, command: Acquire) -> Operation[None]:
-        return key_operations.before_multi_key(self.strategy, command.charges, self.clock)
+    def _acquire_all(
+        self, calls: Sequence[tuple[Charge, ...]], enqueue: bool
+    ) -> Operation[Decision]:
+        command = self.commands.acquire_all_command(calls)
+        try:
+            yield from key_operations.before_multi_key(self.strategy, command.charges, self.clock)
+            if enqueue:
+                return (yield from self.turns.attempt_all(command, enqueue))
+            decision: Decision = yield command
+            return self.answered(decision)
+        except StoreError as exc:
+            return self._by_policy_for_all(calls, exc)
 
     def _is_plain(self, priority: bool) -> bool:
         """True if the call is sent by `try_acquire`, and nobody of this limiter waits, whatever the
@@ -345,27 +365,6 @@ class Decider(BaseDecider):
             is_told = took is None or command is None
             return self._not_decided(key, cost, exc, None if is_told else sent_at)
         return self.answered(decision)
-
-    def try_special(self, key: AnyKey, cost: int, priority: object, enqueue: object) -> Decision:
-        """Answer a call with `priority` or `enqueue`."""
-        try:
-            decision: Decision = self.run(self._special(key, cost, priority, enqueue))
-        except StoreError as exc:
-            decision = self._by_policy(key, cost, exc)
-        return decision
-
-    def acquire_all(self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False) -> Decision:
-        """Answer a call over several keys: `calls` has the charges of each."""
-        command, deadline = self._all_of(calls)
-        try:
-            self.run(self._before_all(command), deadline)
-            if enqueue:
-                decision: Decision = self.run(self.turns.attempt_all(command, enqueue), deadline)
-            else:
-                decision = self.answered(self.store.decide(command, deadline))
-        except StoreError as exc:
-            decision = self._by_policy_for_all(calls, exc)
-        return decision
 
     def acquire(
         self,
@@ -429,14 +428,6 @@ class Decider(BaseDecider):
         if command is not None:  # a store in this process counts it
             self.run(send(command))
 
-    def peek(self, key: AnyKey, cost: int) -> Decision:
-        """Return the answer that a call would get, and count nothing."""
-        try:
-            decision: Decision = self.run(self._peek(key, cost))
-        except StoreError as exc:
-            return self.policy.peek(key, exc)
-        return decision
-
     def _proceed(self, key: AnyKey, cost: int) -> Decision:
         decision = self.try_acquire(key, cost)
         if decision.wait:
@@ -489,27 +480,9 @@ class AsyncDecider(BaseDecider):
             self.calls_without_wait = 0
             running_loop()
             await asyncio.sleep(0)
-        try:
-            decision: Decision = await self.run(self._special(key, cost, priority, enqueue))
-        except StoreError as exc:
-            return self._by_policy(key, cost, exc)
+        decision: Decision = await super().try_special(key, cost, priority, enqueue)
         if decision.source != "store":
             self.calls_without_wait += 1
-        return decision
-
-    async def acquire_all(
-        self, calls: Sequence[tuple[Charge, ...]], enqueue: bool = False
-    ) -> Decision:
-        command, deadline = self._all_of(calls)
-        try:
-            await self.run(self._before_all(command), deadline)
-            if enqueue:
-                turn = self.turns.attempt_all(command, enqueue)
-                decision: Decision = await self.run(turn, deadline)
-            else:
-                decision = self.answered(await self.store.decide(command, deadline))
-        except StoreError as exc:
-            decision = self._by_policy_for_all(calls, exc)
         return decision
 
     async def acquire(
@@ -569,10 +542,7 @@ class AsyncDecider(BaseDecider):
             await self.run(send(command))
 
     async def peek(self, key: AnyKey, cost: int) -> Decision:
-        try:
-            decision: Decision = await self.run(self._peek(key, cost))
-        except StoreError as exc:
-            return self.policy.peek(key, exc)
+        decision: Decision = await super().peek(key, cost)  # its deadline is from here on
         return decision
 
     def ask(self, key: AnyKey, cost: int) -> Generator[Any, Any, Decision]:

@@ -27,7 +27,7 @@ from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, Flushed, ig
 from ..minute import operations as minute_views
 from ..minute.operations import EntryViews
 from ..minute.view import MinuteStats
-from ..observer import Observer, Tally
+from ..observer import Observer
 from ..reserve.reservation import (
     AsyncReservations,
     OnError,
@@ -63,6 +63,7 @@ class BaseLimiter(Flushed):
 
     _instead = "limiter.try_acquire(key), or enter limiter.entry(key)"
     _shared = "store, prefix and limits share their windows"
+    _decider_type: Callable[..., BaseDecider]
     _decide_locally: Callable[[AnyKey, int], Decision | None]
     _shadow_store: Callable[[Any], Any]
 
@@ -125,17 +126,16 @@ class BaseLimiter(Flushed):
         if options.shadow and self._store.decided_by != "local":
             self._store = self._shadow_store(self._store)
         store_id = store if isinstance(store, str) else f"{self._store_name} {id(store)}"
-        self.decider: BaseDecider = self._new_decider(store_id, tally)
+        self.decider: BaseDecider = self._decider_type(
+            options, self._command_cache, self._store, store_id, self._run, self._execute_step,
+            tally,
+        )  # fmt: skip
         """What answers the calls; for other parts of this package."""
         self._decide_locally = self.decider.decide_locally
         self._name_store(self._name)
         if self._store.clock is SYSTEM:
             hook_process()
         self.decider.policy.flush_source.wake = self._flush_from_now_on
-
-    def _new_decider(self, store_id: str, tally: Tally | None) -> BaseDecider:
-        """Return what answers calls. `store_id` is another one for each store."""
-        raise NotImplementedError  # threads and tasks have stores of their own
 
     @property
     def _name(self) -> str:
@@ -192,6 +192,12 @@ class BaseLimiter(Flushed):
         )
 
     @property
+    def unknown_total(self) -> int:
+        """The number of calls with an unknown outcome: each may have been charged, once."""
+        total: int = self._store.unknown_total
+        return total
+
+    @property
     def limits(self) -> tuple[Limit, ...]:
         """The limits, shortest interval first."""
         return self._command_cache.limits
@@ -217,22 +223,12 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
     """
 
     decider: AsyncDecider
+    _decider_type = AsyncDecider
     _shadow_store = AsyncShadowStore
-
-    def _new_decider(self, store_id: str, tally: Tally | None) -> AsyncDecider:
-        return AsyncDecider(
-            self._options, self._command_cache, self._store, store_id, self._run,
-            self._execute_step, tally,
-        )  # fmt: skip
 
     @FirstUse
     def _reservations(self) -> AsyncReservations:
         return AsyncReservations(self._settlement, self.decider)
-
-    @property
-    def unknown_total(self) -> int:
-        """See `Limiter.unknown_total`."""
-        return self._store.unknown_total
 
     def try_acquire(
         self, key: AnyKey, cost: int = 1, priority: bool = False, enqueue: bool = False
@@ -250,7 +246,8 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
 
     async def _try_acquire_all(self, items: Iterable[Sequence[Any]], enqueue: bool) -> Decision:
         calls = self._command_cache.charges_of_items(items)  # checked when it is awaited
-        return await self.decider.acquire_all(calls, enqueue)
+        decision: Decision = await self.decider.acquire_all(calls, enqueue)
+        return decision
 
     async def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -408,6 +405,7 @@ class Limiter(BaseLimiter, BlockingLifecycle):
     """
 
     decider: Decider
+    _decider_type = Decider
     _shadow_store = ShadowStore
 
     def _open_store(self, store: Any, options: Options) -> None:
@@ -416,20 +414,9 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         PATCH_STATE.check()
         super()._open_store(store, options)
 
-    def _new_decider(self, store_id: str, tally: Tally | None) -> Decider:
-        return Decider(
-            self._options, self._command_cache, self._store, store_id, self._run,
-            self._execute_step, tally,
-        )  # fmt: skip
-
     @FirstUse
     def _reservations(self) -> Reservations:
         return Reservations(self._settlement, self.decider)
-
-    @property
-    def unknown_total(self) -> int:
-        """The number of calls with an unknown outcome: each may have been charged, once."""
-        return self._store.unknown_total
 
     def try_acquire(
         self, key: AnyKey, cost: int = 1, priority: bool = False, enqueue: bool = False
@@ -451,7 +438,8 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         and for both together.
         """
         if priority or enqueue:
-            return self.decider.try_special(key, cost, priority, enqueue)
+            special: Decision = self.decider.try_special(key, cost, priority, enqueue)
+            return special
         decision = self._decide_locally(key, cost)
         if decision is not None:
             return decision
@@ -468,7 +456,9 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         With `enqueue`, a refused call is told its turn, as by `try_acquire`: in the line of the
         limit that refused. Raises `ConfigurationError` for limits that are paced or warm up then.
         """
-        return self.decider.acquire_all(self._command_cache.charges_of_items(items), enqueue)
+        calls = self._command_cache.charges_of_items(items)
+        decision: Decision = self.decider.acquire_all(calls, enqueue)
+        return decision
 
     def acquire(
         self, key: AnyKey, cost: int = 1, timeout: float | None = None, priority: bool = False
@@ -530,7 +520,8 @@ class Limiter(BaseLimiter, BlockingLifecycle):
         """Return the decision that a cost of 1 would get now. Counts nothing, so `remaining` is the
         number before that call.
         """
-        return self.decider.peek(key, 1)
+        decision: Decision = self.decider.peek(key, 1)
+        return decision
 
     def stats(self, key: AnyKey) -> Stats:
         """Return what is recorded in the windows of `key`."""

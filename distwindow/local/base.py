@@ -68,14 +68,11 @@ class LocalStrategy(Strategy, Generic[S]):
     _lock: Lock | _ClosedLock
     """Taken by calls that count. `close` replaces it; flushes go on taking `counter_lock`."""
 
-    def __init__(
-        self, commands: CommandCache, clock: Clock, options: Options, interval_s: float
-    ) -> None:
-        """What is counted is sent after `interval_s` seconds."""
+    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
         self._command_cache = commands
         self._monotonic = clock.monotonic
         self._clock = clock
-        self._schedule = FlushSchedule(interval_s)
+        self._schedule = FlushSchedule(options.flush_interval)
         self._views: EntryViews | None = None
         self._max_keys = options.max_local_keys
         self._get = _FIND_NO_STATE
@@ -123,16 +120,12 @@ class LocalStrategy(Strategy, Generic[S]):
         self._schedule.next_due_at = NEVER
 
     def add_views(self, options: Options) -> EntryViews:
-        """Add what entries count for minute views to what this strategy sends."""
         register_after_fork(self)
         self._views = EntryViews(options, self._schedule, self._monotonic)
         return self._views
 
     def tell(self, tally: Tally) -> None:
         self._tell = tally.counted_in_state
-
-    def decide_locally(self, key: AnyKey, cost: int) -> Decision | None:
-        raise NotImplementedError  # `ExactStrategy` and `Eventual` have one each
 
     def reset(self, key: AnyKey) -> None:
         state = self._key_states.invalidate(self._name_of(key))
@@ -289,7 +282,7 @@ class LocalStrategy(Strategy, Generic[S]):
 
 REFUSAL_S = 1.0
 """For so long a refusal is repeated at most: another process may give permits back meanwhile."""
-_new_tuple = tuple.__new__
+new_tuple = tuple.__new__
 
 
 class ExactStrategy(LocalStrategy[S]):
@@ -299,9 +292,6 @@ class ExactStrategy(LocalStrategy[S]):
     refuse every call of that cost or more, unless permits are refunded or the limit is raised. A
     process does not learn of these, so a refusal is repeated for one bucket at most.
     """
-
-    def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
-        super().__init__(commands, clock, options, options.flush_interval)
 
     def store_command(self, key: AnyKey, cost: int) -> Acquire | None:
         return self._command_cache.acquire_command(key, cost)
@@ -350,7 +340,7 @@ class ExactStrategy(LocalStrategy[S]):
                     if not self._needs_lock:
                         state.surplus_passed += cost - 1
                 # `Decision(...)` takes nearly twice as long, and so does `int(...)` of the time.
-                return _new_tuple(
+                return new_tuple(
                     Decision,
                     (
                         True, key, cost, state.limit, state.left_in_store + left, 0.0,
@@ -367,7 +357,7 @@ class ExactStrategy(LocalStrategy[S]):
                         state.surplus_blocked += cost - 1
                 else:
                     self._count_blocked(state, cost, now)
-                return _new_tuple(
+                return new_tuple(
                     Decision,
                     (
                         False, key, cost, refusal.limit, refusal.remaining, refusal.retry_at - now,
@@ -407,7 +397,6 @@ class ExactStrategy(LocalStrategy[S]):
         )  # fmt: skip
 
     def _count_blocked(self, state: S, cost: int, now: float) -> None:
-        """Count `cost` refused permits in the bucket of `now`, and have them flushed."""
         if now >= state.bucket_ends_at:
             self._open_bucket(state, now)
         with self._lock:
@@ -479,7 +468,6 @@ class _ClosedLock:
 
 
 def _has_rings(state: KeyState, charges: tuple[Charge, ...]) -> bool:
-    """True if `state` counts in the rings of `charges`."""
     return state.charges is charges or (
         [charge.ring for charge in state.charges] == [charge.ring for charge in charges]
     )

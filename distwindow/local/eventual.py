@@ -35,7 +35,7 @@ from ..runtime.command_cache import CommandCache
 from ..runtime.flush import FlushSchedule, OutgoingCommand
 from ..runtime.options import Options
 from ..support.first_use import FirstUse
-from .base import MAX_CACHED_KEY_LENGTH, LocalStrategy
+from .base import MAX_CACHED_KEY_LENGTH, LocalStrategy, new_tuple
 from .key_state import (
     CachedRefusal,
     KeyState,
@@ -96,9 +96,6 @@ class EventualKeyState(KeyState):
             window.shift_own(shift_ms)
 
 
-_new_tuple = tuple.__new__
-
-
 class Eventual(LocalStrategy[EventualKeyState]):
     """Decides by the windows that `FleetSync` keeps."""
 
@@ -106,7 +103,8 @@ class Eventual(LocalStrategy[EventualKeyState]):
     _parts = ("_sync", *LocalStrategy._parts)
 
     def __init__(self, commands: CommandCache, clock: Clock, options: Options) -> None:
-        super().__init__(commands, clock, options, options.sync_interval)
+        super().__init__(commands, clock, options)
+        self._schedule.interval_s = options.sync_interval
         self._share = options.share or 1.0
 
     @FirstUse
@@ -151,7 +149,7 @@ class Eventual(LocalStrategy[EventualKeyState]):
         if cost != 1:
             charges = with_cost(charges, cost)
         # `Decision(...)` takes nearly twice as long, and so does `int(...)` of the time.
-        return _new_tuple(
+        return new_tuple(
             Decision,
             (
                 True, key, cost, state.binding_window.limit, left, 0.0, state.reset_at - now, 0.0,
@@ -359,7 +357,6 @@ class FleetSync:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start empty."""
         self._failure: ConfigurationError | None = None
         """What the last flush has failed with, which calls of all keys raise."""
         self._refused: ConfigurationError | None = None
@@ -443,11 +440,8 @@ class FleetSync:
             if not state.open_bucket(lock, now):
                 state.close_bucket(lock)
             now_ms = state.now_ms(now)
-            unacknowledged = (
-                state.closed_buckets
-                if state.in_flight is None
-                else (*state.in_flight.buckets, *state.closed_buckets)
-            )
+            sent = () if state.in_flight is None else state.in_flight.buckets
+            unacknowledged = (*sent, *state.closed_buckets)
             least, binding = None, state.binding_window
             for window in state.windows:
                 left = window.permits_left(now_ms, unacknowledged)
@@ -474,7 +468,6 @@ class FleetSync:
                 )
 
     def before_flush(self, state: EventualKeyState) -> None:
-        """Note that `state` was called, if it was."""
         if state.has_unacknowledged():
             now = self._monotonic()
             state.called_repeatedly = now - state.last_called_at < state.longest_window_ms / 1000
@@ -617,10 +610,8 @@ class FleetWindow:
         return max(1, self._expires_at_ms(now_ms - now_ms % self.limit.bucket_ms) - now_ms)
 
     def _expires_at_ms(self, start: int) -> int:
-        """Return when the bucket of `start` leaves the window."""
         return start + self.limit.span * self.limit.bucket_ms
 
 
 def share_of(limit: Limit, share: float) -> int:
-    """Return how many permits one process may admit in a window."""
     return max(1, int(limit.amount * share + 1e-9))  # 0.29 * 100 is less than 29

@@ -132,7 +132,6 @@ class KeyState:
         """When it was last put into the queue with nothing in flight, monotonic seconds."""
 
     def has_unacknowledged(self) -> bool:
-        """True if anything has been counted that the store has not acknowledged."""
         return bool(
             self.passed or self.blocked or self.success or self.error
             or self.closed_buckets or self.in_flight is not None
@@ -182,8 +181,8 @@ class KeyState:
             self.tell(name, limit, False, self.refused_by, blocked - surplus, blocked)
 
     def replace_clock_offset(self, counter_lock: Lock, offset_ms: float, now: float) -> None:
-        """Replace the offset by `offset_ms`: shift the starts of what is pending, and make the
-        bucket of `now` the present one. The caller holds `state_lock`.
+        """Replace the offset, shift what is pending, and open the bucket of `now`. Under
+        `state_lock`.
         """
         self.close_bucket(counter_lock)
         shift = round(offset_ms - self.offset_ms)
@@ -322,7 +321,6 @@ class KeyStateCache(Generic[S]):
             self._evicted_unacknowledged.pop(state.key, None)
 
     def count_evicted_unacknowledged(self) -> int:
-        """Return how many evicted key states are kept for their counts."""
         return len(self._evicted_unacknowledged)
 
     def find(self, name: StateName) -> S | None:
@@ -335,7 +333,6 @@ class KeyStateCache(Generic[S]):
             return self._states.pop(name, None) or self._evicted_unacknowledged.pop(name, None)
 
     def check_open(self) -> None:
-        """Raise `ConfigurationError` if this is closed."""
         if self.closed:
             raise closed_failure()
 
@@ -367,7 +364,6 @@ class KeyStateCache(Generic[S]):
 
 
 def number_of_counts(buckets: Iterable[Bucket]) -> int:
-    """Return how many counts are in `buckets`."""
     return sum(b.passed + b.blocked + b.success + b.error for b in buckets)
 
 
@@ -410,7 +406,6 @@ def peeked_admission(
 def refusal_decision(
     state: KeyState, refusal: CachedRefusal, key: AnyKey, cost: int, now: float, source: Source
 ) -> Decision:
-    """Return `refusal` as the decision of a call at `now`."""
     return Decision(
         False, key, cost, refusal.limit, refusal.remaining, refusal.retry_at - now,
         refusal.reset_at - now, 0.0, "over_limit", source, state.now_ms(now),

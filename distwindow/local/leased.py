@@ -169,11 +169,8 @@ class Leased(ExactStrategy[LeasedKeyState]):
         if state.lease_fetch is None and now >= state.no_lease_until:
             # What is left of a lease that has ended before its bucket can be spent again with any
             # reply from the same bucket.
-            unspent = (
-                state.permits_left
-                if now * 1000 + state.offset_ms < state.lease_bucket_ends_ms
-                else 0
-            )
+            is_in_bucket = now * 1000 + state.offset_ms < state.lease_bucket_ends_ms
+            unspent = state.permits_left if is_in_bucket else 0
             seconds = min(MAX_LEASE_S, state.seconds_to_bucket_end(now))
             extra = state.demand.permits_needed(now, seconds) - unspent
             # All that wait are woken at once, and those for whom it does not do wait again.
@@ -237,9 +234,7 @@ class Leased(ExactStrategy[LeasedKeyState]):
     def _acquire_without_lease(
         self, state: LeasedKeyState, command: Acquire
     ) -> Operation[Decision]:
-        """Send a call to the store that costs more than the lease has left. The lease is given back
-        first, as the store might otherwise refuse the call for lack of these permits.
-        """
+        """Give the lease back first, as the store might refuse the call for lack of its permits."""
         yield from send_all(self.before_multi_key([command.charges[0].key]), self._monotonic)
         decision: Decision = yield command
         return decision

@@ -44,7 +44,6 @@ class Leases:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start empty: the parent spends what it has leased."""
         self.fetches: set[Completion] = set()
         """Completed when the leases arrive that calls and the worker are fetching."""
         self.new_reviews: list[LeasedKeyState] = []
@@ -181,7 +180,6 @@ class LeasedKeyState(KeyState):
             self.permits_until = lease_end(sent_at, left_ms)
 
     def seconds_to_bucket_end(self, now: float) -> float:
-        """Return the seconds until the present bucket ends."""
         return (self.bucket_ms - (now * 1000 + self.offset_ms) % self.bucket_ms) / 1000
 
 
@@ -222,7 +220,6 @@ class LeasePrefetches:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start empty."""
         self._queue: list[LeasedKeyState] = []
 
     def request(self, state: LeasedKeyState, now: float) -> None:
@@ -312,7 +309,6 @@ class LeaseReviews:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start empty, all that belongs to leases included."""
         self._heap: list[tuple[float, int, LeasedKeyState]] = []
         """When to review which lease. The number in between only keeps key states from being
         compared."""
@@ -406,7 +402,6 @@ class LeaseRefunds:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start empty: the parent gives back what it has leased."""
         self._queue: list[LeaseRefund] = []
 
     def queue_unspent(self, state: LeasedKeyState) -> int:
@@ -424,7 +419,6 @@ class LeaseRefunds:
         return permits
 
     def queue_unspent_and_wake(self, state: LeasedKeyState) -> None:
-        """Do `queue_unspent`, and have the worker send the refund."""
         if self.queue_unspent(state):
             self._schedule.flush_by(self._monotonic())
 
@@ -448,7 +442,6 @@ class LeaseRefunds:
         return now + self._schedule.interval_s if self._queue else NEVER
 
     def unreturned(self) -> int:
-        """Return how many permits are held here or queued."""
         held = sum([state.permits_left for state in self._states.all()])
         return held + sum([refund.permits for refund in list(self._queue)])
 
@@ -527,7 +520,6 @@ class Demand:
         self.permits += permits
 
     def rate(self, now: float) -> float:
-        """Return the permits per second that are asked for at `now`."""
         fade = exp(-max(0.0, now - self.observed_at) / _DECAY_TIME_S)
         return self.permits * fade / (self.observed_s * fade + _DECAY_TIME_S * (1 - fade))
 

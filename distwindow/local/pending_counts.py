@@ -105,7 +105,6 @@ class PendingCounts(Generic[S]):
         return state
 
     def keys_to_flush(self) -> int:
-        """Return how many key states are in the queue."""
         return len(self._dirty)
 
     def collect(self, now: float, outgoing: list[OutgoingCommand], *, everything: bool) -> None:
@@ -171,7 +170,7 @@ class PendingCounts(Generic[S]):
         )
 
     def reset(self, state: S) -> None:
-        """Drop what `state` has counted: its windows are being emptied. Under `state_lock`."""
+        """Drop what `state` has counted. Under `state_lock`."""
         state.close_bucket(self._states.counter_lock)
         state.closed_buckets, state.in_flight = (), None
 

@@ -116,7 +116,7 @@ class FlushJob(Timer):
         LOG.warning("the counts of %s can be flushed again%s", self.name, self._dropped_text())
 
     def record_close(self, failure: DistwindowError | None) -> None:
-        """Record how the last flush of a closing limiter ended. Log what it could not send."""
+        """Record how the last flush of a closing limiter ended, and log what it could not send."""
         self.failure = failure
         if failure is not None and not self.loss_reported:
             self.loss_reported = True
@@ -146,7 +146,7 @@ class FlushJob(Timer):
         return f"{counted(counts, 'count')}{held} kept here; the next flush tries again"
 
     def _dropped_text(self) -> str:
-        """Return the end of a log line: the counts that were dropped since the last log line."""
+        """Return the end of a log line: the counts that were dropped since the last one."""
         number = self.strategy.dropped - self.dropped_logged
         self.dropped_logged = self.strategy.dropped
         if number <= 0:  # fewer than before: this is a forked child, which counts anew
@@ -179,7 +179,6 @@ class FlushJobs:
         self._refs[ref(job, self._refs.__delitem__)] = None
 
     def all(self) -> list[FlushJob]:
-        """Return the jobs that are alive."""
         return [job for weak in self._refs.copy() if (job := weak()) is not None]
 
     def active(self) -> list[FlushJob]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -56,17 +57,15 @@ class Options:
 
     def __post_init__(self) -> None:
         check_prefix(self.prefix)
+        for name, fits, what in _NUMBERS:
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is None and name == "share":
+                continue
+            if not (is_number and -1e308 < value < 1e308 and fits(value)):
+                raise ConfigurationError(f"{name}={value!r} is not {what}")
         self._check_store()
         self._check_consistency()
-        _check_above_0("flush_interval", self.flush_interval)
-        if not _is_number(self.max_wait) or self.max_wait < 0:
-            raise ConfigurationError(
-                f"max_wait={self.max_wait!r} is not a number of seconds of at least 0"
-            )
-        if not _is_number(self.borrow_share) or not 0 <= self.borrow_share <= 1:
-            raise ConfigurationError(
-                f"borrow_share={self.borrow_share!r} is not a part of the limit, from 0 to 1"
-            )
         max_keys = self.max_local_keys
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ConfigurationError(
@@ -80,7 +79,6 @@ class Options:
             )
 
     def _check_store(self) -> None:
-        _check_above_0("timeout", self.timeout)
         if self.timeout > _LONGEST_TIMEOUT_S:
             raise ConfigurationError(
                 f"timeout={self.timeout!r} is in seconds, and a call that waits so long for its "
@@ -106,11 +104,6 @@ class Options:
                 'consistency="leased" needs clock="server": a lease ends with its bucket, and the '
                 "clocks of clients do not agree when that is"
             )
-        _check_above_0("sync_interval", self.sync_interval)
-        if share is not None and (not _is_number(share) or not 0 < share <= 1):
-            raise ConfigurationError(
-                f"share={share!r} is not a part of the limit, above 0 and at most 1"
-            )
         if share is not None and consistency != "eventual" and not self.uses_local_share:
             raise ConfigurationError(
                 f'share={share!r} means nothing with consistency="{consistency}": it caps what one '
@@ -123,14 +116,16 @@ class Options:
         return "local" in (self.on_store_error, self.on_unknown)
 
 
-def _check_above_0(option: str, seconds: object) -> None:
-    if not _is_number(seconds) or seconds <= 0:  # type: ignore[operator]  # only numbers get here
-        raise ConfigurationError(f"{option}={seconds!r} is not a number of seconds above 0")
-
-
-def _is_number(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and -1e308 < value < 1e308  # type: ignore[operator]  # only numbers get here
+_ABOVE_0 = (lambda seconds: seconds > 0), "a number of seconds above 0"
+_NUMBERS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("timeout", *_ABOVE_0),
+    ("sync_interval", *_ABOVE_0),
+    ("flush_interval", *_ABOVE_0),
+    ("share", lambda share: 0 < share <= 1, "a part of the limit, above 0 and at most 1"),
+    ("max_wait", lambda seconds: seconds >= 0, "a number of seconds of at least 0"),
+    ("borrow_share", lambda share: 0 <= share <= 1, "a part of the limit, from 0 to 1"),
+)
+"""The options that are numbers: which values fit, and what they are."""
 
 
 def check_origin(origin: object) -> str:

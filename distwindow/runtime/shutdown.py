@@ -59,7 +59,9 @@ class Shutdown:
 
     def __init__(self) -> None:
         self._workers: list[Any] = []
-        self._exit_hooks = ExitHooks(self.flush_at_exit, self.flush_before_join)
+        self._atexit_registered = False
+        self._registered_after_fork: set[str] = set()
+        """Modules that call `_hook_exit_again` when a child begins. Children inherit this."""
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -69,19 +71,59 @@ class Shutdown:
         """Identifiers of the threads that flush as the process ends, and must not be paused."""
         self._joins_later = False
         """True if Python joins the threads that are not daemons after the hook has been called."""
-        self._exit_hooks.after_fork()
+        self._hooked: set[str] = set()
+        """Modules that call the flush in this process."""
 
     def add(self, worker: Any) -> None:
         """Add a `FlushWorker` to those that flush before the process ends."""
         self._workers.append(worker)
 
     def hook_exit(self) -> None:
-        """Call `flush_at_exit` when this process exits, by each of the exit hooks."""
-        self._exit_hooks.install()
+        """Call `flush_at_exit` when this process exits, by the hooks of Python and of the libraries
+        that are imported, as far as they are not installed yet.
+
+        Each process has to do so itself: when a child begins, multiprocessing drops all finalizers,
+        also those of the child ("forkserver" and "spawn" import the main module before that). Then
+        it calls what is registered for the time after a fork.
+        """
+        if not self._atexit_registered:
+            self._atexit_registered = True
+            atexit.register(self.flush_at_exit)
+        for package in ("multiprocessing", "billiard"):
+            name = f"{package}.util"
+            if name in sys.modules and name not in self._hooked:
+                util = sys.modules[name]
+                util.Finalize(None, self._flush_in_finalizer, (package,), exitpriority=100)
+                self._hooked.add(name)
+                if name not in self._registered_after_fork:
+                    self._registered_after_fork.add(name)
+                    util.register_after_fork(self, Shutdown._hook_exit_again)
+        name = "celery.signals"
+        if name in sys.modules and name not in self._hooked:
+            sys.modules[name].worker_process_shutdown.connect(
+                self._on_celery_child_exit, weak=False, dispatch_uid="distwindow"
+            )
+            self._hooked.add(name)
 
     def flush_before_others(self) -> None:
         """Flush before what others have registered until now for the end of the process."""
-        self._exit_hooks.move_before_others()
+        if self._atexit_registered:
+            atexit.unregister(self.flush_at_exit)
+            atexit.register(self.flush_at_exit)
+
+    def _hook_exit_again(self) -> None:
+        self._hooked.clear()
+        self.hook_exit()
+
+    def _flush_in_finalizer(self, package: str) -> None:
+        # Children that billiard has forked end by `os._exit`, which ends their threads.
+        if package == "multiprocessing" or sys.modules[package].get_start_method() == "spawn":
+            self.flush_before_join()
+        else:
+            self.flush_at_exit()
+
+    def _on_celery_child_exit(self, **_: Any) -> None:
+        self.flush_at_exit()
 
     def hold_call(self) -> None:
         """Block a call that is made once calls are paused, until the process has ended."""
@@ -100,7 +142,6 @@ class Shutdown:
             worker.flush_all(monotonic() + EXIT_TIMEOUT_S, final=True)
 
     def flush_at_exit(self) -> None:
-        """Send everything that is pending, as the process exits."""
         began = monotonic()
         for worker in self._workers:
             worker.jobs.wait_until_closed(began + EXIT_TIMEOUT_S)
@@ -137,74 +178,6 @@ class Shutdown:
             for job in worker.jobs.active():
                 job.strategy.pause_calls(self.hold_call)
         time.sleep(SETTLE_S)
-
-
-class ExitHooks:
-    """Calls `flush_at_exit` when this process ends, by hooks of Python and of the libraries that
-    the program has imported.
-    """
-
-    def __init__(
-        self, flush_at_exit: Callable[[], None], flush_before_join: Callable[[], None]
-    ) -> None:
-        """`flush_before_join` is called where threads to be joined later may still be running."""
-        self._flush_at_exit = flush_at_exit
-        self._flush_before_join = flush_before_join
-        self._atexit_registered = False
-        self._hooked: set[str] = set()
-        """Modules that call the flush in this process."""
-        self._registered_after_fork: set[str] = set()
-        """Modules that call `_install_again` when a child begins. Children inherit this."""
-
-    def after_fork(self) -> None:
-        """Forget the hooks that a child does not inherit."""
-        self._hooked = set()
-
-    def install(self) -> None:
-        """Install the hooks that are not installed yet, for the libraries that are imported.
-
-        Each process has to do so itself: when a child begins, multiprocessing drops all finalizers,
-        also those of the child ("forkserver" and "spawn" import the main module before that). Then
-        it calls what is registered for the time after a fork.
-        """
-        if not self._atexit_registered:
-            self._atexit_registered = True
-            atexit.register(self._flush_at_exit)
-        for package in ("multiprocessing", "billiard"):
-            name = f"{package}.util"
-            if name in sys.modules and name not in self._hooked:
-                util = sys.modules[name]
-                util.Finalize(None, self._flush_in_finalizer, (package,), exitpriority=100)
-                self._hooked.add(name)
-                if name not in self._registered_after_fork:
-                    self._registered_after_fork.add(name)
-                    util.register_after_fork(self, ExitHooks._install_again)
-        name = "celery.signals"
-        if name in sys.modules and name not in self._hooked:
-            sys.modules[name].worker_process_shutdown.connect(
-                self._on_celery_child_exit, weak=False, dispatch_uid="distwindow"
-            )
-            self._hooked.add(name)
-
-    def move_before_others(self) -> None:
-        """Have Python's own hook run before those that were registered until now."""
-        if self._atexit_registered:
-            atexit.unregister(self._flush_at_exit)
-            atexit.register(self._flush_at_exit)
-
-    def _install_again(self) -> None:
-        self._hooked.clear()
-        self.install()
-
-    def _flush_in_finalizer(self, package: str) -> None:
-        # Children that billiard has forked end by `os._exit`, which ends their threads.
-        if package == "multiprocessing" or sys.modules[package].get_start_method() == "spawn":
-            self._flush_before_join()
-        else:
-            self._flush_at_exit()
-
-    def _on_celery_child_exit(self, **_: Any) -> None:
-        self._flush_at_exit()
 
 
 # The threads that Python joins before a process ends are all that are not daemons.
@@ -382,9 +355,7 @@ class GeventListener:
         """True once a limiter has been made."""
 
     def after_fork(self) -> None:
-        """Subscribe if gevent was imported after the last limiter was made. A child inherits a
-        subscription that its parent has.
-        """
+        """Subscribe if gevent was imported after the last limiter was made."""
         if self._limiter_made:
             self.subscribe()
 

@@ -164,7 +164,6 @@ class Completion:
 
     @property
     def is_complete(self) -> bool:
-        """True after `complete`."""
         return self._done.is_set
 
     def complete(self, failure: StoreError | None = None) -> None:
@@ -175,11 +174,9 @@ class Completion:
             self._waiters.pop()()
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is complete, for `seconds` at most."""
         self._done.wait(seconds)
 
     async def wait_async(self, seconds: float) -> None:
-        """Do as `wait`, for tasks."""
         loop = running_loop()
         ended = loop.create_future()  # with `wait_for` a burst of tasks takes nearly twice as long
 

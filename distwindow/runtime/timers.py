@@ -78,7 +78,6 @@ class Timer:
         return min(self.due_at, self.settled_at)
 
     def wait_for_run(self, seconds: float) -> None:
-        """Wait until the run that is under way has ended, for at most `seconds`."""
         run_done = self.run_done
         if run_done is not None:
             run_done.wait(seconds)
@@ -170,7 +169,6 @@ class Timers:
         return timer in self._due_at
 
     def discard(self, timer: Timer) -> None:
-        """Forget `timer`, which is detached."""
         self._due_at.pop(timer, None)
 
     def take_due(self, now: float) -> list[Timer]:

@@ -78,12 +78,6 @@ class FlushWorker:
         """Run `timer` when it is due. Return False if nobody will: the next call has to wake."""
         raise NotImplementedError  # each worker wakes up differently
 
-    def flush_all(self, deadline: float, *, final: bool) -> None:
-        """Send everything that is pending, until `deadline` (monotonic seconds). With `final`, no
-        call is decided any more, and the flush is repeated until nothing is pending.
-        """
-        raise NotImplementedError  # each worker has limiters of one kind
-
 
 class WorkerThread(FlushWorker):
     """Runs the timers of all blocking limiters of this process, in one thread. The thread takes
@@ -126,7 +120,6 @@ class WorkerThread(FlushWorker):
         self.wait_for(timer)
 
     def wait_for(self, timer: Timer) -> None:
-        """Wait until the run of `timer` that is under way has ended."""
         if _thread.get_ident() != self._thread_ident:
             timer.wait_for_run(EXIT_TIMEOUT_S)
 
@@ -322,7 +315,6 @@ class _LoopWorker:
         self._cancelled = False
 
     def wake(self, timer: Timer) -> None:
-        """Run `timer` when it is due."""
         self.timers.add(timer)
         if self._woken is not None:
             _set_woken(self._woken)

@@ -46,7 +46,6 @@ def is_async_generator(function: Any) -> bool:
 
 
 def function_name(function: Any) -> str:
-    """Return the name of `function` for error messages."""
     return getattr(function, "__qualname__", None) or short_repr(function)
 
 
@@ -80,7 +79,6 @@ def _digest(value: object) -> str:
 
 
 def describe_function(function: Any) -> str:
-    """Return the name and the kind of `function` for error messages."""
     if not is_async_callable(function) and not is_async_generator(function):
         return f"{function_name(function)} is no coroutine function"
     kind = "a coroutine function" if is_async_callable(function) else "an async generator"

@@ -47,26 +47,18 @@ def _count_fork() -> None:
     forks += 1
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
-
-_registered: weakref.WeakSet[Any] | None = None
+_registered: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def register_after_fork(owner: T) -> T:
     """Call `owner.after_fork()` in forked children, for as long as `owner` lives."""
-    global _registered
-    if _registered is None:
-        _registered = weakref.WeakSet()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=reset_process_state)
     _registered.add(owner)
     return owner
 
 
 def reset_process_state() -> None:
     """Reset connections, counts and locks, as in a forked child."""
-    for owner in list(_registered or ()):
+    for owner in list(_registered):
         owner.after_fork()
 
 
@@ -166,4 +158,6 @@ FORK_WAIT = ForkWait()
 """The one of this process."""
 
 if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
     os.register_at_fork(before=FORK_WAIT.wait, after_in_child=FORK_WAIT.after_fork)
+    os.register_at_fork(after_in_child=reset_process_state)

@@ -104,7 +104,6 @@ class PatchState:
 
     @property
     def is_outdated(self) -> bool:
-        """True if the standard library was patched since."""
         return self._queue_in_use is not queue.SimpleQueue
 
     def check(self) -> None:
@@ -168,7 +167,6 @@ def was_raised_by_signal_handler(exc: BaseException) -> bool:
 
 
 def _code_of(function: Any) -> Any:
-    """Return the code of a function, a method, or an object with `__call__`."""
     if not hasattr(function, "__code__"):  # a method has that of its function
         function = vars(type(function)).get("__call__")
     return getattr(function, "__code__", None)

@@ -63,7 +63,6 @@ class WaitQueues:
                     waiter.wake()
 
     def check_open(self) -> None:
-        """Raise `ConfigurationError` after `close`."""
         if self._closed:
             raise closed_failure()
 
@@ -76,8 +75,9 @@ class WaitQueues:
         self.times_freed = 0
         """How often permits were given back in this process."""
 
-    def join(self, waiter: Waiter, name: bytes) -> None:
-        """Put `waiter` at the end of the queue of this name."""
+    def join(self, waiter: Waiter) -> None:
+        """Put `waiter` at the end of its queue."""
+        name = waiter.name
         with self._lock:
             # The waiter has its queue first, so that it can leave if it is interrupted here.
             waiter._queue = queue = self.by_name.get(name) or _Queue()
@@ -87,9 +87,7 @@ class WaitQueues:
             queue.waiting.append(waiter)
 
     def wake_too_late(self, head: Waiter, queue: _Queue, until: float) -> None:
-        """Wake those behind `head` whose timeouts end before `until` (monotonic seconds), when the
-        refusal of the head ends. They raise at once; nobody else is woken.
-        """
+        """Wake those behind `head`, refused `until` then, whose timeouts end before: they raise."""
         if until <= queue.earliest_deadline:
             return
         with self._lock:
@@ -119,25 +117,22 @@ class WaitQueues:
                 queue.waiting[0].wake()
 
     def first(self, name: bytes, count: int) -> list[Waiter]:
-        """Return the first waiters in the queue of this name."""
         with self._lock:
             queue = self.by_name.get(name)
             return [] if queue is None else list(islice(queue.waiting, count))
 
     def count(self, name: bytes) -> int:
-        """Return how many wait in the queue of this name."""
         queue = self.by_name.get(name)
         return 0 if queue is None else len(queue.waiting)
 
-    def leave(self, waiter: Waiter, queue: _Queue, name: bytes) -> None:
-        """Take `waiter` out of `queue`, and wake the head."""
+    def leave(self, waiter: Waiter, queue: _Queue) -> None:
         with self._lock:
             if waiter in queue.waiting:
                 queue.waiting.remove(waiter)
             if queue.waiting:
                 queue.waiting[0].wake()
-            elif self.by_name.get(name) is queue:
-                del self.by_name[name]
+            elif self.by_name.get(waiter.name) is queue:
+                del self.by_name[waiter.name]
 
 
 class _Queue:
@@ -200,7 +195,7 @@ class Waiter:
         """`timeout`: seconds from `began_at` (monotonic; None: now) on; None: without end."""
         self._queues = queues
         self._clock = queues.clock
-        self._name = name
+        self.name = name
         self._began_at = self._clock.monotonic() if began_at is None else began_at
         self._deadline = None if timeout is None else self._began_at + timeout
         self._queue: _Queue | None = None
@@ -217,9 +212,9 @@ class Waiter:
         """Join the queue, and wait until those before have been served or the timeout is over.
         Return False if there were none. Raises `ConfigurationError` once the queues are closed.
         """
-        self._join()
+        self._queues.join(self)
         waited = False
-        while not self._is_head() and (left := self._remaining_s_or_raise()) != 0.0:
+        while not self.is_head and (left := self._remaining_s_or_raise()) != 0.0:
             waited = True
             self.sleep(left)
         return waited
@@ -228,15 +223,14 @@ class Waiter:
         """Leave the queue, and wake the next waiter."""
         queue = self._queue
         if queue is not None:
-            self._queues.leave(self, queue, self._name)
+            self._queues.leave(self, queue)
 
     def first_waited_ms(self, count: int) -> tuple[int, ...]:
         """Return how long each of the first `count` waiters of the queue has waited, ms."""
-        return tuple(waiter.waited_ms for waiter in self._queues.first(self._name, count))
+        return tuple(waiter.waited_ms for waiter in self._queues.first(self.name, count))
 
     @property
     def waited_ms(self) -> int:
-        """The time that it has waited, ms."""
         return round((self._clock.monotonic() - self._began_at) * 1000)
 
     def wake(self) -> None:
@@ -248,15 +242,13 @@ class Waiter:
         self._wake_up.sleep(seconds)
         self._queues.check_open()
 
-    def _join(self) -> None:
-        self._queues.join(self, self._name)
-
-    def _is_head(self) -> bool:
+    @property
+    def is_head(self) -> bool:
+        """False for a waiter that sends out of turn."""
         assert self._queue is not None
         return self._queue.waiting[0] is self
 
     def _remaining_s_or_raise(self) -> float | None:
-        """Return the seconds for which the waiter may wait; None: no end."""
         return self.remaining_s
 
 
@@ -299,11 +291,6 @@ class PermitWaiter(Waiter):
             return False
         queue.freed = False
         return True
-
-    @property
-    def is_head(self) -> bool:
-        """False for a waiter that sends out of turn."""
-        return self._is_head()
 
     @property
     def has_followers(self) -> bool:
@@ -364,16 +351,14 @@ class AsyncWaiter(Waiter):
         self._event = asyncio.Event()
 
     async def wait_async(self) -> bool:
-        """Do as `Waiter.wait`."""
-        self._join()
+        self._queues.join(self)
         waited = False
-        while not self._is_head() and (left := self._remaining_s_or_raise()) != 0.0:
+        while not self.is_head and (left := self._remaining_s_or_raise()) != 0.0:
             waited = True
             await self.sleep_async(left)
         return waited
 
     async def sleep_async(self, seconds: float | None) -> None:
-        """Do as `sleep`."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._event.wait(), seconds)
         self._event.clear()
@@ -466,9 +451,7 @@ class Turns:
         return decision
 
     def attempt_all(self, acquire: Acquire, enqueue: object) -> Operation[Decision]:
-        """Return the decision of a call over several keys with `enqueue`, as `attempt`; the store
-        makes it. The turn is in the line of the limit that has room last.
-        """
+        """Do as `attempt` over several keys, in the line of the limit that has room last."""
         _check_has_line(acquire, enqueue)
         command = AcquireTurn(acquire.charges)
         reply = yield from send(command)

@@ -407,7 +407,7 @@ def test_a_caller_borrows_within_its_timeout_and_leaves_the_queue_before_it_wait
     call = limiter.decider.borrowing.call("k", 1, True)
     queues = limiter.decider.queues
     waiter = PermitWaiter(queues, call.acquire, timeout, priority=True)
-    waiter._join()
+    waiter._queues.join(waiter)
     operation = call.wait_until_admitted(waiter)
     step: Any = next(operation)
     reply = limiter._store.execute(step)

@@ -103,7 +103,7 @@ class Fleet:
                 waiter.permit_waiter._deadline = (
                     None if waiter.timeout is None else self.clock.monotonic() + waiter.timeout
                 )
-                waiter.permit_waiter._join()
+                waiter.permit_waiter._queues.join(waiter.permit_waiter)
                 if waiter.timeout is not None:
                     self.at(when_ms + int(waiter.timeout * 1000), waiter, "looks")
                 self.look(waiter)
@@ -121,8 +121,7 @@ class Fleet:
             return
         try:
             begins = (
-                waiter.permit_waiter._is_head()
-                or waiter.permit_waiter._remaining_s_or_raise() == 0.0
+                waiter.permit_waiter.is_head or waiter.permit_waiter._remaining_s_or_raise() == 0.0
             )
         except RateLimitExceeded as refused:
             self.refused.append((waiter.number, refused))

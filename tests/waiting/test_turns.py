@@ -38,9 +38,9 @@ class Queue:
         self.turns = Turns(commands, strategy, "store", self.clock, lambda decision: decision)
         queues = WaitQueues(self.clock)
         self.head = PermitWaiter(queues, self.command, timeout)
-        self.head._join()
+        self.head._queues.join(self.head)
         for _ in range(followers):
-            PermitWaiter(queues, self.command, None)._join()
+            queues.join(PermitWaiter(queues, self.command, None))
         self.steps: list[Any] = []
         self.operation: Generator[Any, Any, Decision] = wait_for_turn(
             self.command, self.turns, self.head
@@ -204,7 +204,7 @@ def test_who_is_not_the_head_leaves_the_turn_alone() -> None:
     """A waiter whose timeout ends while nobody has been refused sends out of turn."""
     queue = Queue().holds()
     outside = PermitWaiter(queue.head._queues, queue.command, 0.0)
-    outside._join()
+    outside._queues.join(outside)
     operation = wait_for_turn(queue.command, queue.turns, outside)
     assert next(operation) is queue.command
     with pytest.raises(RateLimitExceeded):

@@ -33,7 +33,7 @@ class Queue:
 
     def join(self, timeout: float | None = None) -> PermitWaiter:
         waiter = self.waiter(timeout)
-        waiter._join()
+        waiter._queues.join(waiter)
         return waiter
 
     def refuse(self, head: PermitWaiter, retry_after: float) -> None:
@@ -47,7 +47,7 @@ class Queue:
         queue = self.queues.by_name.get(COMMAND.charges[0].ring)
         if queue is None or waiter not in queue.waiting:
             return "left"
-        return "head" if waiter._is_head() else "waiting"
+        return "head" if waiter.is_head else "waiting"
 
 
 def waits(queue: Queue, waiter: PermitWaiter) -> str:

@@ -52,7 +52,7 @@ class History:
 
     def join(self, timeout: float | None) -> None:
         waiter = self.waiter_type(self.queues, COMMAND, timeout)
-        waiter._join()
+        waiter._queues.join(waiter)
         deadline = None if timeout is None else self.clock.monotonic() + timeout
         self.waiting.append((waiter, deadline))
 
