@@ -42,7 +42,7 @@ def check_options(options: Options) -> None:
         value = getattr(options, name)
         if callable(value):
             check_not_async(name, value)
-            check_takes(name, value, 4)
+            check_takes(name, value, 4, "(key, cost, limits, error)")
         elif value not in get_args(Answer) and not (value is None and name == "on_unknown"):
             raise ConfigurationError(
                 f'{name}={short_repr(value)} is none of "raise", "allow", "deny", "local", and no '

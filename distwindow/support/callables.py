@@ -161,15 +161,16 @@ _Call = tuple[int, frozenset[str]]
 """How many arguments are given by position, and the names of the others."""
 
 
-def check_takes(name: str, function: Any, count: int) -> None:
+def check_takes(name: str, function: Any, count: int, arguments: str = "") -> None:
     """Raise `ConfigurationError` for a function that does not take so many arguments by position.
-    One whose signature is not known is not checked.
+    One whose signature is not known is not checked. `arguments` names them.
     """
     signature = _signature(function)
     if signature is not None and not _fits(signature, (count, frozenset())):
+        arguments = arguments or f"{count} argument{'' if count == 1 else 's'}"
         raise ConfigurationError(
             f"{name}={function_name(function)} takes {_shown(signature)}, and is called with "
-            f"{count} argument{'' if count == 1 else 's'}"
+            f"{arguments}"
         )
 
 

@@ -148,27 +148,12 @@ class Program:
         self.way = way
         self.prefix = f"{prefix}-{way.replace(' ', '-')}"
         forks = "ignore:.*fork.*:DeprecationWarning"
+        command = [sys.executable, "-W", forks, "-c", program_header() + PROGRAM]
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                forks,
-                "-c",
-                program_header() + PROGRAM,
-                url,
-                self.prefix,
-                kind,
-                mode,
-                way,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            preexec_fn=restore_sigint,
-        )
+            [*command, url, self.prefix, kind, mode, way],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=restore_sigint,
+        )  # fmt: skip
 
     def __enter__(self) -> Program:
         return self
@@ -238,9 +223,8 @@ def test_what_was_counted_arrives(redis_url: str, prefix: str, kind: str, mode: 
                 assert complaints.endswith("\nKeyboardInterrupt\n")
             else:
                 assert complaints == ""
-            assert (
-                complaints.count("Traceback") <= 2
-            )  # a KeyboardInterrupt under asyncio prints two tracebacks
+            # A KeyboardInterrupt under asyncio prints two.
+            assert complaints.count("Traceback") <= 2
             nothing_lost(redis_url, program.prefix)
 
 

@@ -247,12 +247,6 @@ def test_what_is_awaited_is_limited_by_the_asyncio_limiter(function: Any) -> Non
         done(limited(3))
 
 
-@AWAITED
-def test_what_is_awaited_is_refused_by_the_blocking_limiter(function: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"coroutine function; use AsyncLimiter\.limit"):
-        limiter_of(Limiter).limit("key")(function)
-
-
 class Numbers:
     async def __call__(self, x: int) -> AsyncIterator[int]:
         yield x
@@ -267,6 +261,7 @@ class Numbers:
         (Service().method, r"Service\.method is a coroutine function; use Async"),
         (double, "double is a coroutine function; use Async"),
         (count, "count is an async generator; use Async"),
+        (functools.partial(functools.partial(count)), "an async generator; use Async"),
     ],
 )
 def test_the_error_names_the_kind_of_function(function: Any, message: str) -> None:
@@ -285,12 +280,6 @@ def test_async_generators_are_limited_by_the_asyncio_limiter(function: Any) -> N
     with pytest.raises(RateLimitExceeded):
         asyncio.run(all_of(3))
     assert asyncio.run(all_of(1)) == [0]
-
-
-@GENERATORS
-def test_async_generators_are_refused_by_the_blocking_limiter(function: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"async generator; use AsyncLimiter\.limit"):
-        limiter_of(Limiter).limit("key")(function)
 
 
 def test_a_limited_generator_is_sent_to_thrown_into_and_closed() -> None:

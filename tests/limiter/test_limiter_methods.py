@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, ConfigurationError, Limiter, RateLimitExceeded
+from distwindow import AsyncLimiter, Limiter, RateLimitExceeded
 from tests.clock_and_stores import Awaited, ManualClock, fresh_key
 
 
@@ -264,15 +264,3 @@ async def test_limited_coroutine_functions(where: str, clock: ManualClock) -> No
         with pytest.raises(RateLimitExceeded):
             await Shop().sell(2)
         assert await Shop().sell(1) == 1
-
-
-def test_the_limiter_of_the_other_kind_is_refused() -> None:
-    def plain() -> None: ...
-    async def coroutine() -> None: ...
-
-    with pytest.raises(ConfigurationError, match=r"coroutine .*use AsyncLimiter\.limit"):
-        Limiter("memory://", "5/s").limit("key")(coroutine)
-    with pytest.raises(
-        ConfigurationError, match=r"plain is no coroutine function; use Limiter\.limit"
-    ):
-        AsyncLimiter("memory://", "5/s").limit("key")(plain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sqlite3
 import threading
 from contextlib import closing
@@ -49,25 +48,6 @@ def test_the_end_of_an_entry_never_replaces_the_result_of_its_block() -> None:
     entry.__enter__()
     limiter.close()
     entry.__exit__(KeyError, KeyError(), None)  # raises nothing, so the KeyError goes on
-
-
-def test_whatever_ends_an_entry_early_is_an_error() -> None:
-    limiter = Limiter("memory://", "10/second")
-    with pytest.raises(KeyboardInterrupt), limiter.entry("k"):
-        raise KeyboardInterrupt
-    assert (limiter.stats("k").success, limiter.stats("k").error) == (0, 1)
-
-
-async def _work() -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("limiter_class", "function"),
-    [(Limiter, functools.partial(_work)), (AsyncLimiter, functools.partial(print))],
-)
-def test_a_partial_of_the_other_kind_is_told_apart(limiter_class: Any, function: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"Limiter\.limit"):
-        limiter_class("memory://", "5/minute").limit("k")(function)
 
 
 @pytest.mark.parametrize("limiter_class", [Limiter, AsyncLimiter])

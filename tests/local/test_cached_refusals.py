@@ -11,7 +11,7 @@ import pytest
 
 from distwindow import Key, RateLimitExceeded
 from tests.clock_and_stores import ManualClock, fresh_key
-from tests.harness import Harness, LimiterAdapter, admin, used
+from tests.harness import Harness, LimiterAdapter
 from tests.servers import Proxy, until
 
 MODES = ["direct", "leased", "eventual"]
@@ -186,35 +186,3 @@ def test_peek_and_guards_use_a_cached_refusal(
     assert proxy.requests == before
     limiter.flush()
     assert limiter.stats("k").blocked == 2  # `peek` counts nothing
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_waiting_ends_in_time(harness: Harness, redis_url: str, prefix: str, mode: str) -> None:
-    limiter = harness.limiter(
-        redis_url, "5/80ms 10 buckets", prefix=prefix, consistency=mode, sync_interval=0.02
-    )
-    limiter.try_acquire("warm")
-    began = time.monotonic()
-    for _ in range(6):
-        assert limiter.acquire("k", timeout=20)
-    assert time.monotonic() - began >= 0.07  # nine buckets of ten
-
-
-def test_refusals_of_many_keys_are_cached_and_flushed_together(
-    harness: Harness, proxy: Proxy, redis_url: str, prefix: str
-) -> None:
-    limiter = harness.limiter(proxy.url, "1/hour", prefix=prefix, timeout=5, **NEVER)
-    limiter.each(["sends the script of flushes"] * 3)
-    limiter.flush()
-    keys = [f"k{n}" for n in range(100)]
-    limiter.each(keys)
-    assert not any(limiter.each(keys))
-    before = proxy.requests
-    assert not any(limiter.each(keys * 3))
-    assert proxy.requests == before
-    limiter.flush()
-    # It is written at once, and the proxy may read it in several chunks.
-    assert proxy.requests - before < 8
-    with admin(redis_url) as server:
-        assert used(server, prefix) == 101
-    assert all(limiter.stats(key).blocked == 4 for key in keys[::50])

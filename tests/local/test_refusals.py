@@ -207,18 +207,6 @@ def test_a_refusal_is_cached_until_the_moment_it_named(
         assert fleet.store.executed > executed
 
 
-@settings(LENIENT, max_examples=50)
-@given(cost=st.integers(2, 9), smaller=st.integers(1, 8))
-def test_a_smaller_cost_is_decided_by_the_store(cost: int, smaller: int) -> None:
-    fleet = ScriptedFleet(LIMITS[0], direct(), [(5.0, 0)], start_ms=T0 + 0.3)
-    refused = len(fleet.refused)
-    while len(fleet.refused) == refused:
-        fleet.do(("call", 0, "a", cost, 1))
-    executed = fleet.store.executed
-    fleet.do(("call", 0, "a", min(smaller, cost - 1), 1))
-    assert fleet.store.executed > executed
-
-
 @settings(LENIENT, max_examples=60)
 @given(
     limits=st.sampled_from(LIMITS),

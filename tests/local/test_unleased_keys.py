@@ -52,17 +52,7 @@ def test_calls_close_together_lead_to_a_lease(key: Any) -> None:
     assert type(next(steps)).__name__ == "Fetch", "the demand is that of the calls before"
     steps.close()
     assert not setup.goes_straight(key), "it has a key state now"
-    assert not setup.goes_straight(key, 2)
-
-
-def test_a_key_with_a_lease_does_not_go_straight_with_another_cost() -> None:
-    """Its lease has to be given back before the store decides a call that costs more."""
-    setup = Setup()
-    setup.goes_straight()
-    steps = setup.strategy.acquire_remote("k", 1)
-    next(steps)
-    steps.close()
-    assert not setup.goes_straight("k", 7)
+    assert not setup.goes_straight(key, 7), "its lease is given back before a call that costs more"
 
 
 def test_a_long_key_always_goes_straight_and_nothing_is_kept_of_it() -> None:

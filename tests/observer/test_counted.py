@@ -5,7 +5,6 @@ application has seen: by name, limit, result, reason and source.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 import threading
 from collections import Counter
@@ -40,7 +39,7 @@ from distwindow import (
 from distwindow.breaker.circuit_breaker import AsyncBreaker
 from distwindow.contrib import http
 from distwindow.ring.clock import SYSTEM
-from distwindow.support.async_use import run_at_once
+from distwindow.support.async_use import result_of, run_at_once
 from tests.away.stores import NOT_SENT, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
 from tests.observer.told import Told
@@ -48,10 +47,6 @@ from tests.web.test_rate_limits import Awaiting, Blocking
 
 CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
 Row = tuple[str, str, str, str, str]
-
-
-async def result_of(answer: Any) -> Any:
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 def run(in_tasks: bool, calls: Coroutine[Any, Any, None]) -> None:
@@ -292,20 +287,6 @@ def test_labels_of_requests_are_of_their_keys() -> None:
     labels = {str(counts.label) for counts in told.counts}
     assert labels == {"<ann>", "<bob>", "<{t}cid>", "<9.9.9.9>"}
     assert {counts.name for counts in told.counts} == {"a:b"}
-
-
-def test_names_are_at_most_1000_and_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the path of a mount may be what a client has written."""
-    monkeypatch.setattr("distwindow.observer._MAX_NAMES", 2)
-    told = Named()
-    of = Blocking("memory://", on_store_error="raise", observer=told)
-    limit = of.limit("9/minute")
-    for number in range(5):
-        of.run(limit.decide({"route": f"GET /{number}"}, http.LimitedRequest()))
-    of.close()
-    assert {counts.name: counts.calls for counts in told.counts} == {
-        "GET /0": 1, "GET /1": 1, "other": 3,
-    }  # fmt: skip
 
 
 def test_requests_that_wait_are_told_for_how_long() -> None:

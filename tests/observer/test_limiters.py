@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from inspect import isawaitable
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ from distwindow.away.outages import Outages
 from distwindow.observer import _MAX_NAMES, MAX_LABELS, Tally
 from distwindow.ring.clock import SYSTEM
 from distwindow.stores.memory import MemoryStore
-from distwindow.support.async_use import run_at_once
+from distwindow.support.async_use import result_of, run_at_once
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
 from tests.observer.told import Seen, Told
@@ -43,10 +42,6 @@ from tests.servers.wait import free_port, until
 
 KINDS = pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
 CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
-
-
-async def result_of(answer: Any) -> Any:
-    return await answer if isawaitable(answer) else answer
 
 
 def run(kind: Any, calls: Coroutine[Any, Any, None]) -> None:
@@ -436,53 +431,12 @@ def test_what_a_function_of_labels_raises_fails_nothing(caplog: pytest.LogCaptur
     assert "key_label" in caplog.text
 
 
-class Failing(Told):
-    """Does something first that an observer should not."""
-
-    def __init__(self, do: Callable[[], object]) -> None:
-        super().__init__()
-        self.do = do
-
-    def on_counts(self, batch: Sequence[Counts]) -> None:
-        super().on_counts(batch)
-        self.do()
-
-
-def _raise() -> None:
-    raise LookupError("an observer")
-
-
-@CONSISTENCIES
-def test_an_observer_that_fails_fails_nothing_and_is_logged_once(
-    consistency: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    told = Failing(_raise)
-    limiter, _ = limiter_of(
-        Limiter, "elsewhere", ManualClock(), "100/minute", observer=told, consistency=consistency
-    )
-    for _ in range(3):
-        for _ in range(5):
-            assert limiter.try_acquire("key")
-        limiter.flush()
-    assert sum(told.calls.values()) == 15
-    assert len([r for r in caplog.records if "observer" in r.getMessage()]) == 1
-
-
-@CONSISTENCIES
-def test_an_observer_may_call_the_limiter(consistency: Any) -> None:
-    limiter: Any = None
-    told = Failing(lambda: limiter.try_acquire("inner"))
-    limiter, _ = limiter_of(
-        Limiter, "elsewhere", ManualClock(), "100/minute", observer=told, consistency=consistency
-    )
-    limiter.try_acquire("key")
-    limiter.flush()
-    limiter.flush()
-    assert sum(told.calls.values()) >= 2
-
-
 def test_a_slow_observer_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with Limiter("memory://", "5/minute", observer=Failing(lambda: time.sleep(0.06))) as limiter:
+    class Slow(Observer):
+        def on_counts(self, batch: Sequence[Counts]) -> None:
+            time.sleep(0.06)
+
+    with Limiter("memory://", "5/minute", observer=Slow()) as limiter:
         assert limiter.try_acquire("key")
     assert "has taken 0.0" in caplog.text
 
@@ -524,20 +478,6 @@ def test_the_last_call_in_memory_is_told_though_the_worker_comes_meanwhile(flush
             seen.note(limiter.try_acquire("key"))
             until(lambda: told.calls == seen.calls)
         assert told.permits == seen.permits
-
-
-def test_a_default_observer_is_that_of_what_is_made_then() -> None:
-    told = Told()
-    before = Limiter("memory://", "5/minute")
-    set_default_observer(told)
-    try:
-        with Limiter("memory://", "5/minute") as limiter:
-            limiter.try_acquire("key")
-            before.try_acquire("key")
-    finally:
-        set_default_observer(None)
-    before.close()
-    assert [(counts.name, counts.calls) for counts in told.counts] == [("distwindow", 1)]
 
 
 @pytest.mark.parametrize("place", ["memory", "elsewhere"])
@@ -610,28 +550,6 @@ else:
 """
     result = run_python("-c", program)
     assert result.stdout == "{'key 1': 1, 'other': 2}\n", result.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
-def test_a_forked_child_begins_empty() -> None:
-    program = """
-import os, sys
-from distwindow import Limiter
-from tests.observer.told import Told
-told = Told()
-limiter = Limiter("memory://", "100/minute", observer=told, flush_interval=30)
-for _ in range(3):
-    limiter.try_acquire("key")
-child = os.fork()
-limiter.try_acquire("key")
-limiter.close()
-os.write(1, f"{'parent' if child else 'child'} {sum(told.calls.values())}\\n".encode())
-if child:
-    os.waitpid(child, 0)
-"""
-    result = run_python("-c", program)
-    assert sorted(result.stdout.split("\n")) == ["", "child 1", "parent 4"], result.stderr
 
 
 @pytest.mark.slow

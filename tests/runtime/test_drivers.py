@@ -37,10 +37,7 @@ def drive(request: pytest.FixtureRequest) -> Any:
     def both(operation: Operation[Any], world: World) -> Any:
         if request.param == "run":
             return run_blocking(operation, world, world)
-        return asyncio.run(_finish(operation, world))
-
-    async def _finish(operation: Operation[Any], world: World) -> Any:
-        return await run_async(operation, world.awaited, world.awaited)
+        return asyncio.run(run_async(operation, world.awaited, world.awaited))
 
     return both
 

@@ -10,12 +10,11 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from distwindow import Limiter, StoreError, StoreTimeout
+from distwindow import Limiter, StoreTimeout
 from distwindow.stores.redis.call_sharing import CallGroup, GroupMember, InFlightCall
 from tests.local.interrupted import PLENTY, SCRIPT, raised_after, subclass
 from tests.servers import Proxy
-from tests.servers.faults import Delay, Pass, Silent
-from tests.servers.wait import until
+from tests.servers.faults import Delay, Silent
 
 KINDS = [Exception, TimeoutError, OSError, RuntimeError, RedisTimeoutError, RedisConnectionError,
          StoreTimeout, KeyboardInterrupt, KeyError, TypeError, ValueError, IndexError,
@@ -86,20 +85,3 @@ def test_members_get_their_shares_of_a_reply_that_has_arrived() -> None:
     group.fail(KeyboardInterrupt())
     assert [member.share() for member in members] == [(7, 1), (6, 1), (5, 1)]
     assert members[1].wait(0.0)
-
-
-@pytest.mark.slow
-def test_a_store_that_works_again_is_used_again(proxy: Proxy, prefix: str) -> None:
-    """After failures and interruptions the limiter works as before."""
-    with Limiter(proxy.url, PLENTY, prefix=prefix, timeout=0.3) as limiter:
-        with proxy.inject(Silent()), pytest.raises(StoreError):
-            limiter.try_acquire("k")
-        proxy.fault = Pass()
-        until(lambda: bool(_answers(limiter)))
-
-
-def _answers(limiter: Limiter) -> bool:
-    try:
-        return limiter.try_acquire("k").allowed
-    except StoreError:
-        return False

@@ -68,8 +68,6 @@ class Work:
     def unacknowledged_counts(self) -> int:
         return self.counted - self.sent
 
-    def worked(self, now: float) -> None: ...
-
     def reschedule(self, now: float) -> None: ...
 
 
@@ -100,8 +98,8 @@ def worker(alone: None) -> WorkerThread:
     return WorkerThread()
 
 
-def serve(worker: WorkerThread | WorkerTasks, work: Any) -> FlushJob:
-    return worker.add_limiter(work, work.send, SYSTEM, name="a test")
+def serve(worker: WorkerThread | WorkerTasks, work: Any, flush: Any = None) -> FlushJob:
+    return worker.add_limiter(work, flush or work.send, SYSTEM, name="a test")
 
 
 def interrupted(step: Callable[[], object], number: int) -> bool:
@@ -347,15 +345,7 @@ async def test_nothing_that_a_flush_raises_ends_the_task(
         return flush
 
     # Kept, as the worker has weak references.
-    _jobs = [
-        worker.add_limiter(
-            work,  # type: ignore[arg-type]  # it stands in for a strategy
-            flush_of(work),
-            SYSTEM,
-            name="a test",
-        )
-        for work in works
-    ]
+    _jobs = [serve(worker, work, flush_of(work)) for work in works]
     loop_worker = worker._worker(asyncio.get_running_loop())
     for _ in range(4):
         for work in works:
@@ -397,7 +387,7 @@ def test_what_is_counted_while_all_is_flushed_is_sent_if_no_call_is_decided_any_
         work.counted = 2  # of a call that was being decided
 
     work.counted = 1
-    job = worker.add_limiter(work, send, SYSTEM, name="a test")  # type: ignore[arg-type]  # in place of a strategy
+    job = serve(worker, work, send)
     worker.flush_all(SYSTEM.monotonic() + 5, final=final)
     assert (work.sent, job.failure) == (sent, None)
 
@@ -442,7 +432,7 @@ def test_a_job_that_has_given_up_at_exit_is_tried_once(worker: WorkerThread) -> 
         attempts += 1
         return StoreUnavailable("away", charged=False)
 
-    job = worker.add_limiter(work, fail, SYSTEM, name="a test")  # type: ignore[arg-type]  # in place of a strategy
+    job = serve(worker, work, fail)
     job.gave_up_at_exit = True
     worker.flush_all(SYSTEM.monotonic() + 0.2, final=True)
     assert attempts == 1
@@ -468,19 +458,9 @@ def test_a_shutdown_repeats_what_may_succeed(
         job.store_is_away = is_away
         return failure if flushes < 3 else None
 
-    job = worker.add_limiter(Work(), flush, SYSTEM, name="a test")  # type: ignore[arg-type]  # in place of a strategy
+    job = serve(worker, Work(), flush)
     worker.flush_all(SYSTEM.monotonic() + 60, final=False)
     assert flushes == attempts
-
-
-def test_a_flush_that_had_nothing_to_send_does_not_say_that_flushing_works() -> None:
-    job = FlushJob(Work(), lambda everything: None, "a test")  # type: ignore[arg-type]  # in place of a strategy
-    job.strategy.dropped = 0
-    job.record(StoreUnavailable("away", charged=False))
-    for has_sent in (False, True):
-        job.had_work = has_sent
-        job.record(None)
-        assert (job.settled_at < NEVER) == has_sent
 
 
 # -- one flush ------------------------------------------------------------------------------------
