@@ -274,9 +274,10 @@ def test_a_call_above_the_share_is_refused_and_not_an_error() -> None:
     assert decision.retry_after == RETRY_AFTER_S  # no time brings room, only the store does
 
 
-def test_a_call_over_several_keys_is_counted_wholly_or_not_at_all() -> None:
+@pytest.mark.parametrize("consistency", ["direct", "eventual"])
+def test_a_call_over_several_keys_is_counted_wholly_or_not_at_all(consistency: str) -> None:
     store = RemoteStore(ManualClock())
-    limiter = limiter_on(store, on_store_error="local", share=0.5)
+    limiter = limiter_on(store, consistency=consistency, on_store_error="local", share=0.5)
     store.failure = NOT_SENT
     both = [("a", "10/minute", 1), ("b", "4/minute", 1)]  # shares of 5 and 2
     assert [bool(limiter.try_acquire_all(both)) for _ in range(3)] == [True, True, False]

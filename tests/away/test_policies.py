@@ -164,14 +164,6 @@ def test_a_function_that_can_not_be_called_so_is_refused_when_it_is_given() -> N
         limiter_on(RemoteStore(ManualClock()), on_store_error=lambda key: True)
 
 
-def test_with_eventual_only_calls_over_several_keys_need_the_share() -> None:
-    store = RemoteStore(ManualClock())
-    limiter = limiter_on(store, consistency="eventual", on_store_error="local", share=0.5)
-    store.failure = NOT_SENT
-    both = [("a", "10/minute", 1), ("b", "4/minute", 1)]
-    assert [bool(limiter.try_acquire_all(both)) for _ in range(3)] == [True, True, False]
-
-
 def test_calls_over_several_keys_are_decided_one_after_the_other() -> None:
     """Where threads switch often, none is admitted between another's look and its count."""
     store = RemoteStore(ManualClock())

@@ -27,12 +27,10 @@ class System:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.now = 1000.0
-        self.slept = 0
         self.this_thread = 1
         self.at: list[tuple[float, Callable[[], object]]] = []
 
     def sleep(self, seconds: float) -> None:
-        self.slept += 1
         self.now += seconds
         for due in [due for due in self.at if due[0] <= self.now]:
             self.at.remove(due)
@@ -85,16 +83,14 @@ def wait(system: System) -> ForkWait:
 
 
 def test_without_threads_nothing_is_waited_for(system: System, wait: ForkWait) -> None:
-    wait.wait()
-    assert system.slept == 0
+    assert system.waited(wait) == 0
 
 
 def test_threads_that_are_gone_are_not_waited_for(system: System, wait: ForkWait) -> None:
     for thread in range(10, 20):
         system.run(wait, thread)
         system.gone(thread)
-    wait.wait()
-    assert system.slept == 0
+    assert system.waited(wait) == 0
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 0.2)), min_size=1, max_size=5))
@@ -127,16 +123,13 @@ def test_a_server_that_does_not_answer_delays_forks_for_a_second(
     for _ in range(9):
         assert system.waited(wait) == pytest.approx(MAX_WAIT_S, abs=ACCURACY_S)
     system.now += 0.2
-    slept = system.slept
-    wait.wait()
-    assert system.slept == slept
+    assert system.waited(wait) == 0
     end()
 
 
 def test_greenlets_that_end_are_not_waited_for(system: System, wait: ForkWait) -> None:
     system.run(wait, 10, starter=10)  # its thread goes on
-    wait.wait()
-    assert system.slept == 0
+    assert system.waited(wait) == 0
 
 
 def test_greenlets_that_connect_share_a_thread(system: System, wait: ForkWait) -> None:
@@ -150,8 +143,7 @@ def test_greenlets_that_connect_share_a_thread(system: System, wait: ForkWait) -
 def test_a_new_thread_with_the_number_of_an_old_one(system: System, wait: ForkWait) -> None:
     system.run(wait, 10)
     system.now += 1.1
-    wait.wait()
-    assert system.slept == 0
+    assert system.waited(wait) == 0
 
 
 def test_systems_that_do_not_list_their_threads(system: System) -> None:
@@ -191,8 +183,7 @@ def test_a_child_waits_for_no_thread_of_its_parent(system: System, wait: ForkWai
     end = system.connect(wait, 10)
     system.run(wait, 11)
     wait.after_fork()
-    wait.wait()
-    assert system.slept == 0
+    assert system.waited(wait) == 0
     end()  # the child was forked by a thread that connects
 
 

@@ -43,9 +43,5 @@ def all_texts_of(exc: BaseException) -> str:
 
 
 each_limiter = pytest.mark.parametrize(
-    "limiter_class",
-    [
-        pytest.param(Limiter, id="blocking"),
-        pytest.param(AsyncLimiter, id="asyncio"),
-    ],
+    "limiter_class", [Limiter, AsyncLimiter], ids=["blocking", "asyncio"]
 )

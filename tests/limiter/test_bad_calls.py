@@ -16,6 +16,7 @@ import redis.asyncio
 
 from distwindow import AsyncLimiter, ConfigurationError, DistwindowError, Key, Limiter
 from distwindow.ring.key import escape
+from distwindow.support.async_use import result_of
 from tests.clock_and_stores import fresh_key
 from tests.limiter.first_call import attempt, each_limiter, error_of
 from tests.servers import Standalone
@@ -40,20 +41,14 @@ def test_a_call_that_can_never_work_raises_in_every_mode(
             redis_url, "5/hour", prefix=prefix, consistency=consistency, timeout=5
         )
 
-        async def call(key: Any, cost: Any) -> Any:
-            made = limiter.try_acquire(key, cost)
-            return await made if asyncio.iscoroutine(made) else made
-
         messages = set()
         for _ in range(8):
             with pytest.raises((ValueError, TypeError)) as caught:
-                await call(key, cost)
+                await result_of(limiter.try_acquire(key, cost))
             messages.add(str(caught.value))
-            await call("k", 1)
+            await result_of(limiter.try_acquire("k", 1))
         assert len(messages) == 1
-        closed = limiter.close() if limiter_class is Limiter else limiter.aclose()
-        if closed is not None:
-            await closed
+        await result_of(limiter.close() if limiter_class is Limiter else limiter.aclose())
 
     asyncio.run(check())
 

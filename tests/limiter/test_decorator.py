@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 
 from distwindow import AsyncLimiter, ConfigurationError, Key, Limiter, RateLimitExceeded
 from distwindow.support.callables import FunctionArguments, KeyTemplate
-
-each_limiter = pytest.mark.parametrize(
-    "limiter_class", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"]
-)
+from tests.limiter.first_call import each_limiter
 
 
 def limiter_of(limiter_class: Any, limits: Any = "2/hour") -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import inspect
 import multiprocessing
 import pickle
 from collections.abc import Callable
@@ -18,53 +17,29 @@ import redis
 import redis.asyncio
 
 from distwindow import AsyncLimiter, ConfigurationError, Decision, Limiter
-
-SECRET = "hunter2-x9"
-each_limiter = pytest.mark.parametrize(
-    "limiter_class", [Limiter, AsyncLimiter], ids=["blocking", "awaiting"]
-)
-
-
-async def value_of(result: Any) -> Any:
-    """Return the result of a call on either limiter."""
-    return await result if inspect.isawaitable(result) else result
-
+from distwindow.support.async_use import result_of
+from tests.clock_and_stores import ManualClock
+from tests.limiter.first_call import SECRET, each_limiter
 
 # -- clocks ---------------------------------------------------------------------------------------
 
 
-class Clock:
-    """A clock that tests move."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def now_ms(self) -> int:
-        return int(self.now * 1000)
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class AwaitedClock(Clock):
-    # Not the signature of `Clock`: limiters have to refuse such a clock.
+class AwaitedClock(ManualClock):
+    # Not the signature of `ManualClock`: limiters have to refuse such a clock.
     async def sleep(self, seconds: float) -> None:  # type: ignore[override]
-        self.now += seconds
+        self.advance(seconds)
 
 
 class Sleep:
     async def __call__(self, seconds: float) -> None: ...
 
 
-class ObjectClock(Clock):
+class ObjectClock(ManualClock):
     # Not a method: limiters have to notice that it is awaited.
     sleep = Sleep()  # type: ignore[assignment]
 
 
-class PartialClock(Clock):
+class PartialClock(ManualClock):
     # Not a method: limiters have to notice that it is awaited.
     sleep = staticmethod(functools.partial(asyncio.sleep))  # type: ignore[assignment]
 
@@ -82,7 +57,7 @@ def test_a_clock_whose_sleep_is_awaited(
 
 def test_a_clock_whose_sleep_returns_a_coroutine() -> None:
     """The first sleep notices it and raises, so that no call waits in a busy loop."""
-    clock = Clock()
+    clock = ManualClock()
     # An object's own attribute, in place of the method.
     clock.sleep = lambda seconds: AwaitedClock().sleep(seconds)  # type: ignore[assignment, method-assign]
     limiter = Limiter("memory://", "1/second", time=clock)
@@ -93,18 +68,18 @@ def test_a_clock_whose_sleep_returns_a_coroutine() -> None:
 
 @each_limiter
 def test_a_clock_that_is_a_class(limiter_class: Any) -> None:
-    with pytest.raises(ConfigurationError, match="time=Clock is a class; make an object of it"):
-        limiter_class("memory://", "1/second", time=Clock)
+    with pytest.raises(ConfigurationError, match="time=ManualClock is a class; make an object"):
+        limiter_class("memory://", "1/second", time=ManualClock)
 
 
 @each_limiter
 async def test_a_plain_sleep_serves_both(limiter_class: Any) -> None:
-    clock = Clock()
+    clock = ManualClock()
     limiter = limiter_class("memory://", "1/second", time=clock)
-    began = clock.now
+    began = clock.monotonic()
     for _ in range(3):
-        assert await value_of(limiter.acquire("k"))
-    assert 1 < clock.now - began < 3
+        assert await result_of(limiter.acquire("k"))
+    assert 1 < clock.monotonic() - began < 3
 
 
 # -- refunds --------------------------------------------------------------------------------------
@@ -115,7 +90,7 @@ async def test_a_plain_sleep_serves_both(limiter_class: Any) -> None:
 async def test_a_refund_of_what_is_no_decision(limiter_class: Any, thing: Any) -> None:
     message = "refund takes the Decision that try_acquire or acquire has returned, not "
     with pytest.raises(TypeError) as caught:
-        await value_of(limiter_class("memory://", "1/second").refund(thing))
+        await result_of(limiter_class("memory://", "1/second").refund(thing))
     assert str(caught.value) == message + repr(thing)
 
 
@@ -131,13 +106,13 @@ async def test_a_refund_of_a_call_that_was_not_awaited() -> None:
 @each_limiter
 async def test_a_refund_of_what_was_not_charged(limiter_class: Any) -> None:
     limiter = limiter_class("memory://", "1/hour")
-    peeked = await value_of(limiter.peek("k"))
-    assert await value_of(limiter.try_acquire("k"))
-    refused = await value_of(limiter.try_acquire("k"))
+    peeked = await result_of(limiter.peek("k"))
+    assert await result_of(limiter.try_acquire("k"))
+    refused = await result_of(limiter.try_acquire("k"))
     nothing = "nothing was charged by this decision, as {}; there is nothing to give back"
     for decision, why in [(refused, "the call was refused"), (peeked, "peek counts nothing")]:
         with pytest.raises(ValueError, match=nothing.format(why)):
-            await value_of(limiter.refund(decision))
+            await result_of(limiter.refund(decision))
 
 
 # -- keys -----------------------------------------------------------------------------------------
@@ -157,13 +132,13 @@ async def test_a_memoryview_is_no_key(
     decisions: list[Decision] = []
     for _ in range(6):
         with pytest.raises(TypeError, match="a key is str, bytes or Key, not memoryview"):
-            await value_of(limiter.try_acquire(memoryview(key)))
-        decisions.append(await value_of(limiter.try_acquire(key)))
+            await result_of(limiter.try_acquire(memoryview(key)))
+        decisions.append(await result_of(limiter.try_acquire(key)))
     assert not decisions[-1]
     for name in ("acquire", "peek", "stats", "reset"):
         with pytest.raises(TypeError, match="a key is str, bytes or Key, not memoryview"):
-            await value_of(getattr(limiter, name)(memoryview(key)))
-    await value_of(limiter.close() if limiter_class is Limiter else limiter.aclose())
+            await result_of(getattr(limiter, name)(memoryview(key)))
+    await result_of(limiter.close() if limiter_class is Limiter else limiter.aclose())
 
 
 # -- copies ---------------------------------------------------------------------------------------

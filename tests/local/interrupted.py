@@ -5,6 +5,7 @@ a lease.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -34,6 +35,14 @@ def key_state(limiter: Any) -> Any:
     """Return the state of "k" in a leased limiter, made now if its calls were too few for one."""
     command = limiter.decider.commands.acquire_command("k")
     return limiter.decider.strategy._state_or_new(command)
+
+
+def without_a_lease(limiter: Any) -> Any:
+    """Have the next call fetch a lease. Return the state of "k", which holds no permits now."""
+    state = key_state(limiter)
+    limiter.decider.strategy._refunds.queue_unspent(state)
+    state.demand = HighDemand(time.monotonic())
+    return state
 
 
 class HighDemand(Demand):

@@ -12,11 +12,8 @@ import pytest
 from distwindow import Key, RateLimitExceeded
 from tests.clock_and_stores import ManualClock, fresh_key
 from tests.harness import Harness, LimiterAdapter
+from tests.lifecycle.worker_options import MODES, NEVER, SOON
 from tests.servers import Proxy, until
-
-MODES = ["direct", "leased", "eventual"]
-NEVER = {"flush_interval": 3600.0, "sync_interval": 3600.0}
-"""Options with which the worker does not flush by itself."""
 
 
 def full(limiter: LimiterAdapter, key: Any = "k", most: int = 100) -> None:
@@ -52,7 +49,7 @@ def test_a_cached_refusal_takes_no_round_trip(
     assert retries == sorted(retries, reverse=True)
 
 
-@pytest.mark.parametrize("mode", ["direct", "leased", "eventual"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_refusal_is_repeated_only_for_its_cost_and_larger_ones(
     harness: Harness, proxy: Proxy, prefix: str, mode: str
 ) -> None:
@@ -73,14 +70,7 @@ def test_a_refusal_is_repeated_only_for_its_cost_and_larger_ones(
 def test_refusals_are_counted_in_the_store_within_the_interval(
     harness: Harness, redis_url: str, prefix: str, mode: str
 ) -> None:
-    limiter = harness.limiter(
-        redis_url,
-        "5/hour",
-        prefix=prefix,
-        consistency=mode,
-        flush_interval=0.05,
-        sync_interval=0.05,
-    )
+    limiter = harness.limiter(redis_url, "5/hour", prefix=prefix, consistency=mode, **SOON)
     other = harness.limiter(redis_url, "5/hour", prefix=prefix)
     full(limiter)
     limiter.each(["k"] * 49)

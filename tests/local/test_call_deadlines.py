@@ -13,7 +13,7 @@ from distwindow.ring.command import Command
 from distwindow.ring.commands import Acquire
 from distwindow.ring.decision import Decision
 from distwindow.stores.memory import MemoryStore
-from tests.local.interrupted import PLENTY, HighDemand, key_state
+from tests.local.interrupted import PLENTY, without_a_lease
 
 
 class Stalling(MemoryStore):
@@ -46,10 +46,7 @@ def test_after_waiting_for_the_lease_of_another_caller_only_the_rest_of_the_time
     for _ in range(5):
         store.let.set()
         limiter.try_acquire("k")
-    strategy: Any = limiter.decider.strategy
-    state = key_state(limiter)
-    strategy._refunds.queue_unspent(state)
-    state.demand = HighDemand(time.monotonic())
+    without_a_lease(limiter)
     store.let.clear()
     store.asked.clear()
     fetching = threading.Thread(target=limiter.try_acquire, args=("k",))

@@ -52,10 +52,11 @@ kills = st.tuples(st.just("kill"), process_numbers)
 forks = st.tuples(st.just("fork"), process_numbers)
 
 
-def eventual(share: float = 1.0, sync_s: float = SYNC_S) -> MakeStrategy:
-    return lambda commands, clock: Eventual(
-        commands, clock, Options(consistency="eventual", sync_interval=sync_s, share=share)
+def eventual(share: float = 1.0, sync_s: float = SYNC_S, max_keys: int = 100_000) -> MakeStrategy:
+    options = Options(
+        consistency="eventual", sync_interval=sync_s, share=share, max_local_keys=max_keys
     )
+    return lambda commands, clock: Eventual(commands, clock, options)
 
 
 def after_first_reply(
@@ -523,14 +524,7 @@ def test_a_lost_flush_loses_no_counts_of_evicted_keys() -> None:
     again.
     """
     limit = Limit("100/hour")
-    fleet = ScriptedFleet(
-        limit,
-        lambda commands, clock: Eventual(
-            commands, clock, Options(max_local_keys=2, sync_interval=SYNC_S)
-        ),
-        [(5.0, 0)],
-        start_ms=T0 + 5,
-    )
+    fleet = ScriptedFleet(limit, eventual(max_keys=2), [(5.0, 0)], start_ms=T0 + 5)
     keys = [f"k{number}" for number in range(40)]
     fleet.run([("call", 0, "k0", 1, 1)])
     fleet.flush_all()
@@ -544,14 +538,7 @@ def test_a_lost_flush_loses_no_counts_of_evicted_keys() -> None:
 
 def test_pending_counts_are_bounded_while_the_store_is_unreachable() -> None:
     """Very many keys are called once each, for much longer than an outage takes."""
-    fleet = ScriptedFleet(
-        Limit("100/day"),
-        lambda commands, clock: Eventual(
-            commands, clock, Options(max_local_keys=10, sync_interval=SYNC_S)
-        ),
-        [(5.0, 0)],
-        start_ms=T0,
-    )
+    fleet = ScriptedFleet(Limit("100/day"), eventual(max_keys=10), [(5.0, 0)], start_ms=T0)
     strategy: Any = fleet.processes[0].strategy
     fleet.run([("call", 0, "k", 1, 1)])
     fleet.flush_all()

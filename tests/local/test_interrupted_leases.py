@@ -23,6 +23,7 @@ from tests.local.interrupted import (
     key_state,
     raised_after,
     subclass,
+    without_a_lease,
 )
 from tests.servers import Proxy, until_async
 from tests.servers.faults import Delay
@@ -40,10 +41,7 @@ async def test_after_a_cancelled_fetch_no_caller_is_left_waiting(proxy: Proxy, p
     ) as limiter:
         for _ in range(5):
             await limiter.try_acquire("k")
-        strategy: Any = limiter.decider.strategy
-        state = key_state(limiter)
-        strategy._refunds.queue_unspent(state)
-        state.demand = HighDemand(time.monotonic())
+        state = without_a_lease(limiter)
         with proxy.inject(Delay(only=SCRIPT, replies=0.3)):
             task = asyncio.ensure_future(_acquire(limiter))
             await until_async(lambda: state.lease_fetch is not None)
@@ -73,13 +71,10 @@ async def test_a_lease_that_arrives_after_its_caller_has_left_is_kept_or_refunde
     async with AsyncLimiter(
         proxy.url, PLENTY, prefix=prefix, consistency="leased", timeout=timeout, flush_interval=600
     ) as limiter:
-        strategy: Any = limiter.decider.strategy
         for _ in range(300):
             returned += bool(await limiter.try_acquire("k"))
-        state = key_state(limiter)
-        strategy._refunds.queue_unspent(state)
+        state = without_a_lease(limiter)
         await limiter.flush()
-        state.demand = HighDemand(time.monotonic())
         assert not state.permits_left
         before = proxy.affected
         with proxy.inject(Delay(only=SCRIPT, replies=0.15)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,11 +15,19 @@ from distwindow.ring.stats import Bucket
 LIMIT = Limit("10/second")
 
 
+States = KeyStateCache[KeyState]
+
+
+@pytest.fixture
+def states() -> States:
+    return KeyStateCache(1)
+
+
 def state(key: str) -> KeyState:
     return KeyState(key, (), [LIMIT], 0.0)
 
 
-def use(states: KeyStateCache[KeyState], key: str) -> KeyState:
+def use(states: States, key: str) -> KeyState:
     found = states.get(key)
     if found is None:
         return states.get_or_add(key, lambda: state(key))
@@ -29,7 +38,7 @@ def use(states: KeyStateCache[KeyState], key: str) -> KeyState:
 @given(keys=st.lists(st.sampled_from("abcdefgh"), max_size=60), most=st.integers(1, 6))
 def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
     evicted: list[StateName] = []
-    states: KeyStateCache[KeyState] = KeyStateCache(most, lambda state: evicted.append(state.key))
+    states: States = KeyStateCache(most, lambda state: evicted.append(state.key))
     model: OrderedDict[str, None] = OrderedDict()
     left = []
     for key in keys:
@@ -43,8 +52,7 @@ def test_what_is_kept_is_what_was_used_last(keys: list[str], most: int) -> None:
     assert evicted == left
 
 
-def test_an_evicted_key_is_kept_until_its_counts_are_sent() -> None:
-    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+def test_an_evicted_key_is_kept_until_its_counts_are_sent(states: States) -> None:
     counted = use(states, "a")
     counted.blocked = 3
     use(states, "b")
@@ -55,11 +63,10 @@ def test_an_evicted_key_is_kept_until_its_counts_are_sent() -> None:
     assert states.count_evicted_unacknowledged() == 0
 
 
-def test_an_evicted_key_that_is_called_again_gets_its_old_state() -> None:
+def test_an_evicted_key_that_is_called_again_gets_its_old_state(states: States) -> None:
     """A second key state would send its counts apart from the first, so that their order would be
     lost.
     """
-    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
     counted = use(states, "a")
     counted.blocked = 3
     use(states, "b")
@@ -80,15 +87,14 @@ def test_counts_move_to_wider_buckets_without_loss() -> None:
     assert merge_buckets(seen, 1000) == (Bucket(0, 5, 3, 1, 2, 39, 4),)
 
 
-def taken(one: KeyState, states: KeyStateCache[KeyState]) -> tuple[Bucket, ...]:
+def taken(one: KeyState, states: States) -> tuple[Bucket, ...]:
     """Return what is sent when a key is flushed."""
     one.close_bucket(states.counter_lock)
     sent, one.closed_buckets = one.closed_buckets, ()
     return sent
 
 
-def test_what_was_counted_in_a_bucket_that_has_ended_is_kept() -> None:
-    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+def test_what_was_counted_in_a_bucket_that_has_ended_is_kept(states: States) -> None:
     one = use(states, "a")
     one.open_bucket(states.counter_lock, 10.0)
     one.blocked = 2
@@ -99,8 +105,7 @@ def test_what_was_counted_in_a_bucket_that_has_ended_is_kept() -> None:
     assert not one.has_unacknowledged()
 
 
-def test_time_that_goes_back_counts_on_in_the_newest_bucket() -> None:
-    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+def test_time_that_goes_back_counts_on_in_the_newest_bucket(states: States) -> None:
     one = use(states, "a")
     one.open_bucket(states.counter_lock, 10.0)
     one.offset_ms = -700.0  # the store's clock was set back
@@ -109,8 +114,7 @@ def test_time_that_goes_back_counts_on_in_the_newest_bucket() -> None:
     assert [seen.start for seen in taken(one, states)] == [10_000]
 
 
-def test_a_clock_that_was_set_back_by_more_than_a_window_is_followed() -> None:
-    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+def test_a_clock_that_was_set_back_by_more_than_a_window_is_followed(states: States) -> None:
     one = use(states, "a")
     one.open_bucket(states.counter_lock, 10.0)
     one.offset_ms = -5000.0
@@ -118,8 +122,9 @@ def test_a_clock_that_was_set_back_by_more_than_a_window_is_followed() -> None:
     assert one.bucket_ends_at < 10.3
 
 
-def test_what_has_left_the_window_is_not_kept_for_a_store_that_is_unreachable() -> None:
-    states: KeyStateCache[KeyState] = KeyStateCache(1, lambda state: None)
+def test_what_has_left_the_window_is_not_kept_while_a_store_is_unreachable(
+    states: States,
+) -> None:
     one = use(states, "a")
     for turn in range(500):
         one.open_bucket(states.counter_lock, 10 + turn / 10)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,6 +36,7 @@ from distwindow.stores.memory import MemoryStore
 from distwindow.support.async_use import result_of, run_at_once
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
+from tests.harness import in_background
 from tests.observer.told import Seen, Told
 from tests.programs import run_python
 from tests.servers.wait import free_port, until
@@ -190,6 +191,18 @@ def assert_sums(told: Told, all_seen: Sequence[Seen]) -> None:
         assert by_result[0] == by_result[1]
 
 
+def call_in_threads(limiter: Limiter, all_seen: Sequence[Seen], calls: int) -> None:
+    """Call in a thread for each of `all_seen`, which notes its calls."""
+
+    def call(seen: Seen) -> None:
+        for number in range(calls):
+            seen.note(limiter.try_acquire(f"key {number % 3}", 1 + 2 * (number % 7 == 0)))
+
+    threads = [in_background(partial(call, seen)) for seen in all_seen]
+    for thread in threads:
+        thread.join()
+
+
 @CONSISTENCIES
 def test_threads_are_counted_exactly(some_url: str, prefix: str, consistency: Any) -> None:
     """Also while keys are evicted, leases end and an observer is told."""
@@ -197,16 +210,7 @@ def test_threads_are_counted_exactly(some_url: str, prefix: str, consistency: An
     with Limiter(
         some_url, LIMITS, prefix=prefix, consistency=consistency, observer=told, **OPTIONS
     ) as limiter:
-
-        def call(seen: Seen) -> None:
-            for number in range(1500):
-                seen.note(limiter.try_acquire(f"key {number % 3}", 1 + (number % 7 == 0)))
-
-        threads = [threading.Thread(target=call, args=(seen,)) for seen in all_seen]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        call_in_threads(limiter, all_seen, 1500)
     assert_sums(told, all_seen)
 
 
@@ -214,16 +218,7 @@ def test_threads_in_memory_are_counted_exactly() -> None:
     """Whatever their calls cost, with the worker among them."""
     told, all_seen = Told(), [Seen() for _ in range(4)]
     with Limiter("memory://", "3000/minute", observer=told, flush_interval=0.01) as limiter:
-
-        def call(seen: Seen) -> None:
-            for number in range(3000):
-                seen.note(limiter.try_acquire(f"key {number % 3}", 1 + 2 * (number % 7 == 0)))
-
-        threads = [threading.Thread(target=call, args=(seen,)) for seen in all_seen]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        call_in_threads(limiter, all_seen, 3000)
     assert_sums(told, all_seen)
 
 

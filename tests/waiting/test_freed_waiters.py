@@ -15,6 +15,7 @@ import pytest
 from distwindow import AsyncLimiter, DistwindowError, Limiter, RateLimitExceeded
 from distwindow.lifecycle.connect import open_store
 from distwindow.runtime.options import Options
+from tests.harness import Harness, in_background
 from tests.servers import until, until_async
 
 CASES = [
@@ -39,43 +40,22 @@ def is_asleep(limiter: Any) -> bool:
 @STORES
 @CALLS
 @HOW
-def test_a_thread_that_waits_is_admitted(
-    redis_url: str, prefix: str, in_process: bool, mode: Any, limits: str, options: Any, how: str
-) -> None:
+def test_who_waits_is_admitted(
+    harness: Harness, redis_url: str, prefix: str, in_process: bool, mode: str, limits: str,
+    options: Any, how: str,
+) -> None:  # fmt: skip
     url = "memory://" if in_process else redis_url
-    with Limiter(url, limits, prefix=prefix, consistency=mode) as limiter:
-        decision = limiter.acquire("k", 2)
-        admitted: list[Any] = []
-        thread = threading.Thread(
-            target=lambda: admitted.append(limiter.acquire("k", **options)), daemon=True
-        )
-        thread.start()
-        until(lambda: is_asleep(limiter), what="the refusal")
-        if how == "reset":
-            limiter.reset("k")
-        else:
-            assert limiter.refund(decision) == 2
-        thread.join(20)
-        assert [one.allowed for one in admitted] == [True]
-
-
-@STORES
-@CALLS
-@HOW
-async def test_a_task_that_waits_is_admitted(
-    redis_url: str, prefix: str, in_process: bool, mode: Any, limits: str, options: Any, how: str
-) -> None:
-    url = "memory://" if in_process else redis_url
-    async with AsyncLimiter(url, limits, prefix=prefix, consistency=mode) as limiter:
-        decision = await limiter.acquire("k", 2)
-        task = asyncio.create_task(limiter.acquire("k", **options))
-        while not is_asleep(limiter):  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.001)
-        if how == "reset":
-            await limiter.reset("k")
-        else:
-            assert await limiter.refund(decision) == 2
-        assert (await asyncio.wait_for(task, 20)).allowed
+    limiter = harness.limiter(url, limits, prefix=prefix, consistency=mode)
+    decision = limiter.acquire("k", 2)
+    admitted: list[Any] = []
+    waiter = in_background(lambda: admitted.append(limiter.acquire("k", **options)))
+    until(lambda: is_asleep(limiter.limiter), what="the refusal")
+    if how == "reset":
+        limiter.reset("k")
+    else:
+        assert limiter.refund(decision) == 2
+    waiter.join(20)
+    assert [one.allowed for one in admitted] == [True]
 
 
 @pytest.mark.parametrize("limits", ["5/hour", "100/hour"])
@@ -95,41 +75,25 @@ async def test_after_a_reset_all_for_whom_there_is_room_are_admitted(
 
 
 @STORES
-def test_a_thread_behind_the_first_raises_with_its_refusal(
-    redis_url: str, prefix: str, in_process: bool
+def test_who_is_behind_the_first_raises_with_its_refusal(
+    harness: Harness, redis_url: str, prefix: str, in_process: bool
 ) -> None:
-    url = "memory://" if in_process else redis_url
-    with Limiter(url, "2/hour", prefix=prefix) as limiter:
-        limiter.acquire("k", 2)
-        raised = threading.Event()
+    limiter = harness.limiter("memory://" if in_process else redis_url, "2/hour", prefix=prefix)
+    limiter.acquire("k", 2)
+    raised = threading.Event()
 
-        def gives_up() -> None:
-            with pytest.raises(RateLimitExceeded):
-                limiter.acquire("k", timeout=1000)
-            raised.set()
-
-        first = threading.Thread(target=lambda: limiter.acquire("k"), daemon=True)
-        first.start()
-        threading.Thread(target=gives_up, daemon=True).start()
-        assert raised.wait(20)
-        until(lambda: is_asleep(limiter), what="the refusal")
-        limiter.reset("k")
-        first.join(20)
-        assert not first.is_alive()
-
-
-@STORES
-async def test_a_task_behind_the_first_raises_with_its_refusal(
-    redis_url: str, prefix: str, in_process: bool
-) -> None:
-    url = "memory://" if in_process else redis_url
-    async with AsyncLimiter(url, "2/hour", prefix=prefix) as limiter:
-        await limiter.acquire("k", 2)
-        first = asyncio.create_task(limiter.acquire("k"))
-        second = asyncio.create_task(limiter.acquire("k", timeout=1000))
+    def gives_up() -> None:
         with pytest.raises(RateLimitExceeded):
-            await asyncio.wait_for(second, 20)
-        first.cancel()
+            limiter.acquire("k", timeout=1000)
+        raised.set()
+
+    first = in_background(lambda: limiter.acquire("k"))
+    in_background(gives_up)
+    assert raised.wait(20)
+    until(lambda: is_asleep(limiter.limiter), what="the refusal")
+    limiter.reset("k")
+    first.join(20)
+    assert not first.is_alive()
 
 
 @pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
