@@ -40,12 +40,14 @@ from ..lifecycle.connect import make_strategy
 from ..observer import COUNTED_IN_STATES, NO_ROW, Tally, TimedStore
 from ..ring.commands import Acquire, Flush
 from ..ring.decision import Charge, Decision, limits_in
+from ..ring.decisions import decision_of
 from ..ring.key import AnyKey
 from ..ring.limit import Limit
 from ..ring.stats import Stats
 from ..rules.shadow import Shadow, admitted
 from ..runtime import operations as key_operations
 from ..runtime.command_cache import CommandCache
+from ..runtime.flush import send_all
 from ..runtime.options import Options, check_timeout
 from ..runtime.steps import Operation, Sleep, StoreStep, run_async, run_blocking, send
 from ..shaping.operations import wait_until_paced
@@ -263,7 +265,8 @@ class BaseDecider:
         key, as it is kept, before who waits for its permits is woken.
         """
         charges = self.commands.acquire_command(key).charges
-        yield from key_operations.reset(self.strategy, self.commands, charges)
+        yield from send(self.commands.reset_command(charges))
+        self.strategy.reset(charges[0].key)
         self.policy.reset(key)
         on_reset(charges[0].key)
         self.queues.on_freed(charges)
@@ -293,9 +296,13 @@ class BaseDecider:
         return self.run(self._peek(key, cost))
 
     def _peek(self, key: AnyKey, cost: int) -> Operation[Decision]:
-        strategy, source = self.strategy, self.store.decided_by
+        charges = self.commands.acquire_command(key, cost).charges
+        decision = self.strategy.peek(charges[0].key)
         try:
-            decision = yield from key_operations.peek(strategy, self.commands, key, cost, source)
+            if decision is None:
+                command = self.commands.peek_command(charges)
+                reply = yield from send(command)
+                decision = decision_of(command, reply, self.store.decided_by)
         except StoreError as exc:
             return self.policy.peek(key, exc)
         return admitted(decision) if self._options.shadow else decision
@@ -308,8 +315,10 @@ class BaseDecider:
         self, calls: Sequence[tuple[Charge, ...]], enqueue: bool
     ) -> Operation[Decision]:
         command = self.commands.acquire_all_command(calls)
+        keys = [charge.key for charge in command.charges]
         try:
-            yield from key_operations.before_multi_key(self.strategy, command.charges, self.clock)
+            yield from self.strategy.lease_fetch_waits(keys)
+            yield from send_all(self.strategy.before_multi_key(keys), self._monotonic)
             if enqueue:
                 return (yield from self.turns.attempt_all(command, enqueue))
             decision: Decision = yield command

@@ -1,4 +1,4 @@
-"""The operations on one key beside `acquire`: peek, stats, refund, reset, record."""
+"""The operations that first send what this process has counted of a key: stats and refunds."""
 
 from __future__ import annotations
 
@@ -8,27 +8,13 @@ import itertools
 from ..errors import short_repr
 from ..ring.clock import Clock
 from ..ring.commands import Refund
-from ..ring.decision import Charge, Decision, Source, with_cost
-from ..ring.decisions import decision_of
+from ..ring.decision import Charge, Decision, with_cost
 from ..ring.key import AnyKey
 from ..ring.stats import Stats, stats_of, window_at
 from .command_cache import CommandCache
 from .flush import send_all
 from .steps import Operation, send
 from .strategy import Strategy
-
-
-def peek(
-    strategy: Strategy, commands: CommandCache, key: AnyKey, cost: int, source: Source
-) -> Operation[Decision]:
-    """Return the decision that a call would get now."""
-    charges = commands.acquire_command(key, cost).charges
-    decision = strategy.peek(charges[0].key)
-    if decision is None:
-        command = commands.peek_command(charges)
-        reply = yield from send(command)
-        decision = decision_of(command, reply, source)
-    return decision
 
 
 def stats(
@@ -69,23 +55,6 @@ def refund(strategy: Strategy, decision: Decision, clock: Clock) -> Operation[in
     # Again, so that what this process knows of the key includes the refund.
     yield from _flush_key(strategy, decision.key, clock)
     return most + count
-
-
-def reset(
-    strategy: Strategy, commands: CommandCache, charges: tuple[Charge, ...]
-) -> Operation[None]:
-    """Empty the windows of a key."""
-    yield from send(commands.reset_command(charges))
-    strategy.reset(charges[0].key)
-
-
-def before_multi_key(
-    strategy: Strategy, charges: tuple[Charge, ...], clock: Clock
-) -> Operation[None]:
-    """Send what is counted, and give back what is leased, before a call over several keys."""
-    keys = [charge.key for charge in charges]
-    yield from strategy.lease_fetch_waits(keys)
-    yield from send_all(strategy.before_multi_key(keys), clock.monotonic)
 
 
 def _flush_key(strategy: Strategy, key: AnyKey, clock: Clock) -> Operation[None]:

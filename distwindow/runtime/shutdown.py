@@ -298,27 +298,23 @@ class Uwsgi:
 
     def hook_fork(self) -> None:
         """Reset limiters in forked workers, by a hook that the first call in a process installs."""
-        uwsgi = sys.modules.get("uwsgi")
+        uwsgi: Any = sys.modules.get("uwsgi")
         if uwsgi is None or self._hooked or not hasattr(uwsgi, "opt"):
             return
         self._hooked = True
-        _hook(uwsgi)
+        try:
+            # `uwsgidecorators` replaces the installed hook when it is imported. So it is imported
+            # first, and the hook is added to its list.
+            chain = import_module("uwsgidecorators").postfork_chain
+        except Exception:  # it is not installed, or (a plain `Exception`) there is no master
+            uwsgi.post_fork_hook = _make_fork_hook(getattr(uwsgi, "post_fork_hook", None))
+        else:
+            chain.insert(0, _make_fork_hook(None))
         if not getattr(uwsgi, "has_threads", True):
             LOG.warning(
                 "uWSGI runs no threads: what is counted in this process is flushed late, or lost. "
                 "Start it with --enable-threads"
             )
-
-
-def _hook(uwsgi: Any) -> None:
-    try:
-        # `uwsgidecorators` replaces the installed hook when it is imported. So it is imported
-        # first, and the hook is added to its list.
-        chain = import_module("uwsgidecorators").postfork_chain
-    except Exception:  # it is not installed, or (a plain `Exception`) there is no master process
-        uwsgi.post_fork_hook = _make_fork_hook(getattr(uwsgi, "post_fork_hook", None))
-    else:
-        chain.insert(0, _make_fork_hook(None))
 
 
 def _make_fork_hook(before: Callable[[], Any] | None) -> Callable[[], None]:

@@ -65,9 +65,6 @@ class Strategy(ScheduledSource):
         """Count the end of an admitted call; return a command if the store has to count it now."""
         raise NotImplementedError  # each strategy has one
 
-    # How what was counted here is corrected: for reservations, and for refunds of counts that were
-    # not sent yet.
-
     def count_debt(
         self, charges: tuple[Charge, ...], permits: int, offset_ms: float
     ) -> Flush | None:
@@ -92,15 +89,11 @@ class Strategy(ScheduledSource):
         return decision.now_ms
 
     def flush_of(self, charges: tuple[Charge, ...]) -> OutgoingCommand | None:
-        """Return the command that sends what is counted in the rings of `charges`; None if nothing
-        is.
-        """
+        """Return the command that sends what is counted in the rings of `charges`; None if none."""
         return None
 
     def flush_command(self, key: AnyKey) -> OutgoingCommand | None:
-        """Return the command that sends what is counted of `key`, for a caller who is about to read
-        it from the store; None if nothing is.
-        """
+        """Do the same for `key`, which a caller is about to read from the store."""
         return None
 
     def before_multi_key(self, keys: Iterable[AnyKey]) -> list[OutgoingCommand]:

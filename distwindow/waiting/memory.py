@@ -100,23 +100,16 @@ class VirtualQueue(NamedTuple):
     """When it is forgotten, ms since the epoch. Not stored: the hash itself expires."""
 
 
-class Turn(NamedTuple):
-    """A turn as it is told to a caller."""
-
-    turn_ms: int
-    """When to ask again, ms since the epoch."""
-    tail_us: float
-    """The same, us: the end of the line from now on."""
-
-
 def take_turn(
     tail_us: float, room_at_ms: int, cost: int, amount: int, window_ms: int, now: int
-) -> Turn:
-    """Take the place at the end of the line, for a caller that has room at `room_at_ms`."""
+) -> tuple[int, float]:
+    """Take the place at the end of the line, for a caller that has room at `room_at_ms`. Return
+    when to ask, ms since the epoch, and the same in us: the end of the line from now on.
+    """
     longest = now * 1000.0 + MAX_LINE_WINDOWS * (window_ms * 1000.0)
     turn_us = max(room_at_ms * 1000.0, tail_us + spacing_us(cost, amount, window_ms))
     turn_us = min(turn_us, longest)
-    return Turn(math.ceil(turn_us / 1000), turn_us)
+    return math.ceil(turn_us / 1000), turn_us
 
 
 def keep_turn(held_ms: int, room_at_ms: int, bucket_ms: int, now: int) -> int | None:

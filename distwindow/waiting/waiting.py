@@ -136,7 +136,7 @@ class WaitQueues:
 
 
 class _Queue:
-    __slots__ = ("earliest_deadline", "freed", "refusal", "turns", "waiting")
+    __slots__ = ("earliest_deadline", "free_calls", "freed", "refusal", "turn", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Waiter] = deque()
@@ -147,15 +147,6 @@ class _Queue:
         """No waiter gives up before this moment (monotonic seconds)."""
         self.freed = False
         """True once permits have been given back in this process, until the head asks again."""
-        self.turns = QueueTurns()
-
-
-class QueueTurns:
-    """State that the heads of one queue hand on: see `waiting/waiting.py`."""
-
-    __slots__ = ("free_calls", "turn")
-
-    def __init__(self) -> None:
         self.turn: RetryAt | None = None
         """The place of this queue in the line. A head that leaves it to the next one, because it
         was cancelled or its timeout has ended, so leaves no gap.
@@ -276,13 +267,13 @@ class PermitWaiter(Waiter):
         """Note that this waiter, the head, has to wait for `retry_after`: those behind it have to
         wait for at least as long. `asks_in_s`: seconds to its turn, if that comes later.
         """
-        assert self._queue is not None
-        if self._queue.freed:
+        queue = self.queue
+        if queue.freed:
             return  # the store may have refused before the permits were given back
         now, retry_after = self._clock.monotonic(), decision.retry_after
         asks_at = now + max(retry_after, asks_in_s)
-        self._queue.refusal = (now + retry_after, asks_at, decision)
-        self._queues.wake_too_late(self, self._queue, now + retry_after)
+        queue.refusal = (now + retry_after, asks_at, decision)
+        self._queues.wake_too_late(self, queue, now + retry_after)
 
     def consume_wake(self) -> bool:
         """True, once, if this is the head and permits were given back. False once it has left."""
@@ -295,14 +286,13 @@ class PermitWaiter(Waiter):
     @property
     def has_followers(self) -> bool:
         """True if others wait behind this waiter, the head."""
-        assert self._queue is not None
-        return len(self._queue.waiting) > 1
+        return len(self.queue.waiting) > 1
 
     @property
-    def turns(self) -> QueueTurns:
-        """The state that the head has from those before it, and leaves to those behind."""
+    def queue(self) -> _Queue:
+        """What the head has from those before it, and leaves to those behind."""
         assert self._queue is not None
-        return self._queue.turns
+        return self._queue
 
     def sleep_until_freed(self, clock: Clock, seconds: float) -> object:
         """Sleep for `seconds` of `clock`, which is the store's, or until permits may be there
@@ -328,10 +318,9 @@ class PermitWaiter(Waiter):
         """
         if self._deadline is None:
             return None
-        assert self._queue is not None
-        now = self._clock.monotonic()
-        if self._queue.refusal is not None:
-            until, asks_at, decision = self._queue.refusal
+        now, refusal = self._clock.monotonic(), self.queue.refusal
+        if refusal is not None:
+            until, asks_at, decision = refusal
             if until > self._deadline or now >= self._deadline:
                 left, charge = max(0.0, asks_at - now), self._charge
                 raise RateLimitExceeded(
@@ -549,7 +538,7 @@ def wait_for_turn(command: Acquire, turns: Turns, waiter: PermitWaiter) -> Opera
     Raises `RateLimitExceeded` as soon as it is certain that the caller's timeout ends before there
     is room. A later turn is a hint and not certain: then the call is sent again at the end.
     """
-    queue = waiter.turns
+    queue = waiter.queue
     deadline = _Deadline(waiter)
     if not waiter.is_head or queue.turn is None or queue.free_calls > 0:
         deadline.begin()

@@ -48,8 +48,8 @@ class Queue:
 
     def holds(self, due_in_s: float = 0.3, free_calls: int = 0) -> Queue:
         due_at = self.clock.monotonic() + due_in_s
-        self.head.turns.turn = RetryAt(T0 + round(due_in_s * 1000), due_at)
-        self.head.turns.free_calls = free_calls
+        self.head.queue.turn = RetryAt(T0 + round(due_in_s * 1000), due_at)
+        self.head.queue.free_calls = free_calls
         return self
 
     def play(self, *replies: Any) -> str:
@@ -79,7 +79,7 @@ class Queue:
         return step.seconds
 
     def state(self) -> str:
-        held = self.head.turns
+        held = self.head.queue
         if held.turn is None:
             return "no turn"
         return f"free calls {held.free_calls}" if held.free_calls else "turn"
@@ -209,7 +209,7 @@ def test_who_is_not_the_head_leaves_the_turn_alone() -> None:
     assert next(operation) is queue.command
     with pytest.raises(RateLimitExceeded):
         operation.send(queue.plain(allowed=False)(queue.command))
-    assert queue.head.turns.turn is not None
+    assert queue.head.queue.turn is not None
 
 
 def test_no_waiter_sleeps_for_more_than_ten_windows_after_there_was_room() -> None:
