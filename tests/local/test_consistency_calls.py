@@ -5,12 +5,16 @@ flushes, closes, loops of calls that never wait, and a key that is given as text
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from distwindow import AsyncLimiter, Limiter, StoreError
+from distwindow.runtime import timers
 from tests.harness import Harness, LimiterAdapter, admin, used
 from tests.servers import Delay, Proxy, Refuse, until
 from tests.servers.wait import free_port
@@ -85,6 +89,38 @@ def _flushed(limiter: LimiterAdapter) -> bool:
     except StoreError:
         return False
     return True
+
+
+def test_flushes_that_begin_to_fail_are_logged_once_and_so_is_their_recovery(
+    harness: Harness,
+    proxy: Proxy,
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timers, "SETTLED_S", 0.2)
+    caplog.set_level(logging.WARNING, "distwindow")
+    limiter = harness.limiter(
+        proxy.url, "1000/hour", prefix=prefix, consistency="eventual", sync_interval=0.01
+    )
+
+    def of_flushes() -> list[str]:
+        return [line for line in caplog.messages if "flush" in line]
+
+    limiter.try_acquire("k")
+    limiter.flush()
+    with proxy.inject(Refuse()):
+        limiter.try_acquire("k")
+        until(lambda: of_flushes())
+        time.sleep(0.1)  # several more flushes fail, which must not be logged
+    until(lambda: len(of_flushes()) > 1)
+    began, ended = of_flushes()
+    name = f"limiter '{prefix}' at {proxy.url}"
+    assert began.startswith(f"flushing the counts of {name} failed: ")
+    # The flush that fails first may have been one before the count, or that of earlier ones.
+    kept = r"; \d+ counts? kept here; the next flush tries again$"
+    assert re.search(kept, began) or "kept" not in began
+    assert ended == f"the counts of {name} can be flushed again"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from distwindow import BreakerChange, Counts, Level, Observer, ObserverEvent, StoreCall
 from distwindow.away.outages import Health
@@ -86,6 +87,15 @@ def series(registry: CollectorRegistry) -> Series:
         for metric in registry.collect()
         for sample in metric.samples
         if not sample.name.endswith("_created")
+    }
+
+
+def read(text: str) -> Series:
+    """Return what a scrape has."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
     }
 
 

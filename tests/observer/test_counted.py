@@ -4,11 +4,10 @@ application has seen: by name, limit, result, reason and source.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -39,21 +38,14 @@ from distwindow import (
 from distwindow.breaker.circuit_breaker import AsyncBreaker
 from distwindow.contrib import http
 from distwindow.ring.clock import SYSTEM
-from distwindow.support.async_use import result_of, run_at_once
+from distwindow.support.async_use import result_of
 from tests.away.stores import NOT_SENT, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
-from tests.observer.told import Told
+from tests.observer.told import Told, run
 from tests.web.test_rate_limits import Awaiting, Blocking
 
 CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
 Row = tuple[str, str, str, str, str]
-
-
-def run(in_tasks: bool, calls: Coroutine[Any, Any, None]) -> None:
-    if in_tasks:
-        asyncio.run(calls)
-    else:
-        run_at_once(calls)  # it awaits nothing
 
 
 class Named(Told):

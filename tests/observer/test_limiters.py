@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -33,23 +33,16 @@ from distwindow.away.outages import Outages
 from distwindow.observer import _MAX_NAMES, MAX_LABELS, Tally
 from distwindow.ring.clock import SYSTEM
 from distwindow.stores.memory import MemoryStore
-from distwindow.support.async_use import result_of, run_at_once
+from distwindow.support.async_use import result_of
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
 from tests.harness import in_background
-from tests.observer.told import Seen, Told
+from tests.observer.told import Seen, Told, run
 from tests.programs import run_python
 from tests.servers.wait import free_port, until
 
 KINDS = pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
 CONSISTENCIES = pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
-
-
-def run(kind: Any, calls: Coroutine[Any, Any, None]) -> None:
-    if kind is Limiter:
-        run_at_once(calls)  # it awaits nothing
-    else:
-        asyncio.run(calls)
 
 
 def limiter_of(kind: Any, place: str, clock: Any, limits: Any, **options: Any) -> Any:
@@ -152,7 +145,7 @@ def test_what_is_told_is_what_was_decided(
                 await result_of(limiter.reset(key))
         await result_of(limiter.close() if kind is Limiter else limiter.aclose())
 
-    run(kind, call_at_random())
+    run(kind is AsyncLimiter, call_at_random())
     assert told.calls == seen.calls
     assert told.permits == seen.permits
     for counts in told.counts:
@@ -259,7 +252,7 @@ def test_waits_are_told(kind: Any, consistency: Any, timeout: float | None) -> N
                 assert timeout is not None
         await result_of(limiter.flush())
 
-    run(kind, call())
+    run(kind is AsyncLimiter, call())
     waited = [counts for counts in told.counts if counts.waited]
     assert [counts.result for counts in waited] == ["refused" if timeout else "allowed"]
     assert [len(counts.waited) for counts in waited] == [1]
@@ -281,7 +274,7 @@ def test_exchanges_are_told(kind: Any) -> None:
         await result_of(limiter.stats("key"))
         await result_of(limiter.flush())
 
-    run(kind, call())
+    run(kind is AsyncLimiter, call())
     assert [(c.operation, c.outcome, c.charged, len(c.seconds)) for c in told.store_calls] == [
         ("acquire", "ok", False, 2),
         ("acquire", "unavailable", False, 2),
@@ -305,7 +298,7 @@ def test_an_exchange_is_told_once_whatever_follows_it(
             await result_of(limiter.try_acquire("key"))
         await result_of(limiter.flush())
 
-    run(kind, call())
+    run(kind is AsyncLimiter, call())
     assert [(c.operation, c.outcome, len(c.seconds)) for c in told.store_calls] == [
         ("acquire", "ok", 2)
     ]

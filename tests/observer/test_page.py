@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 from distwindow.cli.grafana import RULES
 from distwindow.contrib.http.rate_limits import BaseRateLimits
 from distwindow.contrib.prometheus import PrometheusObserver
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_code import DOCUMENTED_URL
-from tests.observer.batches import KINDS, Series, series, tell_all, total
+from tests.observer.batches import KINDS, Series, read, series, tell_all, total
 from tests.observer.test_grafana import metrics
 from tests.patience import PATIENT_S
 from tests.programs import printed
@@ -39,15 +38,6 @@ def program(word: str) -> str:
     """Return the program of the page that imports something of `word`."""
     here = (each.text for each in blocks(PAGE, "python") if "test_page.py" in (each.norun or ""))
     return next(text for text in here if f"from {word}" in text)
-
-
-def read(text: str) -> Series:
-    """Return what a scrape has."""
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 def decided(found: Series, **labels: str) -> float:

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.parser import text_string_to_metric_families
 
 from distwindow import Limiter, StoreError
 from distwindow.contrib.prometheus import PrometheusObserver
-from tests.observer.batches import Series, series, total
+from tests.observer.batches import Series, read, series, total
 from tests.programs import ROOT
 from tests.servers import Standalone
 from tests.servers.wait import until
@@ -79,12 +78,7 @@ def scraped(served: Served) -> Series:
     """Return what one scrape of the server gives. One that comes at the moment at which a process
     makes its files fails, as prometheus_client does not read them then.
     """
-    text = until(lambda: whole(served), what="a scrape")
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    return read(until(lambda: whole(served), what="a scrape"))
 
 
 def decided(found: Series, way: str) -> dict[str, int]:

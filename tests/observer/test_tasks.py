@@ -16,7 +16,8 @@ from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
 from distwindow.support.async_use import result_of
 from tests.away.stores import NOT_SENT
 from tests.clock_and_stores import ManualClock
-from tests.observer.test_counted import Named, rows_of, run, store_of
+from tests.observer.test_counted import Named, rows_of, store_of
+from tests.observer.told import run
 
 
 def job(tenant: str) -> None:

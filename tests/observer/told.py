@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from distwindow import Counts, Decision, Level, Observer, ObserverEvent, StoreCall
+from distwindow.support.async_use import run_at_once
+
+
+def run(in_tasks: bool, calls: Coroutine[Any, Any, None]) -> None:
+    if in_tasks:
+        asyncio.run(calls)
+    else:
+        run_at_once(calls)  # it awaits nothing
 
 
 class Told(Observer):

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncLimiter, DistwindowError, Limiter, RateLimitExceeded
-from distwindow.lifecycle.connect import open_store
+from distwindow import AsyncLimiter, DistwindowError, RateLimitExceeded
+from distwindow.lifecycle.connect import open_async_store, open_store
 from distwindow.runtime.options import Options
 from tests.harness import Harness, in_background
-from tests.servers import until, until_async
+from tests.servers import until
 
 CASES = [
     ("direct", "2/hour", {}),
@@ -98,11 +98,12 @@ def test_who_is_behind_the_first_raises_with_its_refusal(
 
 @pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
 @pytest.mark.parametrize("keeps_store", [False, True], ids=["url", "store-of-the-caller"])
-def test_close_wakes_threads_that_wait(
-    consistency: Any, keeps_store: bool, redis_url: str, prefix: str
+def test_close_wakes_who_waits(
+    harness: Any, consistency: str, keeps_store: bool, redis_url: str, prefix: str
 ) -> None:
-    store: Any = open_store(redis_url, Options()) if keeps_store else redis_url
-    limiter = Limiter(store, "1/hour", prefix=prefix, consistency=consistency)
+    opens: Any = open_store if harness.kind == "sync" else open_async_store
+    store: Any = opens(redis_url, Options()) if keeps_store else redis_url
+    limiter = harness.limiter(store, "1/hour", prefix=prefix, consistency=consistency)
     limiter.try_acquire("k")
     errors: list[BaseException] = []
 
@@ -112,28 +113,14 @@ def test_close_wakes_threads_that_wait(
         except DistwindowError as exc:  # the first one may just be asking for its turn
             errors.append(exc)
 
-    threads = [threading.Thread(target=wait) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    until(lambda: is_asleep(limiter) and waiting_in(limiter) == 3)
+    threads = [in_background(wait) for _ in range(3)]
+    until(lambda: is_asleep(limiter.limiter) and waiting_in(limiter.limiter) == 3)
     limiter.close()
     for thread in threads:
         thread.join(20)
     assert ["closed" in str(error) for error in errors] == [True] * 3, errors
     if keeps_store:
-        store.close()
-
-
-@pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
-async def test_close_wakes_tasks_that_wait(consistency: Any, redis_url: str, prefix: str) -> None:
-    limiter = AsyncLimiter(redis_url, "1/hour", prefix=prefix, consistency=consistency)
-    await limiter.try_acquire("k")
-    tasks = [asyncio.ensure_future(limiter.acquire("k")) for _ in range(3)]
-    await until_async(lambda: is_asleep(limiter) and waiting_in(limiter) == 3)
-    await limiter.aclose()
-    done, waiting = await asyncio.wait(tasks, timeout=20)
-    assert not waiting
-    assert ["closed" in str(task.exception()) for task in done] == [True] * 3
+        store.close() if harness.kind == "sync" else harness.run(store.aclose())
 
 
 def waiting_in(limiter: Any) -> int:
