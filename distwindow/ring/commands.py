@@ -76,7 +76,7 @@ class Acquire(Command[AcquireReply]):
     ring_link: Any = field(default=None, repr=False, kw_only=True)
     """Not a part of the command: here a store in this process keeps the command's ring."""
     counts: Any = field(default=None, repr=False, kw_only=True)
-    """Not a part of the command: what counts such calls for an observer, or None."""
+    """Not a part of the command: for each charge what counts its decisions for an observer."""
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = ring_arguments(self.charges, self.calls)
@@ -118,6 +118,7 @@ class Acquire(Command[AcquireReply]):
             frame_parts=None,
             unleased_demand=0.0,
             ring_link=None,
+            counts=None,
             _split_frame=None,
             _combined=None,
             **changes,  # type: ignore[arg-type]  # they are fields of type int
