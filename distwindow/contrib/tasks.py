@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -35,10 +35,10 @@ from ..support.callables import FunctionArguments, KeyTemplate, check_not_async,
 from .limiter_pool import AsyncLimiterPool, LimiterPool
 from .queue_counts import (
     DecidedTask,
-    TaskLevels,
     WaitingTasks,
     count_task,
     decided_task,
+    tell_waiting,
     text_of,
 )
 from .shared_windows import SharedWindows
@@ -46,14 +46,17 @@ from .shared_windows import SharedWindows
 _log = logging.getLogger("distwindow")
 
 
+REPORT_EVERY_S = 60.0
+"""How long a worker does not log a kind of failure again."""
+
+
 class FailureLog:
-    """Lets each kind of failure be logged once in `every_s` seconds, and counts the others.
+    """Lets each kind of failure be logged once in `REPORT_EVERY_S`, and counts the others.
 
     The kinds must be few: they are kept forever. Two threads may log the same failure twice.
     """
 
-    def __init__(self, every_s: float, monotonic: Callable[[], float]) -> None:
-        self._every_s = every_s
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._logged: dict[Hashable, tuple[float, int]] = {}
         """By kind: when it was logged last, and how many failures were not logged since."""
@@ -62,7 +65,7 @@ class FailureLog:
         """Return how many of its kind were not logged since the last was; None: do not log it."""
         now_s = self._monotonic()
         logged_s, unlogged = self._logged.get(kind, (-math.inf, 0))
-        if now_s - logged_s < self._every_s:
+        if now_s - logged_s < REPORT_EVERY_S:
             self._logged[kind] = (logged_s, unlogged + 1)
             return None
         self._logged[kind] = (now_s, 0)
@@ -83,8 +86,6 @@ _INSTEAD = {
     ),
 }
 """What to write in a task for options that other libraries have, and that do not exist here."""
-REPORT_EVERY_S = 60.0
-"""How long a worker does not log a kind of failure of an option again."""
 
 
 class TaskArguments(FunctionArguments):
@@ -148,18 +149,19 @@ class KeyAndCost:
     ) -> None:
         self._named = named
         self._arguments = arguments
-        self._key: Callable[..., Any] | KeyTemplate | None
-        self._cost = cost
         self._log = log
-        self._failures = FailureLog(REPORT_EVERY_S, monotonic)
+        self._failures = FailureLog(monotonic)
+        self._key_of: Callable[..., Any] | None = None
+        self._cost_of: Callable[..., Any]
+        if key == "":
+            raise ConfigurationError(
+                f"{arguments.subject}: {named}key is empty; write a template such as "
+                '"tenant:{tenant}", or leave it out to count all calls together'
+            )
         if isinstance(key, str):
-            if not key:
-                raise ConfigurationError(
-                    f"{arguments.subject}: {named}key is empty; write a template such as "
-                    '"tenant:{tenant}", or leave it out to count all calls together'
-                )
             shown = f"{arguments.subject}: {named}key={short_repr(key)}"
-            template = self._key = KeyTemplate(key, arguments, shown)
+            template = KeyTemplate(key, arguments, shown)
+            self._key_of = template.fill
             words = set(re.findall(r"\w+", key)) if template.is_fixed else set()
             unfilled = [name for name in arguments.names if name in words]
             if unfilled:
@@ -169,19 +171,27 @@ class KeyAndCost:
                     *(arguments.task, named, key, unfilled[0]),
                 )
         elif callable(key):
-            arguments.check_callable(f"{named}key", key)
-            self._key = key
-        elif key is None:
-            self._key = None
-        else:
+            self._key_of = self._called_alike(f"{named}key", key)
+        elif key is not None:
             raise ConfigurationError(
                 f"task {arguments.task!r}: {named}key={short_repr(key)} is neither a template such "
                 'as "tenant:{tenant}" nor a function of the task\'s arguments'
             )
         if callable(cost):
-            arguments.check_callable(f"{named}cost", cost)
+            self._cost_of = self._called_alike(f"{named}cost", cost)
         else:
             self._check_fixed_cost(cost, limits)
+            self._cost_of = lambda args, kwargs: cost
+
+    def _called_alike(self, option: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` as it is called with the arguments of a call."""
+        self._arguments.check_callable(option, function)
+
+        def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            bound = self._arguments.bind(args, kwargs)
+            return function(*bound.args, **bound.kwargs)
+
+        return call
 
     def of(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], smallest: int, call: object = None
@@ -197,46 +207,28 @@ class KeyAndCost:
         task = self._arguments.task
         key: AnyKey = task
         cost = smallest
-        if self._key is not None:
+        if self._key_of is not None:
             try:
-                key = self._computed_key(args, kwargs)
+                computed = self._key_of(args, kwargs)
+                if not isinstance(computed, Key):
+                    encode_key(computed)  # raises for what is no key
+                key = computed
             except Exception as exc:
                 self._report("key", f"count under {task!r}", call, exc)
         try:
-            if callable(self._cost):
-                cost = self._computed_cost(args, kwargs)
-            else:
-                assert isinstance(self._cost, int)
-                cost = self._cost
+            found = self._cost_of(args, kwargs)
+            if not _is_cost(found):
+                shown = short_repr(found)
+                raise ValueError(f"it returned {shown}, which is no whole number above 0")
+            cost = found
             check_cost(cost, smallest)
         except Exception as exc:
             self._report("cost", f"cost {smallest}, the whole limit,", call, exc)
         return normalize_key(key), min(cost, smallest)
 
-    def _computed_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyKey:
-        compute = self._key
-        if isinstance(compute, KeyTemplate):
-            key: Any = compute.fill(args, kwargs)
-        else:
-            assert compute is not None
-            bound = self._arguments.bind(args, kwargs)
-            key = compute(*bound.args, **bound.kwargs)
-        if not isinstance(key, Key):
-            encode_key(key)  # raises for what is no key
-        valid: AnyKey = key
-        return valid
-
-    def _computed_cost(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        assert callable(self._cost)
-        bound = self._arguments.bind(args, kwargs)
-        cost: Any = self._cost(*bound.args, **bound.kwargs)
-        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
-            raise ValueError(f"it returned {short_repr(cost)}, which is no whole number above 0")
-        return cost
-
-    def _check_fixed_cost(self, cost: object, limits: Sequence[Limit]) -> None:
+    def _check_fixed_cost(self, cost: Any, limits: Sequence[Limit]) -> None:
         task = self._arguments.task
-        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+        if not _is_cost(cost):
             raise ConfigurationError(
                 f"task {task!r}: {self._named}cost={short_repr(cost)} is neither a whole number "
                 "of at least 1 nor a function of the task's arguments"
@@ -262,6 +254,10 @@ class KeyAndCost:
             f", and for {unlogged} other calls since this was logged last" if unlogged else "",
             instead, REPORT_EVERY_S,
         )  # fmt: skip
+
+
+def _is_cost(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def check_option_names(task: str, options: Mapping[str, object]) -> None:
@@ -344,13 +340,10 @@ def parse_task_limits(spec: object) -> tuple[LimitsOfKey, ...]:
     parts = list(spec) if isinstance(spec, (list, tuple)) else [spec]
     if len(parts) > 1 and (_is_one_pair(parts) or any(map(_is_surely_key, parts))):
         raise ConfigurationError(_pair_message(spec))
-    plain = [part for part in parts if not isinstance(part, (list, tuple, Mapping))]
-    found = []
-    if plain or not parts:
-        found.append(LimitsOfKey(parse_limits(plain)))  # type: ignore[arg-type]  # it checks them
-    for part in parts:
-        if not isinstance(part, (list, tuple, Mapping)):
-            continue
+    keyed = [part for part in parts if isinstance(part, (list, tuple, Mapping))]
+    plain: list[Any] = [part for part in parts if not isinstance(part, (list, tuple, Mapping))]
+    found = [LimitsOfKey(parse_limits(plain))] if plain or not parts else []
+    for part in keyed:
         if isinstance(part, Mapping) or not 2 <= len(part) <= 3 or reads_as_limit(part[0]):
             raise ConfigurationError(_pair_message(part))
         key, limits, *cost = part
@@ -580,8 +573,6 @@ WhileStoreIsAway = Literal["hold", "run"]
 
 HOLD_S = 1.0
 """How long tasks are held after the limiter failed, before it is asked again."""
-_LOG_EVERY_S = 60.0
-"""How often a kind of failure of single keys is logged."""
 MAX_DELAY_S = 86_400.0
 """The longest delay: dramatiq takes less than a week, and a turn may be months away."""
 MIN_DELAY_S = 0.001
@@ -638,13 +629,13 @@ class _Gate:
         self._held_here: dict[object, tuple[str, str, float]] = {}
         """The tasks that wait here: their names, why, and since when (monotonic seconds)."""
         if self._tally is not None:
-            TaskLevels(self._tally, self._waiting)
+            tell_waiting(self._tally, self._waiting)
         # In shadow the limiter answers all that fails, but for a refund.
         self._on_store_error = "run" if self._in_shadow else on_store_error
         self._time = time
         self._held_until = -math.inf
         """Until when the limiter is not asked, because it failed (monotonic seconds)."""
-        self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
+        self._failure_log = FailureLog(time.monotonic)
         self.tasks: dict[str, TaskLimits] = {}
         """Those that were added, by their names."""
         self._shared_windows = SharedWindows(_log)
@@ -712,11 +703,8 @@ class _Gate:
         again. Raises no `Exception`.
         """
         began_at = self._time.monotonic()
-        if max_wait > 0:
-            with self._waits_here(task, began_at):
-                delay, asked = await self._ask(task, args, kwargs, max_wait)
-        else:
-            delay, asked = await self._ask(task, args, kwargs, 0.0)
+        with self._waits_here(task, began_at) if max_wait > 0 else nullcontext():
+            delay, asked = await self._ask(task, args, kwargs, max_wait)
         has_waited = max_wait > 0 and not delay
         waited = (self._time.monotonic() - began_at,) if has_waited else ()
         count_task(self._tally, task.name, asked, waited)

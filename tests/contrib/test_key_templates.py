@@ -122,7 +122,7 @@ def test_each_kind_of_failure_is_logged_once_a_minute(caplog: pytest.LogCaptureF
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from("ab"))))
 def test_every_failure_is_logged_or_counted(failures: list[tuple[float, str]]) -> None:
     clock = ManualClock()
-    log = FailureLog(60.0, clock.monotonic)
+    log = FailureLog(clock.monotonic)
     last: dict[str, tuple[float, int]] = {}
     for after_s, kind in failures:
         clock.advance(after_s)

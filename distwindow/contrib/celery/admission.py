@@ -34,8 +34,6 @@ own hears of it, which cannot wake an event loop of kombu.
 """
 _FAILURES_OF_ALL = 3
 """After so many failures of single lines in a row, one ask is made in the first pause."""
-_LOG_EVERY_S = 60.0
-"""How often a kind of failure of single lines is logged."""
 
 Ask = Callable[..., Decision]
 """`acquire_all` of a limiter: `ask(items, enqueue)`. With `enqueue` a refused task takes a place in
@@ -76,10 +74,7 @@ class TaskAdmission:
     """
 
     def __init__(
-        self,
-        ask: Ask,
-        monotonic: Callable[[], float],
-        on_store_error: WhileStoreIsAway,
+        self, ask: Ask, monotonic: Callable[[], float], on_store_error: WhileStoreIsAway
     ) -> None:
         self._ask = ask
         self.monotonic = monotonic
@@ -97,7 +92,7 @@ class TaskAdmission:
         """How many asks in a row have failed, though the store answers."""
         self._ask_again_at_s = 0.0
         """When the next ask may be made after `_FAILURES_OF_ALL`."""
-        self._failure_log = FailureLog(_LOG_EVERY_S, monotonic)
+        self._failure_log = FailureLog(monotonic)
         self.asks = 0
         self.refusals = 0
         self.failures = 0
@@ -121,12 +116,10 @@ class TaskAdmission:
         True if it did. The first pause is kept: a store may answer probes and no calls.
         """
         now_s = self.monotonic()
-        if not self._is_back or self._paused_until_s <= now_s:
-            return False
-        if now_s < self._failed_at_s + PAUSES.first_s:
-            return False
-        self._paused_until_s = now_s
-        return True
+        ends = self._is_back and self._failed_at_s + PAUSES.first_s <= now_s < self._paused_until_s
+        if ends:
+            self._paused_until_s = now_s
+        return ends
 
     def may_run(self, items: Sequence[Item], failures: int = 0) -> Answer:
         """Ask for the permits of one task. `failures`: those of the line's last answer."""

@@ -59,9 +59,7 @@ class Gate:
         self.admission = admission
         self.lines: TaskQueues[Any] = TaskQueues()
         self._return_turns = ReturnTurns(admission, self.lines, max_hold_s)
-        self._counts: GateCounts | None = None
-        if tally is not None:
-            self._counts = GateCounts(tally, self.lines, worker, source)
+        self._counts = GateCounts(tally, self.lines, worker, source)
         self.parked = 0
         """How many tasks are here whose line has waited for its limit since they came."""
         self.started = 0
@@ -236,8 +234,7 @@ class Gate:
         elif answer.admitted and not answer.wait_s:
             line.started += 1
             self.started += 1
-            if self._counts is not None:
-                self._counts.started(entry, answer)
+            self._counts.started(entry, answer)
             self._go_on(entry, answer)
             self._slots.start(entry.item)
         else:
@@ -311,8 +308,7 @@ class Gate:
                 "tasks %s with the limit key %r begin to wait; the next may start in %.3f s",
                 *(line.task, line.key, wait_s),
             )
-        if self._counts is not None:
-            self._counts.parked(line, begin)
+        self._counts.parked(line, begin)
         for entry in begin:
             self.parked += 1
             self._adjust_prefetch()
@@ -330,8 +326,7 @@ class Gate:
         if entry.parked:
             self.parked -= 1
             self._adjust_prefetch()
-            if self._counts is not None:
-                self._counts.changed()
+            self._counts.changed()
         if line.state == "gone" and line.began_s is not None:
             logger.info(
                 "no task %s with the limit key %r waits any more, after %.3f s and %d started",
@@ -349,8 +344,7 @@ class Gate:
         self.worker.give_back(self.lines.clear())
         self._without_room.clear()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
-        if self._counts is not None:
-            self._counts.changed()
+        self._counts.changed()
         # Slots that lines were granted meanwhile are given back by `_serve`.
 
     def _send_back_overdue(self, ends_s: float) -> bool:
@@ -425,8 +419,7 @@ class Gate:
             return
         turns.note_sent_back(entry, now_s + turns.delay_s(turn_s, now_s))
         self.sent_back += 1
-        if self._counts is not None:
-            self._counts.sent_back(entry)
+        self._counts.sent_back(entry)
         self._leave(entry)
         task_sent_back.send(sender=request.task, request=request, key=line.key, eta=eta)
 
@@ -467,34 +460,22 @@ class ReturnTurns:
         self._longest_s = max_hold_s / 2
 
     def turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
-        """Return when this task is to come again."""
-        return self._own_turn_s(entry, now_s) if entry.has_room else self._fleet_turn_s(entry)
-
-    def _own_turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
-        """Return the worker's own turn for this task."""
-        return self._postponed_s(entry.line.next_turn_s, now_s)
-
-    def _fleet_turn_s(self, entry: ParkedTask[Any]) -> float:
-        """Return the fleet's turn for this task, or the worker's own where that is unknown.
+        """Return when this task is to come again, which is not before a while.
 
         The limiter may admit the call. Then the first task of the line has its permits, and may
         start: so only a task of the same costs asks.
         """
         line, head = entry.line, entry.line.head
-        asks = line.state == "waiting" and not line.failures
-        answer = None
+        turn_s = line.next_turn_s
+        asks = not entry.has_room and line.state == "waiting" and not line.failures
         if asks and head is not None and head.items == entry.items:
             answer = self._admission.take_turn(entry.items)
-        now_s = self._admission.monotonic()
-        if answer is not None and not answer.admitted:
-            return self._postponed_s(now_s + answer.wait_s, now_s)
-        if answer is not None and head is not None:
-            head.admit()
-            self._lines.stop_waiting(line)
-        return self._own_turn_s(entry, now_s)
-
-    def _postponed_s(self, turn_s: float, now_s: float) -> float:
-        """Return the turn, or a later moment: a task stays away for a while."""
+            now_s = self._admission.monotonic()
+            if answer is not None and answer.admitted:
+                head.admit()
+                self._lines.stop_waiting(line)
+            elif answer is not None:
+                turn_s = now_s + answer.wait_s
         return max(now_s + min(_SHORTEST_SENT_BACK_S, self._longest_s), turn_s)
 
     def delay_s(self, turn_s: float, now_s: float) -> float:
