@@ -380,6 +380,9 @@ class TaskCharges:
     Raises `ConfigurationError` for what could never work.
     """
 
+    source = ""
+    """The setting that has set the limits, for people."""
+
     def __init__(
         self,
         arguments: TaskArguments,
