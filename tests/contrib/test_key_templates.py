@@ -30,18 +30,6 @@ def template(text: str, function: Callable[..., Any] = pos) -> KeyTemplate:
     )
 
 
-@given(st.integers(), st.text())
-def test_a_number_is_a_parameter_however_it_is_passed(i: int, tenant: str) -> None:
-    key = template("k:{0}:{1}")
-    ways: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-        ((i, tenant), {}),
-        ((i,), {"tenant": tenant}),
-        ((), {"tenant": tenant, "i": i}),
-    ]
-    assert {key.fill(*way) for way in ways} == {f"k:{i}:{tenant}"}
-    assert key.fill((), {"i": i}) == f"k:{i}:acme"
-
-
 @pytest.mark.parametrize("function", [pos, anything])
 @pytest.mark.parametrize(
     ("text", "says"),

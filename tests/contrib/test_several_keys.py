@@ -20,6 +20,7 @@ from distwindow.contrib.tasks import (
     acquire_all_async,
 )
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
+from distwindow.support.async_use import result_of
 from distwindow.testing import ManualClock
 from tests.clock_and_stores import fresh_key
 
@@ -52,18 +53,13 @@ class Awaited:
         return acquire_all(self.limiter, items, enqueue)
 
     async def passed(self, key: Any, limits: Any) -> int:
-        peeked = self.limiter.try_acquire_all([(key, limits, 1)])
-        decision = await peeked if self._is_async else peeked
+        decision = await result_of(self.limiter.try_acquire_all([(key, limits, 1)]))
         assert decision.allowed
-        refunded = self.limiter.refund(decision)
-        await refunded if self._is_async else refunded
+        await result_of(self.limiter.refund(decision))
         return int(limits[0].amount) - 1 - int(decision.remaining)
 
     async def close(self) -> None:
-        if self._is_async:
-            await self.limiter.aclose()
-        else:
-            self.limiter.close()
+        await result_of(self.limiter.aclose() if self._is_async else self.limiter.close())
 
 
 @pytest.fixture
@@ -134,25 +130,6 @@ def test_what_fails_in_the_middle_gives_the_first_back(
     asyncio.run(run())
 
 
-class Gate:
-    """A gate of either kind."""
-
-    def __init__(self, kind: str, store: MemoryStore, clock: ManualClock) -> None:
-        self._gate: Any = (
-            TaskGate(store, time=clock)
-            if kind == "blocking"
-            else AsyncTaskGate(AsyncMemoryStore(store), time=clock)
-        )
-
-    def add(self, task: TaskLimits) -> None:
-        self._gate.add(task)
-
-    def delay(self, task: TaskLimits, *args: Any) -> float:
-        if isinstance(self._gate, TaskGate):
-            return self._gate.delay(task, args, {})
-        return float(asyncio.run(self._gate.wait(task, args, {}, 0.0)))
-
-
 def send(tenant: str) -> None: ...
 
 
@@ -161,7 +138,9 @@ def test_jobs_keep_each_limit_and_come_back_at_a_turn_of_their_own(kind: str, wo
     clock = ManualClock()
     store = MemoryStore(clock)
     task = TaskLimits("send", send, ["10/second", ("tenant:{tenant}", "2/second")])
-    gates = [Gate(kind, store, clock) for _ in range(workers)]
+    made: Any = TaskGate if kind == "blocking" else AsyncTaskGate
+    of_kind = store if kind == "blocking" else AsyncMemoryStore(store)
+    gates = [made(of_kind, time=clock) for _ in range(workers)]
     for gate in gates:
         gate.add(task)
     began_s, sent_back, started = clock.monotonic(), 0, []
@@ -170,7 +149,7 @@ def test_jobs_keep_each_limit_and_come_back_at_a_turn_of_their_own(kind: str, wo
         due_s, number = heapq.heappop(waiting)
         clock.advance(max(0.0, due_s - (clock.monotonic() - began_s)))
         now_s, tenant = clock.monotonic() - began_s, str(number % 20)
-        delay = gates[number % workers].delay(task, tenant)
+        delay = asyncio.run(gates[number % workers].wait(task, (tenant,), {}, 0.0))
         if delay:
             sent_back += 1
             heapq.heappush(waiting, (now_s + delay, number))

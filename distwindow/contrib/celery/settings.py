@@ -159,6 +159,6 @@ def _is_code(value: object) -> bool:
     return callable(value) or isinstance(value, types.ModuleType)
 
 
-def _is_seconds(value: object) -> bool:
+def _is_seconds(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and 0 < value < math.inf
