@@ -127,12 +127,11 @@ class TaskArguments(FunctionArguments):
 
 
 class KeyAndCost:
-    """`limit_key` and `limit_cost` of one task.
+    """The key and the cost of the calls of one task, for limits that count under one key.
 
-    `key` is a template over the task's arguments (`"tenant:{tenant}"`), or a function that is given
-    the arguments of a call, with defaults; None: all calls count under the task's name. `cost` is a
-    whole number of permits, or a function of the arguments. `limits` are those of the options.
-    `named` is what the names of both begin with, for errors.
+    The key is a template over the task's arguments (`"tenant:{tenant}"`), or a function that is
+    given the arguments of a call, with defaults; None: all calls count under the task's name. The
+    cost is a whole number of permits, or a function of the arguments.
 
     Raises `ConfigurationError` for what could never work.
     """
@@ -140,19 +139,18 @@ class KeyAndCost:
     def __init__(
         self,
         arguments: TaskArguments,
-        key: object,
-        cost: object,
-        limits: Sequence[Limit],
+        part: LimitsOfKey,
         log: logging.Logger,
         monotonic: Callable[[], float] = time.monotonic,
-        named: str = "limit_",
     ) -> None:
-        self._named = named
+        self._limits, has_own_key, key, cost = part
+        self._smallest = min(limit.amount for limit in self._limits)
+        named = self._named = "" if has_own_key else "limit_"
         self._arguments = arguments
         self._log = log
         self._failures = FailureLog(monotonic)
         self._key_of: Callable[..., Any] | None = None
-        self._cost_of: Callable[..., Any]
+        self._cost_of: Callable[..., Any] = lambda args, kwargs: cost
         if key == "":
             raise ConfigurationError(
                 f"{arguments.subject}: {named}key is empty; write a template such as "
@@ -179,9 +177,16 @@ class KeyAndCost:
             )
         if callable(cost):
             self._cost_of = self._called_alike(f"{named}cost", cost)
-        else:
-            self._check_fixed_cost(cost, limits)
-            self._cost_of = lambda args, kwargs: cost
+        elif not _is_cost(cost):
+            raise ConfigurationError(
+                f"task {arguments.task!r}: {named}cost={short_repr(cost)} is neither a whole "
+                "number of at least 1 nor a function of the task's arguments"
+            )
+        elif cost > self._smallest:
+            raise ConfigurationError(
+                f"task {arguments.task!r}: {named}cost={cost} can never be admitted: the smallest "
+                f"limit is {self._smallest}"
+            )
 
     def _called_alike(self, option: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` as it is called with the arguments of a call."""
@@ -193,18 +198,14 @@ class KeyAndCost:
 
         return call
 
-    def of(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], smallest: int, call: object = None
-    ) -> tuple[AnyKey, int]:
-        """Return the key and the cost of one call. `smallest` is the amount of the smallest limit.
-        `call` is an id of the call, for the log.
+    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], call: object = None) -> Item:
+        """Return what one call is charged. `call` is an id of the call, for the log.
 
         A call whose key cannot be computed counts under the task's name, and one whose cost cannot
-        be computed, or is above it, costs `smallest`: a mistake opens no limit and loses no call.
-        The task says what is wrong with its arguments. Each kind is logged once in
-        `REPORT_EVERY_S`.
+        be computed, or is above it, costs the smallest limit: a mistake opens no limit and loses no
+        call. The task says what is wrong with its arguments.
         """
-        task = self._arguments.task
+        task, smallest = self._arguments.task, self._smallest
         key: AnyKey = task
         cost = smallest
         if self._key_of is not None:
@@ -224,21 +225,7 @@ class KeyAndCost:
             check_cost(cost, smallest)
         except Exception as exc:
             self._report("cost", f"cost {smallest}, the whole limit,", call, exc)
-        return normalize_key(key), min(cost, smallest)
-
-    def _check_fixed_cost(self, cost: Any, limits: Sequence[Limit]) -> None:
-        task = self._arguments.task
-        if not _is_cost(cost):
-            raise ConfigurationError(
-                f"task {task!r}: {self._named}cost={short_repr(cost)} is neither a whole number "
-                "of at least 1 nor a function of the task's arguments"
-            )
-        smallest = min((limit.amount for limit in limits), default=cost)
-        if cost > smallest:
-            raise ConfigurationError(
-                f"task {task!r}: {self._named}cost={cost} can never be admitted: the smallest "
-                f"limit is {smallest}"
-            )
+        return normalize_key(key), self._limits, min(cost, smallest)
 
     def _report(self, option: str, instead: str, call: object, exc: Exception) -> None:
         unlogged = self._failures.unlogged_before((option, type(exc).__name__))
@@ -399,13 +386,7 @@ class TaskCharges:
             )
             for part in parts
         )
-        self._charges = [
-            KeyAndCost(
-                arguments, part.key, part.cost, part.limits, log,
-                named="" if part.has_own_key else "limit_",
-            )
-            for part in self.parts
-        ]  # fmt: skip
+        self._charges = [KeyAndCost(arguments, part, log) for part in self.parts]
         if key is not None and parts and all(part.has_own_key for part in parts):
             raise ConfigurationError(
                 f"{arguments.subject}: limit_key={short_repr(key)} is for limits without a "
@@ -435,18 +416,11 @@ class TaskCharges:
         Keys that are written differently may be the same for a call (a sender who is the receiver,
         too). Then it is charged once in a window, under the smaller limit.
         """
-        items = [
-            (
-                *charge.of(args, kwargs, min(limit.amount for limit in part.limits), call),
-                part.limits,
-            )
-            for part, charge in zip(self.parts, self._charges, strict=True)
-        ]
+        items = [charge.of(args, kwargs, call) for charge in self._charges]
         if len(items) == 1:
-            key, cost, limits = items[0]
-            return ((key, limits, cost),)
+            return tuple(items)
         windows: dict[Any, Item] = {}
-        for key, cost, limits in items:
+        for key, limits, cost in items:
             for limit in limits:
                 window = key, limit.bucket_ms, limit.span
                 _, others, other_cost = windows.get(window, (key, (limit,), cost))

@@ -11,11 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
-from distwindow.contrib.tasks import REPORT_EVERY_S, FailureLog, KeyAndCost, TaskArguments
+from distwindow.contrib.tasks import (
+    REPORT_EVERY_S,
+    FailureLog,
+    KeyAndCost,
+    LimitsOfKey,
+    TaskArguments,
+)
 from distwindow.support.callables import KeyTemplate
 from distwindow.testing import ManualClock
 
 _log = logging.getLogger("distwindow")
+LIMIT = Limit("5/s")
 
 
 def pos(i: Any, tenant: str = "acme") -> None: ...
@@ -79,7 +86,7 @@ def test_a_template_without_fields_that_names_an_argument_is_logged(
 ) -> None:
     arguments = TaskArguments("proj.pos", pos)
     for text in ("by:tenant", "tenants", "{tenant}:i", "shared"):
-        KeyAndCost(arguments, text, 1, [Limit("5/s")], _log)
+        KeyAndCost(arguments, LimitsOfKey((LIMIT,), False, text, 1), _log)
     assert len(caplog.records) == 1
     assert "limit_key='by:tenant' names no argument in braces" in caplog.text
     assert "write {tenant}" in caplog.text
@@ -87,13 +94,11 @@ def test_a_template_without_fields_that_names_an_argument_is_logged(
 
 def test_each_kind_of_failure_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    charge = KeyAndCost(
-        TaskArguments("proj.pos", pos), "{i.real}:{tenant[0]}", 1, [Limit("5/s")], _log,
-        clock.monotonic,
-    )  # fmt: skip
+    part = LimitsOfKey((LIMIT,), False, "{i.real}:{tenant[0]}", 1)
+    charge = KeyAndCost(TaskArguments("proj.pos", pos), part, _log, clock.monotonic)
 
     def call(i: Any, tenant: str) -> None:
-        assert charge.of((i, tenant), {}, 5, "id-7") == ("proj.pos", 1)
+        assert charge.of((i, tenant), {}, "id-7") == ("proj.pos", (LIMIT,), 1)
 
     for _ in range(3):
         call("x", "acme")  # AttributeError

@@ -137,17 +137,15 @@ class TaskAdmission:
         left_for_ms = limit.bucket_ms - decision.now_ms % limit.bucket_ms
         return Answer(True, 0.0, decision.remaining, left_for_ms / 1000, permits=permits)
 
-    def take_turn(self, items: Sequence[Item]) -> Answer | None:
+    def take_turn(self, items: Sequence[Item]) -> Decision | None:
         """Ask for the permits of one task; if it is refused, take a place in the fleet's line,
-        whose turn is then in `wait_s`. None where the turn is unknown: under a limit that is paced
-        or warms up, and while the store is away.
+        whose turn is then in `retry_after`. None where the turn is unknown: under a limit that is
+        paced or warms up, and while the store is away.
         """
         if any(limit.is_shaped for _, limits, _ in items for limit in limits):
             return None
         decision = self._decide(items, 0, enqueue=True)
-        if isinstance(decision, Answer):
-            return None
-        return Answer(decision.allowed, decision.retry_after)
+        return None if isinstance(decision, Answer) else decision
 
     def _decide(
         self, items: Sequence[Item], failures: int, enqueue: bool = False
