@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
 import re
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -24,7 +23,7 @@ from .. import (
 )
 from ..errors import KeysOnSeveralNodes, short_repr
 from ..observer import Observer, Result, Tally
-from ..ring.clock import SYSTEM, AsyncClock, Clock
+from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, Key, encode_key, normalize_key
 from ..ring.limit import parse_limits, reads_as_limit
 from ..rules.shadow import as_enforced, is_in_shadow
@@ -721,13 +720,10 @@ class _Gate:
             delay = 0.0 if self._on_store_error == "run" else max(held_s, MIN_DELAY_S)
             return delay, self._unasked(task, key, cost)
         try:
-            decision = None
             if len(items) > 1:
                 decision = await self._wait_for_all(limiter, items, max_wait)
-            elif max_wait > 0:
-                decision = await _acquired(limiter, key, cost, max_wait)
-            if decision is None:  # what `acquire` says of `retry_after` is of all who wait
-                decision = await result_of(limiter.try_acquire(key, cost, enqueue=True))
+            else:
+                decision = await _wait_for_one(limiter, key, cost, max_wait)
         except Exception as exc:
             delay = self._failed(task, items, exc)
             if isinstance(exc, StoreError):
@@ -747,13 +743,7 @@ class _Gate:
             delay = _delay(decision)
             if not 0.0 < delay <= ends_at - self._time.monotonic():
                 return decision
-            await self._sleep(delay)
-
-    async def _sleep(self, seconds: float) -> None:
-        if isinstance(self._time, AsyncClock):
-            await self._time.sleep_async(seconds)
-        else:
-            await asyncio.sleep(seconds)
+            await self._limiters.store.sleep(delay)
 
 
 class TaskGate(_Gate):
@@ -817,18 +807,19 @@ class AsyncTaskGate(_Gate):
                     has_counted = True
                 note_reason(asked.reason)
                 left = max(0.0, ends_at - monotonic())
-                await self._sleep(min(delay, left))
+                await self._limiters.store.sleep(min(delay, left))
                 if delay > left:
                     return delay - left
 
 
-async def _acquired(
-    limiter: AsyncLimiter, key: AnyKey, cost: int, max_wait: float
-) -> Decision | None:
-    try:
-        return await limiter.acquire(key, cost, timeout=max_wait)
-    except RateLimitExceeded:
-        return None
+async def _wait_for_one(limiter: Any, key: AnyKey, cost: int, max_wait: float) -> Decision:
+    decision: Decision
+    if max_wait > 0:
+        with suppress(RateLimitExceeded):  # its `retry_after` is that of all who wait
+            decision = await limiter.acquire(key, cost, timeout=max_wait)
+            return decision
+    decision = await result_of(limiter.try_acquire(key, cost, enqueue=True))
+    return decision
 
 
 def _delay(decision: Decision) -> float:
