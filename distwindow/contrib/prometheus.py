@@ -263,12 +263,10 @@ class _Metrics:
             self.upstream_pauses.labels(name)
 
     def begin_errors_at_0(self, operation: str) -> None:
-        """Do the same for the errors of the store."""
         for charged in CHARGED.values():
             self.store_errors.labels(operation, charged)
 
     def set_up(self, name: str, up: bool) -> None:
-        """Set whether the store of a limiter answers."""
         self.stores_up.add(name)
         self.store_up.labels(name).set(1 if up else 0)
 

@@ -537,11 +537,10 @@ def read_options(
     check_option_names(name, options)
     check_not_for_the_task(f"task {name!r}", options)
     check_has_limits(name, options, 'add limits, such as limits="100/minute"')
-    given = {option: options[option] for option in TASK_OPTIONS if options.get(option) is not None}
-    if not given:
+    limits, key, cost = (options.get(option) for option in TASK_OPTIONS)
+    if limits is None:
         return None
-    key, cost = given.get("limit_key"), given.get("limit_cost", 1)
-    return TaskLimits(name, function, given["limits"], key, cost, injected=injected)
+    return TaskLimits(name, function, limits, key, 1 if cost is None else cost, injected=injected)
 
 
 WhileStoreIsAway = Literal["hold", "run"]

@@ -35,12 +35,6 @@ own hears of it, which cannot wake an event loop of kombu.
 _FAILURES_OF_ALL = 3
 """After so many failures of single lines in a row, one ask is made in the first pause."""
 
-Ask = Callable[..., Decision]
-"""`acquire_all` of a limiter: `ask(items, enqueue)`. With `enqueue` a refused task takes a place in
-the fleet's line: workers that gave out turns on their own would give the same moments, and the
-tasks come back as many times too early as there are workers.
-"""
-
 
 class Answer(NamedTuple):
     """An answer to the first task of a line."""
@@ -69,12 +63,16 @@ RUN = Answer(True, 0.0)
 
 
 class TaskAdmission:
-    """Asks the limiter. In an outage it asks nothing for a while, so that a store which does not
-    answer costs the worker at most one timeout per pause.
+    """Asks the limiter by `ask(items, enqueue)`, its `acquire_all`; with `enqueue` a refused task
+    takes a place in the fleet's line. In an outage it asks nothing for a while, so that a store
+    which does not answer costs the worker at most one timeout per pause.
     """
 
     def __init__(
-        self, ask: Ask, monotonic: Callable[[], float], on_store_error: WhileStoreIsAway
+        self,
+        ask: Callable[..., Decision],
+        monotonic: Callable[[], float],
+        on_store_error: WhileStoreIsAway,
     ) -> None:
         self._ask = ask
         self.monotonic = monotonic

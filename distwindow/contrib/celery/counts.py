@@ -36,7 +36,6 @@ class GateCounts:
             self._tally.level_changed()
 
     def started(self, entry: ParkedTask[Any], answer: Answer) -> None:
-        """Count a task that starts."""
         reason, source = "ok", self._source
         if entry.admitted:
             reason = "paced"
@@ -52,7 +51,6 @@ class GateCounts:
         count_task(self._tally, entry.line.task, asked, waited)
 
     def parked(self, line: TaskQueue[Any], entries: Iterable[ParkedTask[Any]]) -> None:
-        """Count tasks that begin to wait for their limits."""
         permits = None if line.used_up is None else line.used_up.permits
         how: tuple[Any, str, str] = "refused", "over_limit", self._source
         if line.waits_for_store:

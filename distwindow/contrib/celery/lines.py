@@ -3,7 +3,7 @@
 There is a line for each task name and limit key (or keys, if the task has several), in the order
 of priority, and of arrival within a priority. Only the first task of a line asks the limiter, so
 a line costs one call per permit and one per refusal, however long it is. (What is sent back for
-want of room may cost one more: see `ReturnTurns`.) Nothing here knows Celery, and time is an
+want of room may cost one more: see `Gate._turn_s`.) Nothing here knows Celery, and time is an
 argument.
 
     state of a line   what it waits for            leaves it by
@@ -121,10 +121,9 @@ class TaskQueues(Generic[T]):
 
     def wait(self, line: TaskQueue[T], until_s: float) -> None:
         """Put a line that was asking among those that wait, for a moment of its own."""
-        if line.state == "asking":
-            self.has_answer(line)
-            line.state = "waiting"
-            self._due.set(line, until_s)
+        self.has_answer(line)
+        line.state = "waiting"
+        self._due.set(line, until_s)
 
     def use_up(self, permits: Permits, until_s: float) -> None:
         """Note that these permits are not there before `until_s`."""
@@ -140,16 +139,15 @@ class TaskQueues(Generic[T]):
 
     def wait_for(self, line: TaskQueue[T], permits: Permits) -> None:
         """Put a line that was asking before the others that wait for what is used up."""
-        if line.state == "asking":
-            self.has_answer(line)
-            self._join(line, self._used_up[permits])
-            self._used_up[permits].lines.move_to_end(line, last=False)
+        self.has_answer(line)
+        self._join(line, self._used_up[permits])
+        self._used_up[permits].lines.move_to_end(line, last=False)
 
     def wait_behind(self, line: TaskQueue[T], items: Sequence[Item]) -> float | None:
         """Put a line that was asking behind the others that wait for permits which its first task
         needs. Return when these are there again; None if none are used up, and it may ask.
         """
-        for key, limits, cost in items if line.state == "asking" else ():
+        for key, limits, cost in items:
             for limit in limits:
                 used_up = self._used_up.get(Permits(key, limit, cost))
                 if used_up is not None and used_up is not line.used_up:
