@@ -30,7 +30,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ...ring.clock import NEVER
 from ...ring.key import AnyKey
@@ -358,46 +358,42 @@ class UsedUp(Generic[T]):
 
 
 class Schedule(Generic[T]):
-    """At most one moment for each item, in seconds of any monotonic clock. Items are compared by
-    identity. A cancelled moment stays in the heap until it comes, or until such moments are more
-    than half of the heap: then the heap is built again without them.
+    """At most one moment for each item, in seconds of any monotonic clock. A cancelled moment stays
+    in the heap until it comes, or until such moments are more than half of the heap: then the heap
+    is built again without them.
     """
 
     def __init__(self) -> None:
-        self._heap: list[list[Any]] = []
-        """Moments, each with a number, so that no two are equal, and the item; None: cancelled."""
-        self._by_item: dict[int, list[Any]] = {}
-        """By the id of the item, which its moment keeps alive."""
+        self._heap: list[tuple[float, int, T]] = []
+        """Moments, each with a number, so that no two are equal, and the item."""
+        self._moments: dict[T, tuple[float, int, T]] = {}
+        """Those of the heap that are not cancelled."""
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._by_item)
+        return len(self._moments)
 
     def set(self, item: T, at_s: float) -> None:
         """Set the one time at which `item` is due to `at_s`."""
         self.cancel(item)
-        moment = self._by_item[id(item)] = [at_s, next(self._numbers), item]
+        moment = self._moments[item] = (at_s, next(self._numbers), item)
         heapq.heappush(self._heap, moment)
 
     def cancel(self, item: T) -> None:
-        moment = self._by_item.pop(id(item), None)
-        if moment is None:
-            return
-        moment[2] = None
-        if len(self._heap) > 2 * len(self._by_item) + _SPARE:
-            self._heap = list(self._by_item.values())
-            heapq.heapify(self._heap)
+        self._moments.pop(item, None)
+        if len(self._heap) > 2 * len(self._moments) + _SPARE:
+            self._heap = sorted(self._moments.values())
 
     def pop_due(self, now_s: float) -> T | None:
         """Remove and return the item whose moment came first, if it has come by `now_s`."""
         if self.next_s() > now_s:
             return None
-        item: T = heapq.heappop(self._heap)[2]
-        del self._by_item[id(item)]
+        _, _, item = heapq.heappop(self._heap)
+        del self._moments[item]
         return item
 
     def next_s(self) -> float:
         """Return the first moment; `NEVER` if nothing is scheduled."""
-        while self._heap and self._heap[0][2] is None:
+        while self._heap and self._moments.get(self._heap[0][2]) is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER

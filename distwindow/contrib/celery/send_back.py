@@ -271,8 +271,9 @@ def survive_lost_connections(channel: Any, end_connection: Callable[[], None]) -
     if not hasattr(qos, "restore_by_tag"):
         return
 
-    def guard(method: Callable[..., Any]) -> Callable[..., Any]:
+    def guard(method: Any, before: Callable[[], None] = lambda: None) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
+            before()
             try:
                 return method(*args, **options)
             except AttributeError:
@@ -282,15 +283,8 @@ def survive_lost_connections(channel: Any, end_connection: Callable[[], None]) -
 
         return call
 
-    restore_unacked = qos.restore_unacked
-
-    def end_and_restore(*args: Any, **options: Any) -> Any:
-        end_connection()
-        return restore_unacked(*args, **options)
-
-    qos.restore_unacked = end_and_restore
-    for name in ("ack", "reject", "restore_unacked"):
-        setattr(qos, name, guard(getattr(qos, name)))
+    qos.ack, qos.reject = guard(qos.ack), guard(qos.reject)
+    qos.restore_unacked = guard(qos.restore_unacked, end_connection)
 
 
 def _is_of_kombu(channel: Any) -> bool:

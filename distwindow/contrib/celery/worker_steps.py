@@ -24,10 +24,6 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
 
     requires = ("celery.worker.components:Timer", "celery.worker.components:Pool")
 
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        worker.distwindow_gate = None
-        super().__init__(worker, **kwargs)
-
     def create(self, worker: Any) -> None:
         try:
             self._make_gate(worker)
