@@ -337,6 +337,14 @@ def parse_task_limits(spec: object) -> tuple[LimitsOfKey, ...]:
     return tuple(found)
 
 
+def parse_limits_of(owner: str, spec: object) -> tuple[LimitsOfKey, ...]:
+    """Do as `parse_task_limits`; an error names the owner of the limits."""
+    try:
+        return parse_task_limits(spec)
+    except ValueError as exc:
+        raise ConfigurationError(f"{owner}: {exc}") from None
+
+
 def _is_surely_key(value: object) -> bool:
     """Return whether `value`, which stands where a limit is wanted, can only be a key."""
     return callable(value) or isinstance(value, Key) or (isinstance(value, str) and "{" in value)
@@ -506,17 +514,14 @@ class TaskLimits(TaskCharges):
     ) -> None:
         if limits is None:
             raise ConfigurationError(f'task {name!r} has no limits; write limits="100/minute"')
-        try:
-            parts = parse_task_limits(limits)
-            for limit in (limit for part in parts for limit in part.limits):
-                if limit.is_shaped:
-                    raise ConfigurationError(
-                        f"{str(limit)!r} is paced or warms up, and a worker starts a task as soon "
-                        "as it is admitted; write a plain limit, with a short interval for an even "
-                        'flow ("1/50ms")'
-                    )
-        except ValueError as exc:
-            raise ConfigurationError(f"task {name!r}: {exc}") from exc
+        parts = parse_limits_of(f"task {name!r}", limits)
+        for limit in (limit for part in parts for limit in part.limits):
+            if limit.is_shaped:
+                raise ConfigurationError(
+                    f"task {name!r}: {str(limit)!r} is paced or warms up, and a worker starts a "
+                    "task as soon as it is admitted; write a plain limit, with a short interval "
+                    'for an even flow ("1/50ms")'
+                )
         super().__init__(TaskArguments(name, function, own, injected), parts, key, cost, _log)
 
     def __repr__(self) -> str:

@@ -22,14 +22,13 @@ from ...errors import ConfigurationError
 from ..shared_windows import SharedWindows
 from ..tasks import (
     TASK_OPTIONS,
-    LimitsOfKey,
     TaskArguments,
     TaskCharges,
     check_has_limits,
     check_not_for_the_task,
     check_not_short,
     check_option_names,
-    parse_task_limits,
+    parse_limits_of,
 )
 from .worker import logger
 
@@ -109,7 +108,7 @@ class LimitTable:
         if pattern is None:
             check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
-        parts = () if limits is None else _parse(f"task {name!r}: {source}", limits)
+        parts = () if limits is None else parse_limits_of(f"task {name!r}: {source}", limits)
         if pattern is None and not _is_celerys(name):
             own = vars(type(task))
             # A task that is a class may have methods of such names.
@@ -194,13 +193,6 @@ def _call(annotation: Any, method: str, *arguments: Any) -> dict[str, Any]:
     return (found(*arguments) if found is not None else None) or {}
 
 
-def _parse(where: str, limits: object) -> tuple[LimitsOfKey, ...]:
-    try:
-        return parse_task_limits(limits)
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{where}: {exc}") from None
-
-
 def _checked_table(configured: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(configured, Mapping) or not all(isinstance(name, str) for name in configured):
         raise ConfigurationError(
@@ -210,7 +202,7 @@ def _checked_table(configured: Mapping[str, Any]) -> dict[str, Any]:
     for name, spec in configured.items():
         options = _options_of(name, spec)
         if options["limits"] is not None:
-            _parse(f"distwindow_limits[{name!r}]", options["limits"])
+            parse_limits_of(f"distwindow_limits[{name!r}]", options["limits"])
     return dict(configured)
 
 
