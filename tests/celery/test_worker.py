@@ -265,18 +265,6 @@ def test_what_is_sent_back_through_a_topic_exchange_is_not_lost(
         assert declared[0](connection.default_channel).queue_declare(passive=True)[1] == 40
 
 
-@pytest.mark.parametrize(
-    ("limits", "started"), [(["50/second", "8/minute"], 8), (["5/minute", "50/hour"], 5)]
-)
-def test_several_limits_hold_together(project: Project, limits: list[str], started: int) -> None:
-    limited = project.task(limits=limits, name="limited")
-    with project.worker():
-        for number in range(12):
-            limited.delay(number)
-        project.wait_parked(12 - started)
-        until(lambda: len(project.started) == started, what="those within the limit", timeout=20)
-
-
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_limits_may_have_keys_of_their_own(project: Project, pool: str) -> None:
     limited = project.task(limits=["9/hour", ("tenant:{0[0]}", "2/hour")], name="limited")
