@@ -30,7 +30,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from ...ring.clock import NEVER
 from ...ring.key import AnyKey
@@ -364,9 +364,9 @@ class Schedule(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, T]] = []
-        """Moments, each with a number, so that no two are equal, and the item."""
-        self._moments: dict[T, tuple[float, int, T]] = {}
+        self._heap: list[list[Any]] = []
+        """Moments, each with a number, so that no two are equal, and the item; None: cancelled."""
+        self._moments: dict[T, list[Any]] = {}
         """Those of the heap that are not cancelled."""
         self._numbers = itertools.count()
 
@@ -376,11 +376,13 @@ class Schedule(Generic[T]):
     def set(self, item: T, at_s: float) -> None:
         """Set the one time at which `item` is due to `at_s`."""
         self.cancel(item)
-        moment = self._moments[item] = (at_s, next(self._numbers), item)
+        moment = self._moments[item] = [at_s, next(self._numbers), item]
         heapq.heappush(self._heap, moment)
 
     def cancel(self, item: T) -> None:
-        self._moments.pop(item, None)
+        moment = self._moments.pop(item, None)
+        if moment is not None:
+            moment[2] = None  # a request may be large
         if len(self._heap) > 2 * len(self._moments) + _SPARE:
             self._heap = sorted(self._moments.values())
 
@@ -388,12 +390,12 @@ class Schedule(Generic[T]):
         """Remove and return the item whose moment came first, if it has come by `now_s`."""
         if self.next_s() > now_s:
             return None
-        _, _, item = heapq.heappop(self._heap)
+        item: T = heapq.heappop(self._heap)[2]
         del self._moments[item]
         return item
 
     def next_s(self) -> float:
         """Return the first moment; `NEVER` if nothing is scheduled."""
-        while self._heap and self._moments.get(self._heap[0][2]) is not self._heap[0]:
+        while self._heap and self._heap[0][2] is None:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER
