@@ -89,13 +89,17 @@ class LimitTable:
         """
         name = str(task.name)
         arguments = TaskArguments(name, task.run)
-        options = {option: self._own_option(task, option) for option in TASK_OPTIONS}
+        named = [_call(item, "annotate", task) for item in self._annotations]
+        for_all = [_call(item, "annotate_any") for item in self._annotations]
+        options = {option: _option(task, option) for option in TASK_OPTIONS}
+        if _is_celerys(name):
+            # They have no options of all tasks ("*"), which Celery lets win over those of one.
+            for option, value in options.items():
+                own = None if any(found.get(option) is value for found in for_all) else value
+                options[option] = next((found[option] for found in named if option in found), own)
         limits = options["limits"]
-        annotated = limits is not None and any(
-            found.get("limits") is limits
-            for item in self._annotations
-            for found in (_call(item, "annotate", task), _call(item, "annotate_any"))
-        )
+        annotations = [found.get("limits") for found in (*named, *for_all)]
+        annotated = limits is not None and any(each is limits for each in annotations)
         source = "task_annotations" if annotated else "the task's options"
         pattern = self._entry_for(name, has_own=limits is not None)
         if pattern is not None:
@@ -156,22 +160,6 @@ class LimitTable:
                     "nothing; correct it, unless other workers have such tasks",
                     name,
                 )
-
-    def _own_option(self, task: Any, option: str) -> Any:
-        """Return an option of a task. One of Celery's own has it as if no annotation were for all
-        tasks (`"*"`): Celery lets that one win over the annotation that names the task.
-        """
-        value = _option(task, option)
-        if value is None or not _is_celerys(str(task.name)):
-            return value
-        for item in self._annotations:
-            named = _call(item, "annotate", task)
-            if option in named:
-                return named[option]
-        for_all = any(
-            _call(item, "annotate_any").get(option) is value for item in self._annotations
-        )
-        return None if for_all else value
 
     def _entry_for(self, name: str, *, has_own: bool) -> str | None:
         if name in self._configured:
