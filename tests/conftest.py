@@ -56,8 +56,9 @@ if not find_spec("gunicorn"):
 for framework in ("fastapi", "flask"):
     if not find_spec(framework):
         collect_ignore.append(f"web/test_{framework}.py")
-if int(redis.__version__.partition(".")[0]) >= 6:
-    collect_ignore.append("contrib/test_arq_limits.py")
+for queue in ("arq", "dramatiq", "rq", "taskiq"):
+    if not find_spec(queue):
+        collect_ignore.append(f"contrib/test_{queue}_limits.py")
 
 # So that its assertions show the values, as those of test files do.
 pytest.register_assert_rewrite("tests.stores.store_check")

@@ -52,7 +52,9 @@ class RateLimits(BlockingQueueLimits, Middleware):
     def before_declare_actor(self, broker: Any, actor: Any) -> None:
         """Check the options of an actor."""
         try:
-            self._gate.add(read_options(actor.actor_name, _function(actor), actor.options))
+            # One that is a class has the parameters of its method `perform`.
+            function = getattr(actor.fn, "perform", actor.fn)
+            self._gate.add(read_options(actor.actor_name, function, actor.options))
         except ConfigurationError as exc:
             raise InvalidLimits(str(exc)) from exc
 
@@ -72,11 +74,6 @@ class RateLimits(BlockingQueueLimits, Middleware):
             # Otherwise the middleware `Results` would store None as the result of this message.
             message.options["store_results"] = False
             raise SkipMessage(f"{task.name}: again in {delay:.3f} s")
-
-
-def _function(actor: Any) -> Any:
-    """Return what has the parameters of an actor: for one that is a class, its method `perform`."""
-    return getattr(actor.fn, "perform", actor.fn)
 
 
 def _end_time_limit(broker: Any, message: Any) -> None:

@@ -17,7 +17,7 @@ from ..ring.key import AnyKey
 from ..ring.limit import LimitSpec
 from ..runtime.options import ClockChoice, Consistency, Options
 from . import http, needs
-from .tasks import REPORT_EVERY_S, FailureLog
+from .tasks import FailureLog
 
 with needs("fastmcp"):
     import mcp
@@ -117,7 +117,7 @@ class RateLimits(http.AsyncRateLimits[RequestLimit]):
             consistency=consistency, share=share, enabled=enabled, require=require, name=name,
             observer=observer, key_label=key_label, time=time,
         )  # fmt: skip
-        self.failures = FailureLog(REPORT_EVERY_S, time.monotonic)
+        self.failures = FailureLog(time.monotonic)
 
     def limit(self, *_: Any, **options: Any) -> NoReturn:
         """Raise `ConfigurationError`: neither this object nor a limit by itself is middleware."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import BreakerChange, ConfigurationError, Counts, Level, Observer, ObserverEvent, StoreCall
@@ -153,72 +154,71 @@ class _Metrics:
         of = ("kind", "limiter")
         limit = ("limit",) if layout.limit_label else ()
 
-        def make(kind: Any, name: str, text: str, labels: Sequence[str], **options: Any) -> Any:
+        def make(kind: Any, name: str, text: str, *labels: str, **options: Any) -> Any:
             metric = kind(f"{layout.namespace}_{name}", text, labels, registry=registry, **options)
             self._made.append(metric)
             return metric
 
+        counter, gauge = partial(make, Counter), partial(make, Gauge)
         try:
-            self.decisions: Counter = make(
-                Counter, "decisions_total", "Calls that were decided, or that raised (error).",
-                (*of, *limit, "result", "reason", "source", "shadow", *key),
+            self.decisions: Counter = counter(
+                "decisions_total", "Calls that were decided, or that raised (error).",
+                *of, *limit, "result", "reason", "source", "shadow", *key,
             )  # fmt: skip
-            self.permits: Counter = make(
-                Counter, "permits_total", "Permits that calls have asked for.",
-                (*of, *limit, "result", *key),
-            )  # fmt: skip
-            self.near_limit: Counter = make(
-                Counter, "near_limit_total",
+            self.permits: Counter = counter(
+                "permits_total", "Permits that calls have asked for.", *of, *limit, "result", *key
+            )
+            self.near_limit: Counter = counter(
+                "near_limit_total",
                 "Admitted calls that left less than a fifth of the limit, where that is known.",
-                (*of, *limit, *key),
+                *of, *limit, *key,
             )  # fmt: skip
             self.store_call: Histogram = make(
                 Histogram, "store_call_seconds", "Seconds of one exchange with the store.",
-                ("operation", "outcome"), buckets=STORE_CALL_BUCKETS_S,
+                "operation", "outcome", buckets=STORE_CALL_BUCKETS_S,
             )  # fmt: skip
-            self.store_errors: Counter = make(
-                Counter, "store_errors_total",
+            self.store_errors: Counter = counter(
+                "store_errors_total",
                 "Exchanges with the store that failed, and whether they were counted in it.",
-                ("operation", "charged"),
+                "operation", "charged",
             )  # fmt: skip
-            self.store_up: Gauge = make(
-                Gauge, "store_up", "1 while the store answers, 0 while it is away.",
-                ("limiter",), multiprocess_mode="livemin",
+            self.store_up: Gauge = gauge(
+                "store_up", "1 while the store answers, 0 while it is away.", "limiter",
+                multiprocess_mode="livemin",
             )  # fmt: skip
-            self.failed_open: Counter = make(
-                Counter, "failed_open_total", "Calls admitted because the store was away.", of
+            self.failed_open: Counter = counter(
+                "failed_open_total", "Calls admitted because the store was away.", *of
             )
-            self.failed_closed: Counter = make(
-                Counter, "failed_closed_total", "Calls refused because the store was away.", of
+            self.failed_closed: Counter = counter(
+                "failed_closed_total", "Calls refused because the store was away.", *of
             )
             self.wait: Histogram = make(
                 Histogram, "wait_seconds", "Seconds that calls have waited to be admitted.",
-                (*of, "result"), buckets=WAIT_BUCKETS_S,
+                *of, "result", buckets=WAIT_BUCKETS_S,
             )  # fmt: skip
-            self.breaker_changes: Counter = make(
-                Counter, "breaker_changes_total",
-                "Changes of state that each process has seen of a breaker.", ("breaker", "to"),
+            self.breaker_changes: Counter = counter(
+                "breaker_changes_total",
+                "Changes of state that each process has seen of a breaker.", "breaker", "to",
             )  # fmt: skip
-            self.breaker_rejected: Counter = make(
-                Counter, "breaker_rejected_total", "Calls that a breaker has refused.", ("breaker",)
+            self.breaker_rejected: Counter = counter(
+                "breaker_rejected_total", "Calls that a breaker has refused.", "breaker"
             )
-            self.slots_held: Gauge = make(
-                Gauge, "slots_held", "Slots of a concurrency limit that are held now.",
-                ("limiter",), multiprocess_mode="livesum",
+            self.slots_held: Gauge = gauge(
+                "slots_held", "Slots of a concurrency limit that are held now.", "limiter",
+                multiprocess_mode="livesum",
             )  # fmt: skip
-            self.tasks_waiting: Gauge = make(
-                Gauge, "tasks_waiting", "Tasks that workers hold back now.",
-                ("task", "reason"), multiprocess_mode="livesum",
+            self.tasks_waiting: Gauge = gauge(
+                "tasks_waiting", "Tasks that workers hold back now.", "task", "reason",
+                multiprocess_mode="livesum",
             )  # fmt: skip
-            self.tasks_oldest_wait: Gauge = make(
-                Gauge, "tasks_oldest_wait_seconds",
-                "For how long the oldest task that is held back has waited.",
-                ("task", "reason"), multiprocess_mode="livemax",
+            self.tasks_oldest_wait: Gauge = gauge(
+                "tasks_oldest_wait_seconds",
+                "For how long the oldest task that is held back has waited.", "task", "reason",
+                multiprocess_mode="livemax",
             )  # fmt: skip
-            self.upstream_pauses: Counter = make(
-                Counter, "upstream_pauses_total",
-                "Pauses that an upstream has asked for, as each process has seen them.",
-                ("limiter",),
+            self.upstream_pauses: Counter = counter(
+                "upstream_pauses_total",
+                "Pauses that an upstream has asked for, as each process has seen them.", "limiter",
             )  # fmt: skip
         except ValueError as exc:
             for metric in self._made:
@@ -230,7 +230,6 @@ class _Metrics:
         self.stores_up: set[str] = set()
         """The limiters that have a series of `store_up`."""
         self._begun: set[tuple[str, str]] = set()
-        self._begun_errors: set[str] = set()
         self._levels: dict[Any, dict[str, float]] = {}
         """By the gauge: what each limit of it holds."""
         register_after_fork(self)
@@ -264,14 +263,10 @@ class _Metrics:
             self.upstream_pauses.labels(name)
 
     def begin_errors_at_0(self, operation: str) -> None:
-        """Do the same for the errors of the store."""
-        if operation not in self._begun_errors:
-            self._begun_errors.add(operation)
-            for charged in CHARGED.values():
-                self.store_errors.labels(operation, charged)
+        for charged in CHARGED.values():
+            self.store_errors.labels(operation, charged)
 
     def set_up(self, name: str, up: bool) -> None:
-        """Set whether the store of a limiter answers."""
         self.stores_up.add(name)
         self.store_up.labels(name).set(1 if up else 0)
 
@@ -279,10 +274,9 @@ class _Metrics:
         """Set a gauge. The slots of several limits of one name are added."""
         if level.what == "slots_held":
             gauge, part = self.slots_held.labels(level.name), level.limit
-        elif level.what == "tasks_waiting":
-            gauge, part = self.tasks_waiting.labels(level.name, level.limit), ""
         else:
-            gauge, part = self.tasks_oldest_wait.labels(level.name, level.limit), ""
+            metric = self.tasks_waiting if level.what == "tasks_waiting" else self.tasks_oldest_wait
+            gauge, part = metric.labels(level.name, level.limit), ""
         parts = self._levels.setdefault(gauge, {})
         parts[part] = level.value
         gauge.set(sum(parts.values()))

@@ -66,24 +66,25 @@ class WaitingTasks(NamedTuple):
     oldest_wait_s: float
 
 
-class TaskLevels:
-    """How many tasks wait in this process, and how long the oldest has, by task and reason."""
+def tell_waiting(tally: Tally, waiting: Callable[[], Iterable[WaitingTasks]]) -> None:
+    """Have `tally` told how many tasks wait in this process, and how long the oldest has, by task
+    and reason. `waiting` is called by the worker.
+    """
+    told: set[tuple[str, str]] = set()
 
-    def __init__(self, tally: Tally, waiting: Callable[[], Iterable[WaitingTasks]]) -> None:
-        """`waiting` is called by the worker."""
-        self._waiting = waiting
-        self._told: set[tuple[str, str]] = set()
-        tally.levels = self.levels
-
-    def levels(self) -> list[Level]:
+    def levels() -> list[Level]:
         """Return the levels of now; 0 for what has just ended."""
-        found: dict[tuple[str, str], tuple[int, float]] = dict.fromkeys(self._told, (0, 0.0))
-        for task, reason, tasks, oldest_s in self._waiting():
+        found: dict[tuple[str, str], tuple[int, float]] = dict.fromkeys(told, (0, 0.0))
+        for task, reason, tasks, oldest_s in waiting():
             others, oldest_other_s = found.get((task, reason), (0, 0.0))
             found[task, reason] = others + tasks, max(oldest_s, oldest_other_s)
-        self._told = {name for name, (tasks, _) in found.items() if tasks}
+        told.clear()
         levels = []
         for (task, reason), (tasks, oldest_s) in found.items():
+            if tasks:
+                told.add((task, reason))
             levels.append(Level("queue", task, "tasks_waiting", reason, float(tasks)))
             levels.append(Level("queue", task, "oldest_wait_s", reason, oldest_s))
         return levels
+
+    tally.levels = levels

@@ -45,22 +45,6 @@ with needs("taskiq"):
 _log = logging.getLogger("distwindow")
 
 
-def remove_limit_labels(broker: AsyncBroker, message: TaskiqMessage) -> None:
-    """Drop the labels of limits, which the worker reads of the task; warn of those of a call."""
-    task = broker.find_task(message.task_name)
-    declared = {} if task is None else task.labels
-    for option in TASK_OPTIONS:
-        label, expected = message.labels.pop(option, None), declared.get(option)
-        # A function has another text in each process, and a message may come from a schedule.
-        if label is None or task is None or callable(expected):
-            continue
-        if label != prepare_label(expected)[0]:
-            _log.warning(
-                "%s=%s of one call of task %r changes no limit; limits are those of the task",
-                option, label, message.task_name,
-            )  # fmt: skip
-
-
 async def send_back(broker: AsyncBroker, parsed: TaskiqMessage, data: bytes) -> None:
     """Send the message to its queue's end, until the broker takes it: it may be the only copy."""
     message = BrokerMessage(
@@ -121,8 +105,21 @@ class RateLimits(TaskiqMiddleware):
             self._limits_of(name)
 
     def pre_send(self, message: TaskiqMessage) -> TaskiqMessage:
-        """Leave the labels of limits out of a message: its worker reads those of the task."""
-        remove_limit_labels(self.broker, message)
+        """Leave the labels of limits out of a message, as its worker reads those of the task; warn
+        of those of a call.
+        """
+        task = self.broker.find_task(message.task_name)
+        for option in TASK_OPTIONS:
+            label = message.labels.pop(option, None)
+            if label is None or task is None:
+                continue
+            expected = task.labels.get(option)
+            # A function has another text in each process, and a message may come from a schedule.
+            if not callable(expected) and label != prepare_label(expected)[0]:
+                _log.warning(
+                    "%s=%s of one call of task %r changes no limit; limits are those of the task",
+                    option, label, message.task_name,
+                )  # fmt: skip
         return message
 
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:

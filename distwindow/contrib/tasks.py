@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
 import re
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -24,7 +23,7 @@ from .. import (
 )
 from ..errors import KeysOnSeveralNodes, short_repr
 from ..observer import Observer, Result, Tally
-from ..ring.clock import SYSTEM, AsyncClock, Clock
+from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey, Key, encode_key, normalize_key
 from ..ring.limit import parse_limits, reads_as_limit
 from ..rules.shadow import as_enforced, is_in_shadow
@@ -35,10 +34,10 @@ from ..support.callables import FunctionArguments, KeyTemplate, check_not_async,
 from .limiter_pool import AsyncLimiterPool, LimiterPool
 from .queue_counts import (
     DecidedTask,
-    TaskLevels,
     WaitingTasks,
     count_task,
     decided_task,
+    tell_waiting,
     text_of,
 )
 from .shared_windows import SharedWindows
@@ -46,14 +45,17 @@ from .shared_windows import SharedWindows
 _log = logging.getLogger("distwindow")
 
 
+REPORT_EVERY_S = 60.0
+"""How long a worker does not log a kind of failure again."""
+
+
 class FailureLog:
-    """Lets each kind of failure be logged once in `every_s` seconds, and counts the others.
+    """Lets each kind of failure be logged once in `REPORT_EVERY_S`, and counts the others.
 
     The kinds must be few: they are kept forever. Two threads may log the same failure twice.
     """
 
-    def __init__(self, every_s: float, monotonic: Callable[[], float]) -> None:
-        self._every_s = every_s
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._logged: dict[Hashable, tuple[float, int]] = {}
         """By kind: when it was logged last, and how many failures were not logged since."""
@@ -62,7 +64,7 @@ class FailureLog:
         """Return how many of its kind were not logged since the last was; None: do not log it."""
         now_s = self._monotonic()
         logged_s, unlogged = self._logged.get(kind, (-math.inf, 0))
-        if now_s - logged_s < self._every_s:
+        if now_s - logged_s < REPORT_EVERY_S:
             self._logged[kind] = (logged_s, unlogged + 1)
             return None
         self._logged[kind] = (now_s, 0)
@@ -83,8 +85,6 @@ _INSTEAD = {
     ),
 }
 """What to write in a task for options that other libraries have, and that do not exist here."""
-REPORT_EVERY_S = 60.0
-"""How long a worker does not log a kind of failure of an option again."""
 
 
 class TaskArguments(FunctionArguments):
@@ -126,12 +126,11 @@ class TaskArguments(FunctionArguments):
 
 
 class KeyAndCost:
-    """`limit_key` and `limit_cost` of one task.
+    """The key and the cost of the calls of one task, for limits that count under one key.
 
-    `key` is a template over the task's arguments (`"tenant:{tenant}"`), or a function that is given
-    the arguments of a call, with defaults; None: all calls count under the task's name. `cost` is a
-    whole number of permits, or a function of the arguments. `limits` are those of the options.
-    `named` is what the names of both begin with, for errors.
+    The key is a template over the task's arguments (`"tenant:{tenant}"`), or a function that is
+    given the arguments of a call, with defaults; None: all calls count under the task's name. The
+    cost is a whole number of permits, or a function of the arguments.
 
     Raises `ConfigurationError` for what could never work.
     """
@@ -139,27 +138,27 @@ class KeyAndCost:
     def __init__(
         self,
         arguments: TaskArguments,
-        key: object,
-        cost: object,
-        limits: Sequence[Limit],
+        part: LimitsOfKey,
         log: logging.Logger,
         monotonic: Callable[[], float] = time.monotonic,
-        named: str = "limit_",
     ) -> None:
-        self._named = named
+        self._limits, has_own_key, key, cost = part
+        self._smallest = min(limit.amount for limit in self._limits)
+        named = self._named = "" if has_own_key else "limit_"
         self._arguments = arguments
-        self._key: Callable[..., Any] | KeyTemplate | None
-        self._cost = cost
         self._log = log
-        self._failures = FailureLog(REPORT_EVERY_S, monotonic)
+        self._failures = FailureLog(monotonic)
+        self._key_of: Callable[..., Any] | None = None
+        self._cost_of: Callable[..., Any] = lambda args, kwargs: cost
+        if key == "":
+            raise ConfigurationError(
+                f"{arguments.subject}: {named}key is empty; write a template such as "
+                '"tenant:{tenant}", or leave it out to count all calls together'
+            )
         if isinstance(key, str):
-            if not key:
-                raise ConfigurationError(
-                    f"{arguments.subject}: {named}key is empty; write a template such as "
-                    '"tenant:{tenant}", or leave it out to count all calls together'
-                )
             shown = f"{arguments.subject}: {named}key={short_repr(key)}"
-            template = self._key = KeyTemplate(key, arguments, shown)
+            template = KeyTemplate(key, arguments, shown)
+            self._key_of = template.fill
             words = set(re.findall(r"\w+", key)) if template.is_fixed else set()
             unfilled = [name for name in arguments.names if name in words]
             if unfilled:
@@ -169,84 +168,63 @@ class KeyAndCost:
                     *(arguments.task, named, key, unfilled[0]),
                 )
         elif callable(key):
-            arguments.check_callable(f"{named}key", key)
-            self._key = key
-        elif key is None:
-            self._key = None
-        else:
+            self._key_of = self._called_alike(f"{named}key", key)
+        elif key is not None:
             raise ConfigurationError(
                 f"task {arguments.task!r}: {named}key={short_repr(key)} is neither a template such "
                 'as "tenant:{tenant}" nor a function of the task\'s arguments'
             )
         if callable(cost):
-            arguments.check_callable(f"{named}cost", cost)
-        else:
-            self._check_fixed_cost(cost, limits)
+            self._cost_of = self._called_alike(f"{named}cost", cost)
+        elif not _is_cost(cost):
+            raise ConfigurationError(
+                f"task {arguments.task!r}: {named}cost={short_repr(cost)} is neither a whole "
+                "number of at least 1 nor a function of the task's arguments"
+            )
+        elif cost > self._smallest:
+            raise ConfigurationError(
+                f"task {arguments.task!r}: {named}cost={cost} can never be admitted: the smallest "
+                f"limit is {self._smallest}"
+            )
 
-    def of(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], smallest: int, call: object = None
-    ) -> tuple[AnyKey, int]:
-        """Return the key and the cost of one call. `smallest` is the amount of the smallest limit.
-        `call` is an id of the call, for the log.
+    def _called_alike(self, option: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` as it is called with the arguments of a call."""
+        self._arguments.check_callable(option, function)
+
+        def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            bound = self._arguments.bind(args, kwargs)
+            return function(*bound.args, **bound.kwargs)
+
+        return call
+
+    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], call: object = None) -> Item:
+        """Return what one call is charged. `call` is an id of the call, for the log.
 
         A call whose key cannot be computed counts under the task's name, and one whose cost cannot
-        be computed, or is above it, costs `smallest`: a mistake opens no limit and loses no call.
-        The task says what is wrong with its arguments. Each kind is logged once in
-        `REPORT_EVERY_S`.
+        be computed, or is above it, costs the smallest limit: a mistake opens no limit and loses no
+        call. The task says what is wrong with its arguments.
         """
-        task = self._arguments.task
+        task, smallest = self._arguments.task, self._smallest
         key: AnyKey = task
         cost = smallest
-        if self._key is not None:
+        if self._key_of is not None:
             try:
-                key = self._computed_key(args, kwargs)
+                computed = self._key_of(args, kwargs)
+                if not isinstance(computed, Key):
+                    encode_key(computed)  # raises for what is no key
+                key = computed
             except Exception as exc:
                 self._report("key", f"count under {task!r}", call, exc)
         try:
-            if callable(self._cost):
-                cost = self._computed_cost(args, kwargs)
-            else:
-                assert isinstance(self._cost, int)
-                cost = self._cost
+            found = self._cost_of(args, kwargs)
+            if not _is_cost(found):
+                shown = short_repr(found)
+                raise ValueError(f"it returned {shown}, which is no whole number above 0")
+            cost = found
             check_cost(cost, smallest)
         except Exception as exc:
             self._report("cost", f"cost {smallest}, the whole limit,", call, exc)
-        return normalize_key(key), min(cost, smallest)
-
-    def _computed_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AnyKey:
-        compute = self._key
-        if isinstance(compute, KeyTemplate):
-            key: Any = compute.fill(args, kwargs)
-        else:
-            assert compute is not None
-            bound = self._arguments.bind(args, kwargs)
-            key = compute(*bound.args, **bound.kwargs)
-        if not isinstance(key, Key):
-            encode_key(key)  # raises for what is no key
-        valid: AnyKey = key
-        return valid
-
-    def _computed_cost(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        assert callable(self._cost)
-        bound = self._arguments.bind(args, kwargs)
-        cost: Any = self._cost(*bound.args, **bound.kwargs)
-        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
-            raise ValueError(f"it returned {short_repr(cost)}, which is no whole number above 0")
-        return cost
-
-    def _check_fixed_cost(self, cost: object, limits: Sequence[Limit]) -> None:
-        task = self._arguments.task
-        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
-            raise ConfigurationError(
-                f"task {task!r}: {self._named}cost={short_repr(cost)} is neither a whole number "
-                "of at least 1 nor a function of the task's arguments"
-            )
-        smallest = min((limit.amount for limit in limits), default=cost)
-        if cost > smallest:
-            raise ConfigurationError(
-                f"task {task!r}: {self._named}cost={cost} can never be admitted: the smallest "
-                f"limit is {smallest}"
-            )
+        return normalize_key(key), self._limits, min(cost, smallest)
 
     def _report(self, option: str, instead: str, call: object, exc: Exception) -> None:
         unlogged = self._failures.unlogged_before((option, type(exc).__name__))
@@ -262,6 +240,10 @@ class KeyAndCost:
             f", and for {unlogged} other calls since this was logged last" if unlogged else "",
             instead, REPORT_EVERY_S,
         )  # fmt: skip
+
+
+def _is_cost(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def check_option_names(task: str, options: Mapping[str, object]) -> None:
@@ -344,18 +326,23 @@ def parse_task_limits(spec: object) -> tuple[LimitsOfKey, ...]:
     parts = list(spec) if isinstance(spec, (list, tuple)) else [spec]
     if len(parts) > 1 and (_is_one_pair(parts) or any(map(_is_surely_key, parts))):
         raise ConfigurationError(_pair_message(spec))
-    plain = [part for part in parts if not isinstance(part, (list, tuple, Mapping))]
-    found = []
-    if plain or not parts:
-        found.append(LimitsOfKey(parse_limits(plain)))  # type: ignore[arg-type]  # it checks them
-    for part in parts:
-        if not isinstance(part, (list, tuple, Mapping)):
-            continue
+    keyed = [part for part in parts if isinstance(part, (list, tuple, Mapping))]
+    plain: list[Any] = [part for part in parts if not isinstance(part, (list, tuple, Mapping))]
+    found = [LimitsOfKey(parse_limits(plain))] if plain or not parts else []
+    for part in keyed:
         if isinstance(part, Mapping) or not 2 <= len(part) <= 3 or reads_as_limit(part[0]):
             raise ConfigurationError(_pair_message(part))
         key, limits, *cost = part
         found.append(LimitsOfKey(parse_limits(limits), True, key, *cost))
     return tuple(found)
+
+
+def parse_limits_of(owner: str, spec: object) -> tuple[LimitsOfKey, ...]:
+    """Do as `parse_task_limits`; an error names the owner of the limits."""
+    try:
+        return parse_task_limits(spec)
+    except ValueError as exc:
+        raise ConfigurationError(f"{owner}: {exc}") from None
 
 
 def _is_surely_key(value: object) -> bool:
@@ -387,6 +374,9 @@ class TaskCharges:
     Raises `ConfigurationError` for what could never work.
     """
 
+    source = ""
+    """The setting that has set the limits, for people."""
+
     def __init__(
         self,
         arguments: TaskArguments,
@@ -403,13 +393,7 @@ class TaskCharges:
             )
             for part in parts
         )
-        self._charges = [
-            KeyAndCost(
-                arguments, part.key, part.cost, part.limits, log,
-                named="" if part.has_own_key else "limit_",
-            )
-            for part in self.parts
-        ]  # fmt: skip
+        self._charges = [KeyAndCost(arguments, part, log) for part in self.parts]
         if key is not None and parts and all(part.has_own_key for part in parts):
             raise ConfigurationError(
                 f"{arguments.subject}: limit_key={short_repr(key)} is for limits without a "
@@ -439,18 +423,11 @@ class TaskCharges:
         Keys that are written differently may be the same for a call (a sender who is the receiver,
         too). Then it is charged once in a window, under the smaller limit.
         """
-        items = [
-            (
-                *charge.of(args, kwargs, min(limit.amount for limit in part.limits), call),
-                part.limits,
-            )
-            for part, charge in zip(self.parts, self._charges, strict=True)
-        ]
+        items = [charge.of(args, kwargs, call) for charge in self._charges]
         if len(items) == 1:
-            key, cost, limits = items[0]
-            return ((key, limits, cost),)
+            return tuple(items)
         windows: dict[Any, Item] = {}
-        for key, cost, limits in items:
+        for key, limits, cost in items:
             for limit in limits:
                 window = key, limit.bucket_ms, limit.span
                 _, others, other_cost = windows.get(window, (key, (limit,), cost))
@@ -537,17 +514,14 @@ class TaskLimits(TaskCharges):
     ) -> None:
         if limits is None:
             raise ConfigurationError(f'task {name!r} has no limits; write limits="100/minute"')
-        try:
-            parts = parse_task_limits(limits)
-            for limit in (limit for part in parts for limit in part.limits):
-                if limit.is_shaped:
-                    raise ConfigurationError(
-                        f"{str(limit)!r} is paced or warms up, and a worker starts a task as soon "
-                        "as it is admitted; write a plain limit, with a short interval for an even "
-                        'flow ("1/50ms")'
-                    )
-        except ValueError as exc:
-            raise ConfigurationError(f"task {name!r}: {exc}") from exc
+        parts = parse_limits_of(f"task {name!r}", limits)
+        for limit in (limit for part in parts for limit in part.limits):
+            if limit.is_shaped:
+                raise ConfigurationError(
+                    f"task {name!r}: {str(limit)!r} is paced or warms up, and a worker starts a "
+                    "task as soon as it is admitted; write a plain limit, with a short interval "
+                    'for an even flow ("1/50ms")'
+                )
         super().__init__(TaskArguments(name, function, own, injected), parts, key, cost, _log)
 
     def __repr__(self) -> str:
@@ -568,11 +542,10 @@ def read_options(
     check_option_names(name, options)
     check_not_for_the_task(f"task {name!r}", options)
     check_has_limits(name, options, 'add limits, such as limits="100/minute"')
-    given = {option: options[option] for option in TASK_OPTIONS if options.get(option) is not None}
-    if not given:
+    limits, key, cost = (options.get(option) for option in TASK_OPTIONS)
+    if limits is None:
         return None
-    key, cost = given.get("limit_key"), given.get("limit_cost", 1)
-    return TaskLimits(name, function, given["limits"], key, cost, injected=injected)
+    return TaskLimits(name, function, limits, key, 1 if cost is None else cost, injected=injected)
 
 
 WhileStoreIsAway = Literal["hold", "run"]
@@ -580,8 +553,6 @@ WhileStoreIsAway = Literal["hold", "run"]
 
 HOLD_S = 1.0
 """How long tasks are held after the limiter failed, before it is asked again."""
-_LOG_EVERY_S = 60.0
-"""How often a kind of failure of single keys is logged."""
 MAX_DELAY_S = 86_400.0
 """The longest delay: dramatiq takes less than a week, and a turn may be months away."""
 MIN_DELAY_S = 0.001
@@ -638,13 +609,13 @@ class _Gate:
         self._held_here: dict[object, tuple[str, str, float]] = {}
         """The tasks that wait here: their names, why, and since when (monotonic seconds)."""
         if self._tally is not None:
-            TaskLevels(self._tally, self._waiting)
+            tell_waiting(self._tally, self._waiting)
         # In shadow the limiter answers all that fails, but for a refund.
         self._on_store_error = "run" if self._in_shadow else on_store_error
         self._time = time
         self._held_until = -math.inf
         """Until when the limiter is not asked, because it failed (monotonic seconds)."""
-        self._failure_log = FailureLog(_LOG_EVERY_S, time.monotonic)
+        self._failure_log = FailureLog(time.monotonic)
         self.tasks: dict[str, TaskLimits] = {}
         """Those that were added, by their names."""
         self._shared_windows = SharedWindows(_log)
@@ -712,11 +683,8 @@ class _Gate:
         again. Raises no `Exception`.
         """
         began_at = self._time.monotonic()
-        if max_wait > 0:
-            with self._waits_here(task, began_at):
-                delay, asked = await self._ask(task, args, kwargs, max_wait)
-        else:
-            delay, asked = await self._ask(task, args, kwargs, 0.0)
+        with self._waits_here(task, began_at) if max_wait > 0 else nullcontext():
+            delay, asked = await self._ask(task, args, kwargs, max_wait)
         has_waited = max_wait > 0 and not delay
         waited = (self._time.monotonic() - began_at,) if has_waited else ()
         count_task(self._tally, task.name, asked, waited)
@@ -756,13 +724,10 @@ class _Gate:
             delay = 0.0 if self._on_store_error == "run" else max(held_s, MIN_DELAY_S)
             return delay, self._unasked(task, key, cost)
         try:
-            decision = None
             if len(items) > 1:
                 decision = await self._wait_for_all(limiter, items, max_wait)
-            elif max_wait > 0:
-                decision = await _acquired(limiter, key, cost, max_wait)
-            if decision is None:  # what `acquire` says of `retry_after` is of all who wait
-                decision = await result_of(limiter.try_acquire(key, cost, enqueue=True))
+            else:
+                decision = await _wait_for_one(limiter, key, cost, max_wait)
         except Exception as exc:
             delay = self._failed(task, items, exc)
             if isinstance(exc, StoreError):
@@ -782,13 +747,7 @@ class _Gate:
             delay = _delay(decision)
             if not 0.0 < delay <= ends_at - self._time.monotonic():
                 return decision
-            await self._sleep(delay)
-
-    async def _sleep(self, seconds: float) -> None:
-        if isinstance(self._time, AsyncClock):
-            await self._time.sleep_async(seconds)
-        else:
-            await asyncio.sleep(seconds)
+            await self._limiters.store.sleep(delay)
 
 
 class TaskGate(_Gate):
@@ -852,18 +811,19 @@ class AsyncTaskGate(_Gate):
                     has_counted = True
                 note_reason(asked.reason)
                 left = max(0.0, ends_at - monotonic())
-                await self._sleep(min(delay, left))
+                await self._limiters.store.sleep(min(delay, left))
                 if delay > left:
                     return delay - left
 
 
-async def _acquired(
-    limiter: AsyncLimiter, key: AnyKey, cost: int, max_wait: float
-) -> Decision | None:
-    try:
-        return await limiter.acquire(key, cost, timeout=max_wait)
-    except RateLimitExceeded:
-        return None
+async def _wait_for_one(limiter: Any, key: AnyKey, cost: int, max_wait: float) -> Decision:
+    decision: Decision
+    if max_wait > 0:
+        with suppress(RateLimitExceeded):  # its `retry_after` is that of all who wait
+            decision = await limiter.acquire(key, cost, timeout=max_wait)
+            return decision
+    decision = await result_of(limiter.try_acquire(key, cost, enqueue=True))
+    return decision
 
 
 def _delay(decision: Decision) -> float:

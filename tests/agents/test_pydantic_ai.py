@@ -111,7 +111,9 @@ def results(what: str, url: str, prefix: str, processes: int = 2) -> list[Any]:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_no_more_agents_ask_at_once_than_the_limit(where: str, prefix: str, streamed: bool) -> None:
+async def test_no_more_agents_ask_at_once_than_the_limit(
+    where: str, prefix: str, streamed: bool
+) -> None:
     running: list[int] = []
     most: list[int] = []
 
@@ -130,24 +132,21 @@ def test_no_more_agents_ask_at_once_than_the_limit(where: str, prefix: str, stre
         yield "es"
         running.pop()
 
-    async def main() -> None:
-        limiter = ConcurrencyLimiter(where, 3, key="model", prefix=prefix)
-        model = ConcurrencyLimitedModel(FunctionModel(answer, stream_function=stream), limiter)
+    limiter = ConcurrencyLimiter(where, 3, key="model", prefix=prefix)
+    model = ConcurrencyLimitedModel(FunctionModel(answer, stream_function=stream), limiter)
 
-        async def work() -> None:
-            for _ in range(5):
-                if streamed:
-                    async with Agent(model).run_stream("do you?") as result:
-                        assert await result.get_output() == "yes"
-                else:
-                    assert (await Agent(model).run("do you?")).output == "yes"
+    async def work() -> None:
+        for _ in range(5):
+            if streamed:
+                async with Agent(model).run_stream("do you?") as result:
+                    assert await result.get_output() == "yes"
+            else:
+                assert (await Agent(model).run("do you?")).output == "yes"
 
-        await asyncio.gather(*(work() for _ in range(8)))
-        assert len(most) == 8 * 5
-        assert max(most) <= 3
-        await limiter.aclose()
-
-    asyncio.run(main())
+    await asyncio.gather(*(work() for _ in range(8)))
+    assert len(most) == 8 * 5
+    assert max(most) <= 3
+    await limiter.aclose()
 
 
 @pytest.mark.fleet
@@ -157,78 +156,68 @@ def test_no_more_ask_at_once_in_several_processes(redis_url: str, prefix: str) -
     assert max(seen) <= LIMIT
 
 
-def test_a_stream_that_another_task_closes_frees_its_slot(redis_url: str, prefix: str) -> None:
+async def test_a_stream_that_another_task_closes_frees_its_slot(
+    redis_url: str, prefix: str
+) -> None:
     """Early, too: long before the slot's time is over."""
 
     async def stream(messages: Any, info: Any) -> AsyncIterator[str]:
         yield "y"
         yield "es"
 
-    async def main() -> None:
-        mine, others = (
-            ConcurrencyLimiter(redis_url, 1, key="model", prefix=prefix, ttl=3600) for _ in "12"
-        )
-        model = ConcurrencyLimitedModel(FunctionModel(stream_function=stream), limiter=mine)
-        opened = model.request_stream(ASKED, None, ModelRequestParameters())
-        await asyncio.create_task(opened.__aenter__())
-        waiting = asyncio.create_task(others.acquire("model"))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        await asyncio.create_task(opened.__aexit__(None, None, None))
-        await asyncio.wait_for(waiting, FAR_S)
-        await mine.aclose()
-        await others.aclose()
-
-    asyncio.run(main())
+    mine, others = (
+        ConcurrencyLimiter(redis_url, 1, key="model", prefix=prefix, ttl=3600) for _ in "12"
+    )
+    model = ConcurrencyLimitedModel(FunctionModel(stream_function=stream), limiter=mine)
+    opened = model.request_stream(ASKED, None, ModelRequestParameters())
+    await asyncio.create_task(opened.__aenter__())
+    waiting = asyncio.create_task(others.acquire("model"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await asyncio.create_task(opened.__aexit__(None, None, None))
+    await asyncio.wait_for(waiting, FAR_S)
+    await mine.aclose()
+    await others.aclose()
 
 
 @pytest.mark.fleet
-def test_the_slots_of_a_process_that_is_killed_are_free_after_ttl(
+async def test_the_slots_of_a_process_that_is_killed_are_free_after_ttl(
     redis_url: str, prefix: str
 ) -> None:
     process = started("holds", redis_url, prefix)
     assert process.stdout is not None
     assert process.stdout.readline() == "holds\n"
-
-    async def main() -> None:
-        limiter = ConcurrencyLimiter(redis_url, LIMIT, key="model", prefix=prefix)
-        waiting = [asyncio.create_task(limiter.acquire("model")) for _ in range(LIMIT)]
-        await asyncio.sleep(0.1)
-        assert not any(task.done() for task in waiting)
-        process.kill()
-        await asyncio.wait_for(asyncio.gather(*waiting), FAR_S)
-        await limiter.aclose()
-
-    asyncio.run(main())
+    limiter = ConcurrencyLimiter(redis_url, LIMIT, key="model", prefix=prefix)
+    waiting = [asyncio.create_task(limiter.acquire("model")) for _ in range(LIMIT)]
+    await asyncio.sleep(0.1)
+    assert not any(task.done() for task in waiting)
+    process.kill()
+    await asyncio.wait_for(asyncio.gather(*waiting), FAR_S)
+    await limiter.aclose()
     process.communicate()
 
 
-def test_who_waits_too_long_or_is_cancelled_gets_no_slot_and_leaves_none(prefix: str) -> None:
-    async def main() -> None:
-        limiter = ConcurrencyLimiter("memory://", 1, key="model", prefix=prefix, max_wait=0.01)
-        await limiter.acquire("model:a")
-        with pytest.raises(
-            ConcurrencyLimitExceeded, match="model:b was not called: all slots"
-        ) as e:
-            await limiter.acquire("model:b")
-        assert isinstance(e.value.__cause__, ConcurrencyExceeded)
-        patient = ConcurrencyLimiter("memory://", 1, key="k")
-        await patient.acquire("model")
-        waiting = [asyncio.create_task(patient.acquire("model")) for _ in range(3)]
-        await asyncio.sleep(0.01)
-        waiting[0].cancel()
+async def test_who_waits_too_long_or_is_cancelled_gets_no_slot_and_leaves_none(prefix: str) -> None:
+    limiter = ConcurrencyLimiter("memory://", 1, key="model", prefix=prefix, max_wait=0.01)
+    await limiter.acquire("model:a")
+    with pytest.raises(ConcurrencyLimitExceeded, match="model:b was not called: all slots") as e:
+        await limiter.acquire("model:b")
+    assert isinstance(e.value.__cause__, ConcurrencyExceeded)
+    patient = ConcurrencyLimiter("memory://", 1, key="k")
+    await patient.acquire("model")
+    waiting = [asyncio.create_task(patient.acquire("model")) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    waiting[0].cancel()
+    patient.release()
+    await asyncio.wait_for(waiting[1], FAR_S)
+    assert not waiting[2].done()
+    patient.release()
+    await asyncio.wait_for(waiting[2], FAR_S)
+    patient.release()
+    with pytest.raises(RuntimeError, match="more often than acquire"):
         patient.release()
-        await asyncio.wait_for(waiting[1], FAR_S)
-        assert not waiting[2].done()
-        patient.release()
-        await asyncio.wait_for(waiting[2], FAR_S)
-        patient.release()
-        with pytest.raises(RuntimeError, match="more often than acquire"):
-            patient.release()
-        await limiter.aclose()
-        await patient.aclose()
-
-    asyncio.run(main())
+    await limiter.aclose()
+    await patient.aclose()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
@@ -308,7 +297,7 @@ def limited(wrapped: Model, store: Any, clock: ManualClock, **options: Any) -> R
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_minute_has_no_more_tokens_than_the_limit_and_what_estimates_lacked(
+async def test_a_minute_has_no_more_tokens_than_the_limit_and_what_estimates_lacked(
     clock: ManualClock, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -332,17 +321,14 @@ def test_a_minute_has_no_more_tokens_than_the_limit_and_what_estimates_lacked(
             await ask(model, settings)
             clock.advance(chance.random())
 
-    async def main() -> None:
-        models = [
-            limited(
-                FunctionModel(answer), store, clock, requests="20/minute strict",
-                tokens="2000/minute strict", estimate=estimate, max_wait=None,
-            )
-            for _ in range(2)
-        ]  # fmt: skip
-        await asyncio.gather(*(work(model) for model in models for _ in range(4)))
-
-    asyncio.run(main())
+    models = [
+        limited(
+            FunctionModel(answer), store, clock, requests="20/minute strict",
+            tokens="2000/minute strict", estimate=estimate, max_wait=None,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    await asyncio.gather(*(work(model) for model in models for _ in range(4)))
     assert len(calls) == 2 * 4 * 20
     check_windows(calls, 60_000, 2000, 20)
 
@@ -375,25 +361,23 @@ HTTP = partial(ModelHTTPError, model_name="m")
         (ConnectionError("gone"), 100), (asyncio.CancelledError(), 100),
     ],
 )  # fmt: skip
-def test_what_a_request_has_used_is_counted(clock: ManualClock, answer: Any, counted: int) -> None:
+async def test_what_a_request_has_used_is_counted(
+    clock: ManualClock, answer: Any, counted: int
+) -> None:
     store = MemoryStore(clock)
-
-    async def main() -> None:
-        model = limited(model_of(lambda: answer), store, clock, requests="9/minute")
-        if isinstance(answer, BaseException):
-            with pytest.raises(type(answer)):
-                await ask(model)
-        else:
+    model = limited(model_of(lambda: answer), store, clock, requests="9/minute")
+    if isinstance(answer, BaseException):
+        with pytest.raises(type(answer)):
             await ask(model)
-        await model.aclose()
-
-    asyncio.run(main())
+    else:
+        await ask(model)
+    await model.aclose()
     assert passed(store, TOKENS_KEY, clock) == counted
     assert passed(store, "k", clock, "9/minute") == 1
 
 
 @pytest.mark.parametrize("how", ["whole", "early", "cancelled", "failed", "refused", "own error"])
-def test_what_a_stream_has_used_is_counted_at_its_end(clock: ManualClock, how: str) -> None:
+async def test_what_a_stream_has_used_is_counted_at_its_end(clock: ManualClock, how: str) -> None:
     """Of one that was not read to its end the estimate stays, as its report is a part."""
     store = MemoryStore(clock)
 
@@ -417,20 +401,16 @@ def test_what_a_stream_has_used_is_counted_at_its_end(clock: ManualClock, how: s
             reported.append(response.get().usage.total_tokens)
 
     reported: list[int] = []
-
-    async def main() -> None:
-        model = limited(FunctionModel(stream_function=stream), store, clock, estimate=500)
-        if how == "cancelled":
-            with anyio.move_on_after(0.05):
-                await read(model)
-        elif how in ("failed", "refused", "own error"):
-            with pytest.raises(ModelHTTPError):
-                await read(model)
-        else:
+    model = limited(FunctionModel(stream_function=stream), store, clock, estimate=500)
+    if how == "cancelled":
+        with anyio.move_on_after(0.05):
             await read(model)
-        await model.aclose()
-
-    asyncio.run(main())
+    elif how in ("failed", "refused", "own error"):
+        with pytest.raises(ModelHTTPError):
+            await read(model)
+    else:
+        await read(model)
+    await model.aclose()
     if how == "whole" and KNOWS_ENDS:
         assert 0 < reported[0] < 500
         assert passed(store, TOKENS_KEY, clock) == reported[0]
@@ -438,105 +418,91 @@ def test_what_a_stream_has_used_is_counted_at_its_end(clock: ManualClock, how: s
         assert passed(store, TOKENS_KEY, clock) == (0 if how == "refused" else 500)
 
 
-def test_a_stream_that_has_reported_more_than_its_estimate_counts_it(clock: ManualClock) -> None:
+async def test_a_stream_that_has_reported_more_than_its_estimate_counts_it(
+    clock: ManualClock,
+) -> None:
     store = MemoryStore(clock)
 
     async def stream(messages: Any, info: Any) -> AsyncIterator[str]:
         yield "yes " * 100
         yield "and no"
 
-    async def main() -> None:
-        model = limited(FunctionModel(stream_function=stream), store, clock, estimate=5)
-        async with model.request_stream(ASKED, None, ModelRequestParameters()) as response:
-            async for _ in response:
-                break
-        await model.aclose()
-
-    asyncio.run(main())
+    model = limited(FunctionModel(stream_function=stream), store, clock, estimate=5)
+    async with model.request_stream(ASKED, None, ModelRequestParameters()) as response:
+        async for _ in response:
+            break
+    await model.aclose()
     assert passed(store, TOKENS_KEY, clock) > 100
 
 
 @pytest.mark.skipif(not hasattr(Model, "compact_messages"), reason="it has none")
-def test_to_compact_messages_is_a_request_too(clock: ManualClock) -> None:
+async def test_to_compact_messages_is_a_request_too(clock: ManualClock) -> None:
     store = MemoryStore(clock)
 
     class Compacting(FixedModel):
         async def compact_messages(self, *call: Any, **options: Any) -> ModelResponse:
             return ModelResponse(parts=[TextPart("short")], usage=usage(30))
 
-    async def main() -> None:
-        model = limited(Compacting(), store, clock, requests="9/minute")
-        context: Any = SimpleNamespace(
-            messages=ASKED, model_settings=None, model_request_parameters=ModelRequestParameters()
-        )
-        await model.compact_messages(context, instructions="be short")
-        await model.aclose()
-
-    asyncio.run(main())
+    model = limited(Compacting(), store, clock, requests="9/minute")
+    context: Any = SimpleNamespace(
+        messages=ASKED, model_settings=None, model_request_parameters=ModelRequestParameters()
+    )
+    await model.compact_messages(context, instructions="be short")
+    await model.aclose()
     assert passed(store, TOKENS_KEY, clock) == 30
     assert passed(store, "k", clock, "9/minute") == 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_who_finds_no_room_falls_back_to_another_model(clock: ManualClock, streamed: bool) -> None:
+async def test_who_finds_no_room_falls_back_to_another_model(
+    clock: ManualClock, streamed: bool
+) -> None:
     store = MemoryStore(clock)
-
-    async def main() -> None:
-        first = limited(
-            FixedModel(custom_output_text="first"), store, clock, requests="2/minute strict",
-            tokens=None, estimate=None, max_wait=0,
-        )  # fmt: skip
-        agent = Agent(FallbackModel(first, FixedModel(custom_output_text="second")))
-        answers = []
-        for _ in range(4):
-            if streamed:
-                async with agent.run_stream("do you?") as result:
-                    answers.append(await result.get_output())
-            else:
-                answers.append((await agent.run("do you?")).output)
-        assert answers == ["first", "first", "second", "second"]
-        with pytest.raises(ModelHTTPError) as caught:
-            await Agent(first).run("do you?")
-        body: Any = caught.value.body
-        assert caught.value.status_code == 429
-        assert isinstance(caught.value.__cause__, RateLimitExceeded)
-        assert "the model was not called: rate limit 2/minute" in body["detail"]
-        assert 0 < body["retry_after"] <= 61
-        assert getattr(caught.value, "retry_after", body["retry_after"]) > 0
-        clock.advance(61)
-        assert (await agent.run("do you?")).output == "first"
-        await first.aclose()
-
-    asyncio.run(main())
+    first = limited(
+        FixedModel(custom_output_text="first"), store, clock, requests="2/minute strict",
+        tokens=None, estimate=None, max_wait=0,
+    )  # fmt: skip
+    agent = Agent(FallbackModel(first, FixedModel(custom_output_text="second")))
+    answers = []
+    for _ in range(4):
+        if streamed:
+            async with agent.run_stream("do you?") as result:
+                answers.append(await result.get_output())
+        else:
+            answers.append((await agent.run("do you?")).output)
+    assert answers == ["first", "first", "second", "second"]
+    with pytest.raises(ModelHTTPError) as caught:
+        await Agent(first).run("do you?")
+    body: Any = caught.value.body
+    assert caught.value.status_code == 429
+    assert isinstance(caught.value.__cause__, RateLimitExceeded)
+    assert "the model was not called: rate limit 2/minute" in body["detail"]
+    assert 0 < body["retry_after"] <= 61
+    assert getattr(caught.value, "retry_after", body["retry_after"]) > 0
+    clock.advance(61)
+    assert (await agent.run("do you?")).output == "first"
+    await first.aclose()
 
 
-def test_an_error_names_the_key_that_was_given(clock: ManualClock) -> None:
+async def test_an_error_names_the_key_that_was_given(clock: ManualClock) -> None:
     """And not that of the tokens, which nobody has written."""
-
-    async def main() -> None:
-        model = limited(FixedModel(), "memory://", clock, tokens="100/minute", max_wait=0)
+    model = limited(FixedModel(), "memory://", clock, tokens="100/minute", max_wait=0)
+    await model.request(ASKED, None, ModelRequestParameters())
+    with pytest.raises(ModelHTTPError, match="100/minute exceeded for 'k'; retry in") as caught:
         await model.request(ASKED, None, ModelRequestParameters())
-        with pytest.raises(ModelHTTPError, match="100/minute exceeded for 'k'; retry in") as caught:
-            await model.request(ASKED, None, ModelRequestParameters())
-        assert isinstance(caught.value.__cause__, RateLimitExceeded)
-        assert caught.value.__cause__.decision.key == "k"
-        await model.aclose()
-
-    asyncio.run(main())
+    assert isinstance(caught.value.__cause__, RateLimitExceeded)
+    assert caught.value.__cause__.decision.key == "k"
+    await model.aclose()
 
 
-def test_who_may_wait_waits(clock: ManualClock) -> None:
+async def test_who_may_wait_waits(clock: ManualClock) -> None:
     store = MemoryStore(clock)
-
-    async def main() -> None:
-        model = limited(model_of(lambda: 100), store, clock, tokens="200/minute", max_wait=90)
-        began = clock.monotonic()
-        for _ in range(3):
-            assert await ask(model) == "yes"
-        assert 30 <= clock.monotonic() - began <= 90
-        await model.aclose()
-
-    asyncio.run(main())
+    model = limited(model_of(lambda: 100), store, clock, tokens="200/minute", max_wait=90)
+    began = clock.monotonic()
+    for _ in range(3):
+        assert await ask(model) == "yes"
+    assert 30 <= clock.monotonic() - began <= 90
+    await model.aclose()
 
 
 def test_an_estimate_is_a_number_or_a_function_and_never_above_the_limit(
@@ -574,21 +540,17 @@ def test_the_default_estimate_counts_texts_and_the_largest_answer() -> None:
     assert estimate_tokens(asked, None) == 100 + 20 + 10 + 10 + 1  # as `request` may have them
 
 
-def test_its_windows_are_those_of_everything_with_its_key(clock: ManualClock) -> None:
+async def test_its_windows_are_those_of_everything_with_its_key(clock: ManualClock) -> None:
     store = MemoryStore(clock)
-
-    async def main() -> None:
-        limiter = Limiter(store, "3/minute strict", time=clock)
-        mine = limited(model_of(lambda: 1), store, clock, requests="3/minute strict", max_wait=0)
-        default = limited(FixedModel(), store, clock, key=None, requests="3/minute strict")
+    limiter = Limiter(store, "3/minute strict", time=clock)
+    mine = limited(model_of(lambda: 1), store, clock, requests="3/minute strict", max_wait=0)
+    default = limited(FixedModel(), store, clock, key=None, requests="3/minute strict")
+    await ask(mine)
+    assert limiter.try_acquire("k", 2)
+    with pytest.raises(ModelHTTPError):
         await ask(mine)
-        assert limiter.try_acquire("k", 2)
-        with pytest.raises(ModelHTTPError):
-            await ask(mine)
-        await default.request(ASKED, None, ModelRequestParameters())
-        assert limiter.stats(f"{default.system}:{default.model_name}").passed == 1
-
-    asyncio.run(main())
+    await default.request(ASKED, None, ModelRequestParameters())
+    assert limiter.stats(f"{default.system}:{default.model_name}").passed == 1
 
 
 # -- without the store -----------------------------------------------------------------------------
@@ -603,49 +565,43 @@ async def closing(it: Any) -> AsyncGenerator[Any, None]:
 @pytest.mark.parametrize("fault", [Refuse, Blackhole])
 @pytest.mark.parametrize("policy", ["allow", "deny", "raise"])
 @pytest.mark.parametrize("kind", ["at once", "rate"])
-def test_without_the_store_requests_get_what_the_policy_says(
+async def test_without_the_store_requests_get_what_the_policy_says(
     proxy: Proxy, prefix: str, fault: Any, policy: Any, kind: str
 ) -> None:
-    async def main() -> None:
-        options: Any = {"on_store_error": policy, "prefix": prefix, "timeout": 0.3}
-        wrapped = FixedModel(custom_output_text="yes")
-        limiter = ConcurrencyLimiter(proxy.url, 2, key="k", max_wait=10 * FAR_S, **options)
-        model: Any = ConcurrencyLimitedModel(wrapped, limiter)
-        if kind == "rate":
-            model = RateLimitedModel(
-                wrapped, proxy.url, requests="9/minute", tokens="99999/minute", key="k", **options
-            )
-        async with closing(model if kind == "rate" else limiter):
-            agent = Agent(model)
-            proxy.fault = fault()
-            for _ in range(3):
-                if policy == "allow":
-                    assert (await asyncio.wait_for(agent.run("?"), FAR_S)).output == "yes"
-                    continue
-                error: Any = StoreError
-                if policy == "deny":
-                    error = ModelHTTPError if kind == "rate" else ConcurrencyLimitExceeded
-                with pytest.raises(error) as caught:
-                    await asyncio.wait_for(agent.run("?"), FAR_S)
-                if policy == "deny" and kind == "rate":
-                    assert "the store of its limits is away" in str(caught.value)
-
-    asyncio.run(main())
-
-
-def test_without_the_store_a_process_may_have_its_share(prefix: str) -> None:
-    async def main() -> None:
+    options: Any = {"on_store_error": policy, "prefix": prefix, "timeout": 0.3}
+    wrapped = FixedModel(custom_output_text="yes")
+    limiter = ConcurrencyLimiter(proxy.url, 2, key="k", max_wait=10 * FAR_S, **options)
+    model: Any = ConcurrencyLimitedModel(wrapped, limiter)
+    if kind == "rate":
         model = RateLimitedModel(
-            FixedModel(custom_output_text="yes"), "redis://127.0.0.1:1/0", requests="4/hour",
-            prefix=prefix, on_store_error="local", share=0.5, max_wait=0,
-        )  # fmt: skip
-        async with closing(model):
-            for _ in range(2):
-                assert (await Agent(model).run("?")).output == "yes"
-            with pytest.raises(ModelHTTPError, match="4/hour exceeded"):
-                await Agent(model).run("?")
+            wrapped, proxy.url, requests="9/minute", tokens="99999/minute", key="k", **options
+        )
+    async with closing(model if kind == "rate" else limiter):
+        agent = Agent(model)
+        proxy.fault = fault()
+        for _ in range(3):
+            if policy == "allow":
+                assert (await asyncio.wait_for(agent.run("?"), FAR_S)).output == "yes"
+                continue
+            error: Any = StoreError
+            if policy == "deny":
+                error = ModelHTTPError if kind == "rate" else ConcurrencyLimitExceeded
+            with pytest.raises(error) as caught:
+                await asyncio.wait_for(agent.run("?"), FAR_S)
+            if policy == "deny" and kind == "rate":
+                assert "the store of its limits is away" in str(caught.value)
 
-    asyncio.run(main())
+
+async def test_without_the_store_a_process_may_have_its_share(prefix: str) -> None:
+    model = RateLimitedModel(
+        FixedModel(custom_output_text="yes"), "redis://127.0.0.1:1/0", requests="4/hour",
+        prefix=prefix, on_store_error="local", share=0.5, max_wait=0,
+    )  # fmt: skip
+    async with closing(model):
+        for _ in range(2):
+            assert (await Agent(model).run("?")).output == "yes"
+        with pytest.raises(ModelHTTPError, match="4/hour exceeded"):
+            await Agent(model).run("?")
 
 
 # -- mistakes --------------------------------------------------------------------------------------
@@ -699,29 +655,23 @@ def test_wrong_arguments_of_a_limiter_are_named(options: Any, error: str) -> Non
 
 
 @pytest.mark.parametrize("estimate", ["100", 0, 1.5, None])
-def test_an_estimate_that_is_no_number_is_an_error_of_the_request(
+async def test_an_estimate_that_is_no_number_is_an_error_of_the_request(
     clock: ManualClock, estimate: Any
 ) -> None:
-    async def main() -> None:
-        def count(messages: Any, settings: Any, parameters: Any) -> Any:
-            return estimate
+    def count(messages: Any, settings: Any, parameters: Any) -> Any:
+        return estimate
 
-        model = limited(FixedModel(), "memory://", clock, estimate=count)
-        with pytest.raises(ValueError, match="estimate="):
-            await ask(model)
-
-    asyncio.run(main())
+    model = limited(FixedModel(), "memory://", clock, estimate=count)
+    with pytest.raises(ValueError, match="estimate="):
+        await ask(model)
 
 
-def test_after_aclose_requests_say_so(clock: ManualClock) -> None:
-    async def main() -> None:
-        model = limited(FixedModel(), "memory://", clock)
-        limiter = ConcurrencyLimiter("memory://", 1, key="k")
-        await model.aclose()
-        await limiter.aclose()
-        with pytest.raises(ConfigurationError, match="is closed; make a new one"):
-            await ask(model)
-        with pytest.raises(ConfigurationError, match="is closed; make a new one"):
-            await limiter.acquire("model")
-
-    asyncio.run(main())
+async def test_after_aclose_requests_say_so(clock: ManualClock) -> None:
+    model = limited(FixedModel(), "memory://", clock)
+    limiter = ConcurrencyLimiter("memory://", 1, key="k")
+    await model.aclose()
+    await limiter.aclose()
+    with pytest.raises(ConfigurationError, match="is closed; make a new one"):
+        await ask(model)
+    with pytest.raises(ConfigurationError, match="is closed; make a new one"):
+        await limiter.acquire("model")

@@ -118,6 +118,12 @@ class Fleet:
             self.wait_ready()
         return process
 
+    def start_all(self, count: int, **options: Any) -> Any:
+        """Start so many workers, and wait until all take tasks. Return the first."""
+        workers = [self.start(wait=False, **options) for _ in range(count)]
+        self.wait_ready()
+        return workers[0]
+
     def wait_ready(self) -> None:
         wanted = len(self.workers)
         until(lambda: self.records.llen("ready") >= wanted, what="workers ready", timeout=40)
@@ -125,6 +131,11 @@ class Fleet:
     def send(self, task: str, *args: Any, **options: Any) -> Any:
         """Publish a task, as any client of the application would."""
         return self.app.send_task(f"tests.celery.project.{task}", args, **options)
+
+    def send_all(self, count: int, task: str, *args: Any, **options: Any) -> None:
+        """Publish so many tasks, with their numbers as the first argument."""
+        for number in range(count):
+            self.send(task, number, *args, **options)
 
     @property
     def app(self) -> Any:

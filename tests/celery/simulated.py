@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Literal, cast
@@ -159,6 +159,11 @@ class SimulatedWorker:
         state.reserved_requests.add(request)
         self.gate.process(request)
 
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the tasks that have started, in their order."""
+        return [request.number for request, _ in self.started]
+
     # -- the pool ----------------------------------------------------------------------------------
 
     def process_task(self, request: SimulatedRequest) -> None:
@@ -232,3 +237,48 @@ class SimulatedWorker:
         self.sent_back.append((request, delay_s))
         eta_ms = self._timeline.clock.now_ms() + delay_s * 1000
         return datetime.fromtimestamp(eta_ms / 1000, timezone.utc)
+
+
+class OneWorker(SimulatedWorker):
+    """A worker of a task `fetch`, with a clock and a store of its own. `before_ask` is called with
+    what is to be asked for, before the limiter is, and may raise; `before_turn` likewise where a
+    turn of the fleet is asked for.
+    """
+
+    def __init__(
+        self,
+        limits: Any,
+        limit_key: str | None = None,
+        *,
+        before_ask: Callable[[Any], object] = lambda items: None,
+        before_turn: Callable[[Any], object] = lambda items: None,
+        **options: Any,
+    ) -> None:
+        self.timeline = Timeline()
+        self.clock = self.timeline.clock
+        self.run_for = self.timeline.run_for
+        self.task = SimulatedTask("fetch", limits=limits, limit_key=limit_key)
+        store = MemoryStore(self.clock)
+        self.limiter = Limiter(store, "2/second", time=self.clock)
+
+        def ask(items: Any, enqueue: bool) -> Any:
+            (before_turn if enqueue else before_ask)(items)
+            return acquire_all(self.limiter, items, enqueue)
+
+        super().__init__(self.timeline, store, [self.task], ask=ask, **options)
+
+    def receive_all(
+        self,
+        numbers: Iterable[int],
+        keys: Sequence[str] = ("",),
+        duration_s: float = 0.0,
+        eta: object = None,
+    ) -> list[SimulatedRequest]:
+        """Receive a task for each of these numbers, with the keys in turn."""
+        requests = [
+            SimulatedRequest(number, self.task, keys[number % len(keys)], duration_s, eta)
+            for number in numbers
+        ]
+        for request in requests:
+            self.receive(request)
+        return requests

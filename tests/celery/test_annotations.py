@@ -9,6 +9,7 @@ from celery import Celery
 
 from distwindow import ConfigurationError, Limit
 from distwindow.contrib.celery import RateLimits
+from tests.contrib.charges import key_and_cost
 
 
 def fetch(tenant: str) -> None: ...
@@ -72,7 +73,8 @@ def test_limits_of_an_unknown_task_in_annotations(name: str, options: dict[str, 
 @pytest.mark.parametrize("annotations", [{"*": FOR_ALL}, [ForAll()], {"proj.fetch": FOR_ALL}])
 def test_errors_and_inspect_name_annotations(annotations: Any) -> None:
     limits = limits_with(annotations)
-    assert limits.table().read(limits.app.tasks["proj.fetch"]).source == "task_annotations"
+    task = limits.table().read(limits.app.tasks["proj.fetch"])
+    assert (task.source, *key_and_cost(task, ("acme",), {})) == ("task_annotations", "acme", 1)
     with pytest.raises(ConfigurationError, match="task_annotations: limit 'fast'"):
         limits_with({"proj.fetch": {"limits": "fast"}}).check()
     other = limits_with({"proj.fetch": {"time_limit": 7}})

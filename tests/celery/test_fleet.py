@@ -33,10 +33,8 @@ def check_bound(fleet: Fleet) -> None:
 def reach_what_is_behind_the_line(fleet: Fleet) -> None:
     """For a limit of one an hour, and `max_parked` of 50."""
     fleet.start()
-    for number in range(600):
-        fleet.send("fetch", number)
-    for number in range(20):
-        fleet.send("free", number)
+    fleet.send_all(600, "fetch")
+    fleet.send_all(20, "free")
     until(lambda: fleet.records.llen("free") == 20, what="free tasks", timeout=30)
     until(lambda: fleet.records.llen("sent_back") == 549, what="the rest", timeout=30)
 
@@ -44,8 +42,7 @@ def reach_what_is_behind_the_line(fleet: Fleet) -> None:
 def overtake_the_line(fleet: Fleet, usual: int, urgent: int) -> None:
     """Send tasks of the priority `usual`, and one that is urgent, which starts before them."""
     fleet.start(slots=1)
-    for number in range(40):
-        fleet.send("fetch", number, priority=usual)
+    fleet.send_all(40, "fetch", priority=usual)
     until(lambda: len(fleet.started()) >= 8, what="a line", timeout=60)
     fleet.send("fetch", 100, priority=urgent)
     fleet.wait_started(41)
@@ -65,10 +62,8 @@ def test_two_workers_keep_one_limit(pool: str) -> None:
     count = 100
     with Fleet(options=LIMITED) as fleet:
         slots = 8 if pool in ("gevent", "eventlet") else 2
-        fleet.start(pool=pool, slots=slots, wait=False)
-        fleet.start(pool=pool, slots=slots)
-        for number in range(count):
-            fleet.send("fetch", number)
+        fleet.start_all(2, pool=pool, slots=slots)
+        fleet.send_all(count, "fetch")
         fleet.wait_started(count)
         assert sorted(fleet.started()) == list(range(count))
         check_bound(fleet)
@@ -88,8 +83,7 @@ def test_limits_with_keys_of_their_own_hold_for_all_workers_together() -> None:
     of_tenant, count = 4, 100
     limits = [f"{PER_SECOND}/second", ["tenant:{tenant}", f"{of_tenant}/second"]]
     with Fleet(options={"limits": limits}) as fleet:
-        fleet.start(wait=False)
-        fleet.start()
+        fleet.start_all(2)
         for number in range(count):
             fleet.send("fetch", number, 0.0, str(number % 40 if number % 5 else "many"))
         fleet.wait_started(count)
@@ -114,8 +108,7 @@ def test_limits_with_keys_of_their_own_hold_for_all_workers_together() -> None:
 def test_without_the_gate_the_check_of_the_bound_fails() -> None:
     with Fleet(options=LIMITED, gate=False) as fleet:
         fleet.start()
-        for number in range(60):
-            fleet.send("fetch", number)
+        fleet.send_all(60, "fetch")
         fleet.wait_started(60)
         moments = [int(at_s * 1000) for _, at_s, *_ in fleet.recorded("starts")]
         assert most_in_a_window(moments) > PER_SECOND
@@ -124,8 +117,7 @@ def test_without_the_gate_the_check_of_the_bound_fails() -> None:
 def test_other_tasks_and_other_keys_pass_a_line() -> None:
     with Fleet(options={"limits": "1/minute", "limit_key": "tenant:{tenant}"}) as fleet:
         fleet.start()
-        for number in range(62):
-            fleet.send("fetch", number, 0.01, "acme")
+        fleet.send_all(62, "fetch", 0.01, "acme")
         until(lambda: fleet.records.llen("parked") == 61, what="a line", timeout=60)
         fleet.send("free", 1)
         fleet.send("fetch", 100, 0.01, "initech")
@@ -139,11 +131,8 @@ def test_a_killed_worker_loses_nothing(late: bool) -> None:
     count = 60
     conf = {"broker_transport_options": visible_again_after(4)}
     with Fleet(options={**LIMITED, "acks_late": late}, conf=conf) as fleet:
-        doomed = fleet.start(wait=False)
-        fleet.start(wait=False)
-        fleet.wait_ready()
-        for number in range(count):
-            fleet.send("fetch", number, 0.02)
+        doomed = fleet.start_all(2)
+        fleet.send_all(count, "fetch", 0.02)
         until(lambda: len(fleet.started()) >= 25, what="starts", timeout=60)
         fleet.kill(doomed)
         # With early acknowledgement Celery itself loses what the two killed processes had begun.
@@ -178,8 +167,7 @@ def test_a_killed_child_loses_nothing_that_waits(late: bool) -> None:
 def test_a_shutdown_gives_what_waits_back_to_the_broker(number: signal.Signals, pool: str) -> None:
     with Fleet(options={"limits": "3/minute"}) as fleet:
         worker = fleet.start(pool=pool)
-        for n in range(40):
-            fleet.send("fetch", n)
+        fleet.send_all(40, "fetch")
         until(lambda: fleet.records.llen("parked") == 37, what="a line", timeout=60)
         fleet.wait_started(3)
         fleet.stop(worker, number)
@@ -198,9 +186,7 @@ def test_connections_to_the_broker_are_cut() -> None:
         conf = {"broker_transport_options": visible_again_after(4)}
         publisher = broker_server.url
         with Fleet(options=LIMITED, broker=proxy.url, publisher=publisher, conf=conf) as fleet:
-            for _ in range(workers):
-                fleet.start(wait=False)
-            fleet.wait_ready()
+            fleet.start_all(workers)
             numbers = {fleet.send("fetch", number).id: number for number in range(count)}
             for times in range(1, cuts + 1):
                 until(lambda: len(fleet.started()) >= 15 * times, what="starts", timeout=30)  # noqa: B023
@@ -226,8 +212,7 @@ def test_the_store_of_the_limits_is_away(policy: str) -> None:
         conf = {"distwindow_on_store_error": policy}
         with Fleet(options=LIMITED, store=proxy.url, conf=conf) as fleet:
             fleet.start()
-            for number in range(count):
-                fleet.send("fetch", number)
+            fleet.send_all(count, "fetch")
             until(lambda: len(fleet.started()) >= 20, what="starts", timeout=60)
             proxy.fault = Blackhole()
             if policy == "run":
@@ -262,11 +247,8 @@ def test_a_backlog_longer_than_the_visibility_timeout(max_hold: float | None) ->
     """24 tasks at 2/s, and the broker gives a message to another worker after 4 s."""
     conf = {"broker_transport_options": visible_again_after(4), "distwindow_max_hold": max_hold}
     with Fleet(options={"limits": "2/second"}, conf=conf) as fleet:
-        fleet.start(wait=False)
-        fleet.start(wait=False)
-        fleet.wait_ready()
-        for number in range(24):
-            fleet.send("fetch", number)
+        fleet.start_all(2)
+        fleet.send_all(24, "fetch")
         fleet.wait_started(24, timeout=120)
         until(lambda: fleet.messages_in_broker() == 0, what="an empty broker", timeout=60)
         assert all(worker["line count"] == 0 for worker in fleet.inspect().values())
@@ -280,12 +262,9 @@ def test_what_finds_no_room_goes_back_about_once_in_a_fleet() -> None:
     """
     count, workers, max_parked = 200, 3, 8
     with Fleet(options=LIMITED, conf={"distwindow_max_parked": max_parked}) as fleet:
-        for _ in range(workers):
-            fleet.start(wait=False)
-        fleet.wait_ready()
+        fleet.start_all(workers)
         eta = datetime.now(timezone.utc) + timedelta(seconds=3)
-        for number in range(count):
-            fleet.send("fetch", number, eta=eta)
+        fleet.send_all(count, "fetch", eta=eta)
         fleet.wait_started(count, timeout=60)
         assert sorted(fleet.started()) == list(range(count))
         check_bound(fleet)
@@ -298,8 +277,7 @@ def test_celerys_own_rate_limit_changes_at_runtime_and_holds_beside_the_limits()
     with Fleet(options={"limits": "3/hour"}) as fleet:
         fleet.start()
         fleet.command("control", "rate_limit", name, "2/s")
-        for number in range(10):
-            fleet.send("fetch", number)
+        fleet.send_all(10, "fetch")
         until(lambda: fleet.records.llen("parked") == 7, what="a line", timeout=30)
         found = fleet.inspect()["w0@test"]
         assert found["tasks"][name] == {"limits": ["3/hour"], "set by": "the task's options"}

@@ -18,6 +18,7 @@ from distwindow.contrib.tasks import WhileStoreIsAway
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 from tests.celery.simulated import (
+    OneWorker,
     SimulatedRequest,
     SimulatedTask,
     SimulatedWorker,
@@ -154,12 +155,8 @@ def test_one_line_starts_when_one_caller_would_be_admitted(
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 80), st.integers(0, 20), st.booleans())
 def test_no_more_than_max_parked_stay(count: int, max_parked: int, with_eta: bool) -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/minute")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=max_parked)
-    for number in range(count):
-        eta = object() if with_eta else None
-        worker.receive(SimulatedRequest(number, task, "", 0.0, eta))
+    worker = OneWorker("1/minute", max_parked=max_parked)
+    worker.receive_all(range(count), eta=object() if with_eta else None)
     assert worker.most_extra_prefetch == min(max_parked, count - 1)
     assert worker.gate.parked == min(max_parked, count - 1)
     assert len(worker.sent_back) == max(0, count - 1 - max_parked)
@@ -168,14 +165,11 @@ def test_no_more_than_max_parked_stay(count: int, max_parked: int, with_eta: boo
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 20))
 def test_the_worker_fetches_on_while_its_lines_get_shorter(count: int, max_parked: int) -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="4/second", limit_key="{key}")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=max_parked)
-    for number in range(count):
-        worker.receive(SimulatedRequest(number, task, str(number % 2), 0.0))
+    worker = OneWorker("4/second", "{key}", max_parked=max_parked)
+    worker.receive_all(range(count), "01")
     while worker.gate.lines.size:
         assert worker.extra_prefetch == min(worker.gate.parked, max_parked)
-        timeline.run_for(0.1)
+        worker.run_for(0.1)
     assert worker.extra_prefetch == 0
     assert len(worker.started) + len(worker.sent_back) == count
 
@@ -185,14 +179,9 @@ def test_the_worker_fetches_on_while_its_lines_get_shorter(count: int, max_parke
 def test_a_message_is_kept_no_longer_than_max_hold_and_comes_back_in_turn(
     count: int, max_hold_s: int
 ) -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/second")
-    worker = SimulatedWorker(
-        timeline, MemoryStore(timeline.clock), [task], max_hold_s=float(max_hold_s)
-    )
-    for number in range(count):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(max_hold_s + 1.0)
+    worker = OneWorker("1/second", max_hold_s=float(max_hold_s))
+    worker.receive_all(range(count))
+    worker.run_for(max_hold_s + 1.0)
     assert worker.gate.lines.size == 0
     numbers = [request.number for request, _ in worker.started + worker.sent_back]
     assert numbers == list(range(count))  # the first start, the others go back in their order
@@ -205,95 +194,79 @@ def test_a_message_is_kept_no_longer_than_max_hold_and_comes_back_in_turn(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(100, 400))
 def test_a_task_that_expires_leaves_at_that_moment(expire_s: list[int], max_hold_s: int) -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/hour")
-    worker = SimulatedWorker(
-        timeline, MemoryStore(timeline.clock), [task], max_hold_s=float(max_hold_s)
-    )
-    worker.receive(SimulatedRequest(0, task, "", 0.0))
+    worker = OneWorker("1/hour", max_hold_s=float(max_hold_s))
+    worker.receive_all([0])
     requests = []
     for number, after_s in enumerate(expire_s, 1):
-        request = SimulatedRequest(number, task, "", 0.0)
+        request = SimulatedRequest(number, worker.task, "", 0.0)
         request.expires_after_s = float(after_s)
-        timeline.call_after(float(after_s), partial(setattr, request, "is_revoked", True))
+        worker.timeline.call_after(float(after_s), partial(setattr, request, "is_revoked", True))
         worker.receive(request)
         requests.append(request)
-    timeline.run_for(0.5)
+    worker.run_for(0.5)
     for second in range(max(expire_s) + 1):  # it is half past this second
         for request, after_s in zip(requests, expire_s, strict=True):
             if after_s < max_hold_s:
                 assert request.announced == (after_s <= second)
         if second < max_hold_s:
             assert worker.gate.lines.size == sum(after_s > second for after_s in expire_s)
-        timeline.run_for(1.0)
+        worker.run_for(1.0)
     expired = {request for request in requests if request.announced}
     assert not expired & {request for request, _ in worker.sent_back}
 
 
 def test_with_a_bound_from_above_the_prefetch_count_ends_where_it_began() -> None:
     """`worker_eta_task_limit`: what could not be raised is not lowered."""
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="10/second")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task])
+    worker = OneWorker("10/second")
     worker.prefetch_bound = 3
-    for number in range(50):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(30.0)
+    worker.receive_all(range(50))
+    worker.run_for(30.0)
     assert len(worker.started) == 50
     assert (worker.most_extra_prefetch, worker.extra_prefetch) == (3, 0)
 
 
 def test_one_that_comes_overdue_asks_before_it_is_sent_back() -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/minute")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_hold_s=2.0)
-    requests = [SimulatedRequest(number, task, "", 0.0, eta=object()) for number in range(2)]
+    worker = OneWorker("1/minute", max_hold_s=2.0)
+    requests = [SimulatedRequest(number, worker.task, "", 0.0, eta=object()) for number in range(2)]
     for request in requests:
-        request.received_s = timeline.clock.monotonic() - 100.0
+        request.received_s = worker.clock.monotonic() - 100.0
         worker.gate.process(request)
     assert [request for request, _ in worker.started] == requests[:1]
     assert [request for request, _ in worker.sent_back] == requests[1:]
 
 
 def test_what_the_broker_does_not_take_back_is_kept() -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/minute")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_hold_s=2.0)
-    requests = [SimulatedRequest(number, task, "", 0.0) for number in range(3)]
-    for request in requests:
-        worker.receive(request)
+    worker = OneWorker("1/minute", max_hold_s=2.0)
+    requests = worker.receive_all(range(3))
     worker.broker_is_up = False
-    timeline.run_for(4.0)
+    worker.run_for(4.0)
     assert worker.gate.lines.size == 2
     assert worker.sent_back == []
     worker.broker_is_up = True
-    timeline.run_for(6.0)
+    worker.run_for(6.0)
     assert [request for request, _ in worker.sent_back] == requests[1:]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 40), st.integers(0, 2000), st.integers(0, 40))
 def test_after_a_lost_connection_the_gate_begins_anew(before: int, ms: int, after: int) -> None:
-    timeline = Timeline()
-    tasks = make_tasks()
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), tasks)
-    for number in range(before):
-        worker.receive(SimulatedRequest(number, tasks[0], "a", 0.1))
-    timeline.run_for(ms / 1000)
+    """What waits is given back."""
+    worker = OneWorker(LIMIT)
+    requests = worker.receive_all(range(before), duration_s=0.1)
+    worker.run_for(ms / 1000)
     worker.semaphore.clear()  # as Celery does, before it stops the steps of the consumer
     lost_with = len(worker.started)
     worker.gate.close()
-    timeline.run_for(5.0)
+    worker.run_for(5.0)
     assert len(worker.started) == lost_with
     assert worker.gate.lines.size == worker.gate.parked == 0
+    assert worker.given_back == requests[lost_with:]
 
     worker.extra_prefetch = 0  # a new connection has a new prefetch count
     worker.gate.open()
-    for number in range(before, before + after):
-        worker.receive(SimulatedRequest(number, tasks[0], "a", 0.1))
-    timeline.run_for(60.0)
-    numbers = [request.number for request, _ in worker.started[lost_with:]]
-    assert numbers == list(range(before, before + after))
+    worker.receive_all(range(before, before + after), duration_s=0.1)
+    worker.run_for(60.0)
+    assert worker.numbers[lost_with:] == list(range(before, before + after))
     assert worker.extra_prefetch == 0
 
 
@@ -304,27 +277,22 @@ def test_a_connection_ends_while_the_store_is_asked(
     before: int, ends_in_ask: int, after: int, comes_back: bool
 ) -> None:
     """Under gevent, and there may be the next connection before the store has answered."""
-    timeline = Timeline()
-    store = MemoryStore(timeline.clock)
-    limiter = Limiter(store, "1/second", time=timeline.clock)
     asks = 0
-
     connection = 1  # 0: there is none
     received: dict[int, int] = {}  # over which connection, by number
     started_before = 0
 
-    def receive(number: int) -> None:
-        received[number] = connection
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    def receive(numbers: range) -> None:
+        received.update(dict.fromkeys(numbers, connection))
+        worker.receive_all(numbers)
 
     def reconnect() -> None:
         nonlocal connection
         connection, worker.extra_prefetch = 2, 0  # a new connection has a new prefetch count
         worker.gate.open()
-        for number in range(before, before + after):
-            receive(number)
+        receive(range(before, before + after))
 
-    def ask(items, enqueue=False):
+    def before_ask(items: Any) -> None:
         nonlocal asks, connection, started_before
         asks += 1
         if asks == ends_in_ask:
@@ -332,23 +300,20 @@ def test_a_connection_ends_while_the_store_is_asked(
             worker.gate.close()
             if comes_back:
                 reconnect()
-        return limiter.try_acquire_all(items, enqueue)
 
-    task = SimulatedTask("fetch", limits="5/second")
-    worker = SimulatedWorker(timeline, store, [task], slots=50, ask=ask, pool="threads")
+    worker = OneWorker("5/second", slots=50, before_ask=before_ask, pool="threads")
     for number in range(before):
-        receive(number)
-    timeline.run_for(30.0)
+        receive(range(number, number + 1))
+    worker.run_for(30.0)
     if connection == 0:
         assert worker.gate.lines.size == worker.gate.parked == 0
         reconnect()
-    timeline.run_for(30.0)
-    numbers = [request.number for request, _ in worker.started]
+    worker.run_for(30.0)
     if connection == 1:
-        assert numbers == list(range(before))
+        assert worker.numbers == list(range(before))
     else:
         second = [number for number, over in received.items() if over == 2]
-        assert numbers[started_before:] == second
+        assert worker.numbers[started_before:] == second
     assert worker.gate.lines.size == worker.gate.parked == worker.extra_prefetch == 0
 
 
@@ -357,29 +322,23 @@ def test_a_connection_ends_while_the_store_is_asked(
 def test_while_the_store_is_away_tasks_wait_or_run(
     count: int, away_ms: int, policy: WhileStoreIsAway
 ) -> None:
-    timeline = Timeline()
-    store = MemoryStore(timeline.clock)
-    limiter = Limiter(store, "1/second", time=timeline.clock)
-    back_at_s = timeline.clock.monotonic() + away_ms / 1000
     failed_at: list[float] = []
 
-    def ask(items, enqueue=False):
-        if timeline.clock.monotonic() < back_at_s:
-            failed_at.append(timeline.clock.monotonic())
+    def fail_at_first(items: Any) -> None:
+        if worker.monotonic() < back_at_s:
+            failed_at.append(worker.monotonic())
             raise StoreUnavailable("away")
-        return limiter.try_acquire_all(items, enqueue)
 
-    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
-    worker = SimulatedWorker(
-        timeline, store, [task], slots=50, on_store_error=policy, ask=ask
-    )  # fmt: skip
-    for number in range(count):
-        worker.receive(SimulatedRequest(number, task, str(number % 7), 0.0))
-    timeline.run_for(max(0.0, away_ms / 1000 - 0.001))
+    worker = OneWorker(
+        "5/second", "{key}", slots=50, on_store_error=policy, before_ask=fail_at_first
+    )
+    back_at_s = worker.monotonic() + away_ms / 1000
+    worker.receive_all(range(count), "0123456")
+    worker.run_for(max(0.0, away_ms / 1000 - 0.001))
     if away_ms > 1:
         assert len(worker.started) == (count if policy == "run" else 0)
-    timeline.run_for(30.0)
-    assert sorted(request.number for request, _ in worker.started) == list(range(count))
+    worker.run_for(30.0)
+    assert sorted(worker.numbers) == list(range(count))
     # However many lines there are, one call fails per pause, and the pauses grow.
     pauses = [later - earlier for earlier, later in pairwise(failed_at)]
     assert all(pause >= 0.25 for pause in pauses)
@@ -397,30 +356,25 @@ def health(*, up: bool) -> Health:
 def test_the_store_is_asked_again_when_the_limiter_has_heard_of_its_return(
     away_ms: int, late_ms: int, policy: WhileStoreIsAway
 ) -> None:
-    timeline = Timeline()
-    store = MemoryStore(timeline.clock)
-    limiter = Limiter(store, "1/second", time=timeline.clock)
-    back_at_s = timeline.clock.monotonic() + away_ms / 1000
     failed_at: list[float] = []
     answered_at: list[float] = []
 
-    def ask(items, enqueue=False):
-        now_s = timeline.clock.monotonic()
+    def fail_at_first(items: Any) -> None:
+        now_s = worker.monotonic()
         if now_s < back_at_s:
             failed_at.append(now_s)
             worker.admission.on_health_change(health(up=False))
             raise StoreUnavailable("away")
         answered_at.append(now_s)
-        return limiter.try_acquire_all(items, enqueue)
 
-    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
-    worker = SimulatedWorker(timeline, store, [task], on_store_error=policy, ask=ask)
+    worker = OneWorker("5/second", "{key}", on_store_error=policy, before_ask=fail_at_first)
+    timeline = worker.timeline
+    back_at_s = worker.monotonic() + away_ms / 1000
     heard_after_s = (away_ms + late_ms) / 1000
     timeline.call_after(heard_after_s, lambda: worker.admission.on_health_change(health(up=True)))
     for ms in range(0, away_ms + late_ms + 1000, 50):  # with "run", nothing waits
-        request = SimulatedRequest(ms, task, str(ms % 3), 0.0)
-        timeline.call_after(ms / 1000, partial(worker.receive, request))
-    timeline.run_for(60.0)
+        timeline.call_after(ms / 1000, partial(worker.receive_all, [ms], "012"))
+    worker.run_for(60.0)
     assert all(later - earlier >= 0.25 for earlier, later in pairwise(failed_at))
     kept_until_s = max(back_at_s + late_ms / 1000, failed_at[-1] + 0.25)
     assert answered_at[0] <= kept_until_s + 0.1 + 0.01
@@ -470,47 +424,46 @@ def test_a_return_that_was_heard_before_an_ask_has_failed_ends_no_pause() -> Non
 
 @pytest.mark.parametrize("error", [ConfigurationError("NOPERM"), RuntimeError("a bug")])
 def test_what_is_no_outage_opens_no_limit(error: Exception) -> None:
-    timeline = Timeline()
     failing = True
     failed_at: list[float] = []
-    limiter = Limiter("memory://", "1/second", time=timeline.clock)
 
-    def ask(items, enqueue=False):
+    def fail_for_one_key(items: Any) -> None:
         if failing and items[0][0] == "bad":
-            failed_at.append(timeline.clock.monotonic())
+            failed_at.append(worker.monotonic())
             raise error
-        return limiter.try_acquire_all(items, enqueue)
 
-    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
-    store = MemoryStore(timeline.clock)
-    worker = SimulatedWorker(timeline, store, [task], on_store_error="run", ask=ask)
-    for number in range(10):
-        worker.receive(SimulatedRequest(number, task, "good" if number % 2 else "bad", 0.0))
-    timeline.run_for(1.0)  # the tasks of other keys are not held up
-    assert sorted(request.number for request, _ in worker.started) == [1, 3, 5, 7, 9]
-    timeline.run_for(20.0)
+    worker = OneWorker("5/second", "{key}", on_store_error="run", before_ask=fail_for_one_key)
+    worker.receive_all(range(10), ("bad", "good"))
+    worker.run_for(1.0)  # the tasks of other keys are not held up
+    assert sorted(worker.numbers) == [1, 3, 5, 7, 9]
+    worker.run_for(20.0)
     assert len(worker.started) == 5
     pauses = [later - earlier for earlier, later in pairwise(failed_at)]
     assert pauses[:6] == pytest.approx([0.25, 0.5, 1.0, 2.0, 4.0, 5.0], abs=0.01)
     failing = False
-    timeline.run_for(10.0)
+    worker.run_for(10.0)
     assert len(worker.started) == 10
 
 
-def test_the_pause_of_a_key_that_fails_for_days_is_bounded() -> None:
-    def ask(items, enqueue=False):
-        raise ConfigurationError("NOPERM")
+def failing_with(*errors: Exception) -> Callable[..., Any]:
+    """Return a limiter's answers: each raises the next error, and the last one ever after."""
+    left = list(errors)
 
-    admission = TaskAdmission(ask, lambda: 0.0, "hold")
+    def ask(items, enqueue=False):
+        raise left.pop(0) if len(left) > 1 else left[0]
+
+    return ask
+
+
+def test_the_pause_of_a_key_that_fails_for_days_is_bounded() -> None:
+    admission = TaskAdmission(failing_with(ConfigurationError("NOPERM")), lambda: 0.0, "hold")
     assert admission.may_run(ITEMS, 10_000).wait_s == 5.0
 
 
 def test_the_pause_of_a_store_that_is_away_for_days_is_bounded() -> None:
-    def ask(items, enqueue=False):
-        raise StoreUnavailable("away")
-
     clock = ManualClock()
-    admission, pauses = TaskAdmission(ask, clock.monotonic, "hold"), []
+    admission = TaskAdmission(failing_with(StoreUnavailable("away")), clock.monotonic, "hold")
+    pauses = []
     for _ in range(8):
         pauses.append(admission.may_run(ITEMS).wait_s)
         clock.advance(pauses[-1])
@@ -519,61 +472,46 @@ def test_the_pause_of_a_store_that_is_away_for_days_is_bounded() -> None:
 
 def test_where_every_key_fails_few_are_asked_for() -> None:
     """Each ask may open a connection, as with a wrong password."""
-    timeline = Timeline()
     failing, asks = True, 0
-    limiter = Limiter("memory://", "1/second", time=timeline.clock)
 
-    def ask(items, enqueue=False):
+    def fail(items: Any) -> None:
         nonlocal asks
         asks += 1
         if failing:
             raise ConfigurationError("WRONGPASS")
-        return limiter.try_acquire_all(items, enqueue)
 
-    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=50, ask=ask)
-    for number in range(200):
-        worker.receive(SimulatedRequest(number, task, str(number), 0.0))
-    timeline.run_for(10.0)
+    worker = OneWorker("5/second", "{key}", slots=50, before_ask=fail)
+    worker.receive_all(range(200), [str(number) for number in range(200)])
+    worker.run_for(10.0)
     assert asks <= 3 + 10 / 0.25
     failing = False
-    timeline.run_for(5.3)  # the longest pause, and the last one of all
+    worker.run_for(5.3)  # the longest pause, and the last one of all
     assert len(worker.started) == 200
 
 
 def test_a_key_that_fails_after_an_outage_ends_the_outage() -> None:
-    now_s = 0.0
-    failures = iter([StoreUnavailable("away"), ConfigurationError("NOPERM")])
-
-    def ask(items, enqueue=False):
-        raise next(failures)
-
-    admission = TaskAdmission(ask, lambda: now_s, "hold")
+    clock = ManualClock()
+    ask = failing_with(StoreUnavailable("away"), ConfigurationError("NOPERM"))
+    admission = TaskAdmission(ask, clock.monotonic, "hold")
     for is_up in (False, True):
-        now_s += 10.0
+        clock.advance(10.0)
         admission.may_run(ITEMS)
         assert admission.store_is_up == is_up
 
 
 def test_an_interrupt_while_the_store_is_asked_keeps_no_slot() -> None:
-    timeline = Timeline()
-    store = MemoryStore(timeline.clock)
-    limiter = Limiter(store, "1/second", time=timeline.clock)
     interrupts = iter([KeyboardInterrupt()])
 
-    def ask(items, enqueue=False):
+    def interrupt_first(items: Any) -> None:
         if (interrupt := next(interrupts, None)) is not None:
             raise interrupt
-        return limiter.try_acquire_all(items, enqueue)
 
-    task = SimulatedTask("fetch", limits="5/second")
-    worker = SimulatedWorker(timeline, store, [task], slots=1, ask=ask)
+    worker = OneWorker("5/second", slots=1, before_ask=interrupt_first)
     with pytest.raises(KeyboardInterrupt):
-        worker.receive(SimulatedRequest(0, task, "", 0.0))
-    for number in (1, 2):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(5.0)
-    assert [request.number for request, _ in worker.started] == [0, 1, 2]
+        worker.receive_all([0])
+    worker.receive_all([1, 2])
+    worker.run_for(5.0)
+    assert worker.numbers == [0, 1, 2]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -583,69 +521,53 @@ def test_a_timer_that_fires_while_the_gate_works_is_not_lost(
     """Without an event loop each timer has a thread, which may run before the call that has set it
     goes on. Each question takes longer than the gate works at once.
     """
-    timeline = Timeline()
-    store = MemoryStore(timeline.clock)
-    limiter = Limiter(store, "1/second", time=timeline.clock)
-
-    def ask(items, enqueue=False):
-        timeline.clock.advance(0.06)
-        return limiter.try_acquire_all(items, enqueue)
 
     def call_after(seconds: float, callback: Callable[[], object]) -> int:
         if seconds <= 0.001:
-            timeline.clock.advance(seconds)
+            worker.clock.advance(seconds)
             callback()
-        return timeline.call_after(seconds, lambda: None if seconds <= 0.001 else callback())
+        return worker.timeline.call_after(seconds, lambda: None if seconds <= 0.001 else callback())
 
-    task = SimulatedTask("fetch", limits="3/second")
-    worker = SimulatedWorker(timeline, store, [task], slots=4, ask=ask, pool=pool)
+    worker = OneWorker(
+        "3/second", slots=4, before_ask=lambda items: worker.clock.advance(0.06), pool=pool
+    )
     monkeypatch.setattr(worker, "call_after", call_after)
-    for number in range(9):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(20.0)
-    assert [request.number for request, _ in worker.started] == [*range(9)]
+    worker.receive_all(range(9))
+    worker.run_for(20.0)
+    assert worker.numbers == [*range(9)]
 
 
 def test_a_connection_that_ends_while_the_store_is_asked_keeps_no_slot() -> None:
-    timeline = Timeline()
-    store = MemoryStore(timeline.clock)
-    limiter = Limiter(store, "1/second", time=timeline.clock)
     asked: list[object] = []
 
-    def ask(items, enqueue=False):
+    def end_connection_at_first(items: Any) -> None:
         asked.append(items)
         if len(asked) == 1:
             worker.gate.close()
             worker.gate.open()
-        return limiter.try_acquire_all(items, enqueue)
 
-    task = SimulatedTask("fetch", limits="5/second")
-    worker = SimulatedWorker(timeline, store, [task], slots=1, ask=ask, pool="threads")
-    for number in range(3):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(5.0)
-    assert [request.number for request, _ in worker.started] == [1, 2]
+    worker = OneWorker("5/second", slots=1, before_ask=end_connection_at_first, pool="threads")
+    worker.receive_all(range(3))
+    worker.run_for(5.0)
+    assert worker.numbers == [1, 2]
 
 
 def test_nothing_is_done_for_a_connection_that_has_ended() -> None:
     """Under gevent it ends while one line asks, or while one message is published."""
-    timeline = Timeline()
     asked: list[object] = []
 
-    def ask(items, enqueue=False):
+    def end_connection(items: Any) -> None:
         asked.append(items)
         worker.gate.close()
         raise StoreUnavailable("away")
 
-    task = SimulatedTask("fetch", limits="5/second", limit_key="{key}")
-    store = MemoryStore(timeline.clock)
-    worker = SimulatedWorker(timeline, store, [task], slots=50, ask=ask, pool="threads")
-    requests = [SimulatedRequest(number, task, str(number), 0.0) for number in range(8)]
+    worker = OneWorker("5/second", "{key}", slots=50, before_ask=end_connection, pool="threads")
+    requests = [SimulatedRequest(number, worker.task, str(number), 0.0) for number in range(8)]
     worker.gate._arrivals.extend(requests)  # they come at once
     worker.gate.run_pending()
     assert len(asked) == 1
 
-    worker = SimulatedWorker(timeline, store, [SimulatedTask("fetch", limits="1/day")])
+    worker = OneWorker("1/day", max_hold_s=5.0)
     publish = worker.send_back
 
     def end_and_publish(request, delay_s):
@@ -653,31 +575,23 @@ def test_nothing_is_done_for_a_connection_that_has_ended() -> None:
         return publish(request, delay_s)
 
     setattr(worker, "send_back", end_and_publish)  # noqa: B010  # a method
-    worker.gate._max_hold_s = 5.0
-    for number in range(8):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(10.0)
+    worker.receive_all(range(8))
+    worker.run_for(10.0)
     assert len(worker.sent_back) == 1
 
 
 def test_what_waits_for_its_limit_needs_no_process() -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="100/minute")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=2)
-    for number in range(300):
-        worker.receive(SimulatedRequest(number, task, "", 1.0))
+    worker = OneWorker("100/minute", slots=2)
+    worker.receive_all(range(300), duration_s=1.0)
     assert worker.gate.waiting_for_limits == 0  # their permits are there, and processes are not
-    timeline.run_for(55.0)
+    worker.run_for(55.0)
     assert worker.gate.waiting_for_limits == 300 - len(worker.started) > 150
 
 
 def test_those_that_were_sent_back_are_neither_counted_nor_kept() -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/day")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=10)
-    for number in range(500):
-        worker.receive(SimulatedRequest(number, task, "", 0.0, eta=object()))
-    timeline.run_for(0.9)
+    worker = OneWorker("1/day", max_parked=10)
+    worker.receive_all(range(500), eta=object())
+    worker.run_for(0.9)
     assert len(worker.sent_back) == 489
     assert worker.gate.waiting_for_limits == 10
     (line,) = worker.gate.lines
@@ -686,34 +600,30 @@ def test_those_that_were_sent_back_are_neither_counted_nor_kept() -> None:
 
 def test_while_the_result_backend_is_away_an_expired_task_is_looked_at_now_and_then() -> None:
     """Whether it is revoked is unknown then, and Celery writes what it cannot store to the log."""
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/day")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task])
-    worker.receive(SimulatedRequest(0, task, "", 0.0))
-    expired = SimulatedRequest(1, task, "", 0.0)
+    worker = OneWorker("1/day")
+    worker.receive_all([0])
+    expired = SimulatedRequest(1, worker.task, "", 0.0)
     looks: list[float] = []
 
     def revoked() -> bool:
-        looks.append(timeline.clock.monotonic())
+        looks.append(worker.monotonic())
         raise OSError("the result backend is away")
 
     setattr(expired, "revoked", revoked)  # noqa: B010  # a method
-    received_s = timeline.clock.monotonic()
+    received_s = worker.monotonic()
     worker.receive(expired)
     expired.expires_after_s = 0.0
-    worker.gate.lines.keep_until(next(iter(worker.gate.lines)).entries[-1], received_s)
-    next(iter(worker.gate.lines)).entries[-1].expires_s = received_s
-    timeline.run_for(60.0)
+    entry = next(iter(worker.gate.lines)).entries[-1]
+    worker.gate.lines.keep_until(entry, received_s)
+    entry.expires_s = received_s
+    worker.run_for(60.0)
     assert 10 <= len(looks) <= 13
 
 
 def test_a_paced_limit_lets_one_task_after_the_other_start() -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="10/second paced 500ms")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=100)
-    for number in range(20):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(3.0)
+    worker = OneWorker("10/second paced 500ms", slots=100)
+    worker.receive_all(range(20))
+    worker.run_for(3.0)
     moments = [at_s for _, at_s in worker.started]
     gaps = [later - earlier for earlier, later in pairwise(moments)]
     assert len(moments) == 20
@@ -724,20 +634,16 @@ def test_a_paced_limit_lets_one_task_after_the_other_start() -> None:
 def test_tasks_that_are_dropped_leave_at_once_with_and_without_a_free_slot(
     is_slot_free: bool,
 ) -> None:
-    timeline = Timeline()
-    task = SimulatedTask("task", limits=["1/hour"])
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=1)
-    requests = [SimulatedRequest(number, task, "", 60.0) for number in range(20)]
-    for request in requests:
-        worker.receive(request)
-    timeline.run_for(61.0 if is_slot_free else 1.0)
+    worker = OneWorker("1/hour", slots=1)
+    requests = worker.receive_all(range(20), duration_s=60.0)
+    worker.run_for(61.0 if is_slot_free else 1.0)
     for request in requests[1:19]:
         request.is_revoked = True
-    worker.gate.drop_revoked("task")
+    worker.gate.drop_revoked("fetch")
     assert [request.announced for request in requests] == [False, *[True] * 18, False]
     assert worker.gate.lines.size == 1
-    timeline.run_for(3700.0)
-    assert [request.number for request, _ in worker.started] == [0, 19]
+    worker.run_for(3700.0)
+    assert worker.numbers == [0, 19]
     assert worker.gate.parked == worker.extra_prefetch == 0
     assert worker.semaphore.value == 1
 
@@ -746,18 +652,14 @@ def test_after_a_freeze_nothing_runs_that_another_worker_has_got() -> None:
     """No timer has fired meanwhile, and the visibility timeout is over. Nothing is sent back or
     acknowledged, either: the message has the same delivery tag with the other worker.
     """
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="5/second")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_hold_s=30.0)
+    worker = OneWorker("5/second", max_hold_s=30.0)
     worker.visibility_timeout_s = 60.0
-    for number in range(50):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
+    worker.receive_all(range(50))
     started = len(worker.started)
-    timeline.clock.advance(61.0)
-    for number in range(50, 53):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(10.0)
-    assert [request.number for request, _ in worker.started[started:]] == [50, 51, 52]
+    worker.clock.advance(61.0)
+    worker.receive_all(range(50, 53))
+    worker.run_for(10.0)
+    assert worker.numbers[started:] == [50, 51, 52]
     assert worker.sent_back == []
     assert len(worker.forgotten) == 50 - started
     assert worker.extra_prefetch == worker.gate.parked == 0
@@ -768,13 +670,11 @@ def test_after_a_freeze_nothing_runs_that_another_worker_has_got() -> None:
 def test_with_more_than_max_parked_the_last_in_the_line_goes_back(
     ranks: list[int], max_parked: int
 ) -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="1/day")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=max_parked)
-    worker.receive(SimulatedRequest(-1, task, "", 0.0))
+    worker = OneWorker("1/day", max_parked=max_parked)
+    worker.receive_all([0])
     requests = []
-    for number, rank in enumerate(ranks):
-        request = SimulatedRequest(number, task, "", 0.0)
+    for number, rank in enumerate(ranks, 1):
+        request = SimulatedRequest(number, worker.task, "", 0.0)
         request.rank = rank
         worker.receive(request)
         requests.append(request)
@@ -786,29 +686,23 @@ def test_with_more_than_max_parked_the_last_in_the_line_goes_back(
 @pytest.mark.parametrize("is_asking", [False, True])
 def test_a_worker_that_is_told_to_stop_starts_nothing_more(is_asking: bool) -> None:
     """Its event loop may still be in the pass in which a hanging broker answers again."""
-    timeline = Timeline()
-    store = MemoryStore(timeline.clock)
-    limiter = Limiter(store, "1/second", time=timeline.clock)
 
-    def ask(items, enqueue=False):
+    def stop_in_the_fifth(items: Any) -> None:
         worker.is_told_to_stop = is_asking and len(worker.started) == 4
-        return limiter.try_acquire_all(items, enqueue)
 
-    task = SimulatedTask("fetch", limits="5/second")
-    worker = SimulatedWorker(timeline, store, [task], ask=ask)
-    for number in range(20):
-        worker.receive(SimulatedRequest(number, task, "", 0.0))
-    timeline.run_for(0.5)
+    worker = OneWorker("5/second", before_ask=stop_in_the_fifth)
+    worker.receive_all(range(20))
+    worker.run_for(0.5)
     begun = len(worker.started)
     assert begun == (4 if is_asking else 5)
     worker.is_told_to_stop = True
-    timeline.run_for(10.0)
+    worker.run_for(10.0)
     assert len(worker.started) == begun
     worker.gate.close()
     assert len(worker.given_back) == 20 - begun
 
 
-def test_what_waits_when_the_connection_is_lost_is_given_back() -> None:
+def test_tasks_without_limits_are_given_back_too_when_the_connection_is_lost() -> None:
     timeline = Timeline()
     tasks = make_tasks()
     worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), tasks)

@@ -17,23 +17,12 @@ from hypothesis import strategies as st
 from distwindow import ConfigurationError, Limiter, StoreUnavailable
 from distwindow.stores.memory import MemoryStore
 from tests.celery.simulated import (
+    OneWorker,
     SimulatedRequest,
     SimulatedTask,
     SimulatedWorker,
     Timeline,
 )
-
-
-def before_turns(worker: SimulatedWorker, act: Callable[[Any], object]) -> None:
-    """Call `act` with what a task costs before its worker asks for a turn of the fleet."""
-    ask = worker.admission._ask
-
-    def ask_after_it(items: Any, enqueue: bool) -> Any:
-        if enqueue:
-            act(items)
-        return ask(items, enqueue)
-
-    worker.admission._ask = ask_after_it
 
 
 class Fleet:
@@ -152,27 +141,21 @@ def test_while_the_store_is_away_workers_give_turns_of_their_own(
 
 
 def test_a_task_that_is_admitted_instead_of_a_turn_starts() -> None:
-    timeline = Timeline()
-    store = MemoryStore(timeline.clock)
-    task = SimulatedTask("fetch", limits="2/second")
-    worker = SimulatedWorker(timeline, store, [task], slots=3, max_parked=1)
-    limiter = Limiter(store, "2/second", time=timeline.clock)
     asked: list[Any] = []
 
     def reset(items: Any) -> None:
         """Do as an operator does, at the last moment."""
         asked.append(items)
-        limiter.reset("fetch")
+        worker.limiter.reset("fetch")
 
-    before_turns(worker, reset)
-    for number in range(4):
-        worker.receive(SimulatedRequest(number, task, "", 0.1, eta=object()))
-    timeline.run_for(0.05)
-    assert asked == [(("fetch", limiter.limits, 1),)]
+    worker = OneWorker("2/second", slots=3, max_parked=1, before_turn=reset)
+    worker.receive_all(range(4), duration_s=0.1, eta=object())
+    worker.run_for(0.05)
+    assert asked == [(("fetch", worker.limiter.limits, 1),)]
     # The permit is that of the first in the line, so that there is room for the one that asked.
-    assert [request.number for request, _ in worker.started] == [0, 1, 2]
-    timeline.run_for(1.0)
-    assert [request.number for request, _ in worker.started] == [0, 1, 2, 3]
+    assert worker.numbers == [0, 1, 2]
+    worker.run_for(1.0)
+    assert worker.numbers == [0, 1, 2, 3]
     assert worker.sent_back == []
 
 
@@ -189,73 +172,61 @@ def test_tasks_without_room_overtake_no_costly_one(cost: int, slots: int) -> Non
     for number in range(6, 60):
         worker.receive(SimulatedRequest(number, task, "1", 0.0, eta=object()))
         timeline.run_for(0.1)
-    numbers = [request.number for request, _ in worker.started]
-    assert numbers[:6] == [0, 1, 2, 3, 4, 5]
+    assert worker.numbers[:6] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_slow_store_delays_the_event_loop_by_one_call_at_a_time() -> None:
     """Under a store that takes 40 ms for each turn, other work is done after two of 300 calls."""
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="2/second")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], max_parked=1)
-    before_turns(worker, lambda items: timeline.clock.advance(0.04))
+    worker = OneWorker(
+        "2/second", max_parked=1, before_turn=lambda items: worker.clock.advance(0.04)
+    )
     blocked_s: list[float] = []
     run_pending = worker.gate.run_pending
 
     def timed() -> None:
-        begins_s = timeline.clock.monotonic()
+        begins_s = worker.monotonic()
         run_pending()
-        blocked_s.append(timeline.clock.monotonic() - begins_s)
+        blocked_s.append(worker.monotonic() - begins_s)
 
     worker.gate._timer._callback = timed
     for number in range(300):
-        worker.gate._arrivals.append(SimulatedRequest(number, task, "", 0.1, eta=object()))
+        worker.gate._arrivals.append(SimulatedRequest(number, worker.task, "", 0.1, eta=object()))
     timed()
-    timeline.run_for(20.0)
+    worker.run_for(20.0)
     assert max(blocked_s) <= 0.081
     assert len(worker.sent_back) >= 250
 
 
 def test_a_connection_that_ends_while_a_turn_is_asked_for_forgets_the_task() -> None:
     """Under gevent. What was sent back then could not be acknowledged, and would run twice."""
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="2/second")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=3, max_parked=1)
-    before_turns(worker, lambda items: worker.gate.close())
-    for number in range(4):
-        worker.receive(SimulatedRequest(number, task, "", 0.1, eta=object()))
-    timeline.run_for(10.0)
-    assert [request.number for request, _ in worker.started] == [0, 1]
+    worker = OneWorker(
+        "2/second", slots=3, max_parked=1, before_turn=lambda items: worker.gate.close()
+    )
+    worker.receive_all(range(4), duration_s=0.1, eta=object())
+    worker.run_for(10.0)
+    assert worker.numbers == [0, 1]
     assert worker.sent_back == []
     assert (worker.gate.lines.size, worker.gate.parked) == (0, 0)
 
 
 def test_a_turn_that_cannot_be_had_for_one_key_stops_no_other() -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits="2/second", limit_key="{key}")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=9, max_parked=1)
-
     def fail(items: Any) -> None:
         raise ConfigurationError("NOPERM")
 
-    before_turns(worker, fail)
-    for number in range(5):
-        worker.receive(SimulatedRequest(number, task, "a", 0.1, eta=object()))
+    worker = OneWorker("2/second", "{key}", slots=9, max_parked=1, before_turn=fail)
+    worker.receive_all(range(5), "a", 0.1, eta=object())
     assert [(request.number, delay_s) for request, delay_s in worker.sent_back] == [
         (3, 1.0),
         (4, 1.5),
     ]
-    worker.receive(SimulatedRequest(5, task, "b", 0.1))
-    assert [request.number for request, _ in worker.started] == [0, 1, 5]
+    worker.receive_all([5], "b", 0.1)
+    assert worker.numbers == [0, 1, 5]
 
 
 @pytest.mark.parametrize("limits", ["10/second paced 500ms", "10/second warmup 10s"])
 def test_paced_limits_have_turns_of_the_worker(limits: str) -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits=limits)
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task], slots=30, max_parked=1)
-    for number in range(50):
-        worker.receive(SimulatedRequest(number, task, "", 0.0, eta=object()))
+    worker = OneWorker(limits, slots=30, max_parked=1)
+    worker.receive_all(range(50), eta=object())
     assert worker.sent_back
     assert worker.admission.failures == 0
 

@@ -19,12 +19,10 @@ def start_behind_a_backlog(
     fleet: Fleet, pool: str, *, backlog: int, seconds: float, limited: int
 ) -> None:
     """Have a worker begin with a backlog of tasks without limits, and then send limited ones."""
-    for number in range(backlog):
-        fleet.send("free", number, seconds, queue="free")
+    fleet.send_all(backlog, "free", seconds, queue="free")
     fleet.start(pool=pool, slots=SLOTS[pool], queues="free,limited", wait=False)
     until(lambda: fleet.records.llen("free") >= 20, what="a worker at work", timeout=40)
-    for number in range(limited):
-        fleet.send("fetch", number, 0.01, queue="limited")
+    fleet.send_all(limited, "fetch", 0.01, queue="limited")
 
 
 def kinds_of_starts(fleet: Fleet) -> list[str]:

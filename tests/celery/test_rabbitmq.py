@@ -68,20 +68,12 @@ def queue() -> Iterator[Queue]:
     made.delete()
 
 
-def start_two(fleet: Fleet, pool: str = "prefork") -> Any:
-    """Start two workers; return the first."""
-    first = fleet.start(pool=pool, slots=8 if pool == "gevent" else 2, wait=False)
-    fleet.start(pool=pool, slots=8 if pool == "gevent" else 2)
-    return first
-
-
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_two_workers_keep_one_limit(queue: Queue, pool: str, kind: str) -> None:
     with queue.fleet(LIMITED, task_default_queue_type=kind) as fleet:
-        start_two(fleet, pool)
-        for number in range(100):
-            fleet.send("fetch", number)
+        fleet.start_all(2, pool=pool, slots=8 if pool == "gevent" else 2)
+        fleet.send_all(100, "fetch")
         fleet.wait_started(100)
         assert sorted(fleet.started()) == list(range(100))
         assert fleet.recorded("sent_back") == []
@@ -91,9 +83,8 @@ def test_two_workers_keep_one_limit(queue: Queue, pool: str, kind: str) -> None:
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 def test_a_killed_worker_loses_nothing(queue: Queue, late: bool) -> None:
     with queue.fleet({**LIMITED, "acks_late": late}) as fleet:
-        doomed = start_two(fleet)
-        for number in range(60):
-            fleet.send("fetch", number, 0.02)
+        doomed = fleet.start_all(2)
+        fleet.send_all(60, "fetch", 0.02)
         until(lambda: len(fleet.started()) >= 25, what="starts", timeout=20)
         fleet.kill(doomed)
         # With early acknowledgement Celery itself loses what the two killed processes had begun.
@@ -109,9 +100,8 @@ def test_connections_to_the_broker_are_cut(queue: Queue) -> None:
     with Proxy(address.port or 5672) as proxy:
         broker = queue.url.replace(f":{address.port}", f":{proxy.port}")
         with queue.fleet(LIMITED, broker=broker) as fleet:
-            start_two(fleet)
-            for number in range(60):
-                fleet.send("fetch", number)
+            fleet.start_all(2)
+            fleet.send_all(60, "fetch")
             for times in (1, 2):
                 until(lambda: len(fleet.started()) >= 15 * times, what="starts", timeout=30)  # noqa: B023
                 proxy.cut()
@@ -125,8 +115,7 @@ def test_a_shutdown_gives_what_waits_back_to_the_broker(
 ) -> None:
     with queue.fleet({"limits": "3/minute"}) as fleet:
         worker = fleet.start()
-        for n in range(40):
-            fleet.send("fetch", n)
+        fleet.send_all(40, "fetch")
         until(lambda: fleet.records.llen("parked") == 37, what="a line", timeout=20)
         fleet.wait_started(3)
         fleet.stop(worker, number)
@@ -142,9 +131,8 @@ def test_what_is_kept_too_long_is_sent_back_to_its_queue(queue: Queue, exchange:
         "task_default_routing_key": "tests.fetch",
     }
     with queue.fleet({"limits": "10/second"}, **conf) as fleet:
-        start_two(fleet)
-        for number in range(100):
-            fleet.send("fetch", number)
+        fleet.start_all(2)
+        fleet.send_all(100, "fetch")
         fleet.wait_started(100, timeout=60)
         assert sorted(fleet.started()) == list(range(100))
         assert fleet.records.llen("sent_back") > 0
@@ -154,9 +142,8 @@ def test_what_is_kept_too_long_is_sent_back_to_its_queue(queue: Queue, exchange:
 
 def test_tasks_with_an_eta_beyond_max_parked_are_sent_back(queue: Queue) -> None:
     with queue.fleet({"limits": "10/second"}, distwindow_max_parked=5) as fleet:
-        start_two(fleet)
-        for number in range(60):
-            fleet.send("fetch", number, countdown=1)
+        fleet.start_all(2)
+        fleet.send_all(60, "fetch", countdown=1)
         fleet.wait_started(60, timeout=60)
         assert sorted(fleet.started()) == list(range(60))
         assert fleet.records.llen("sent_back") > 0
@@ -177,9 +164,8 @@ def test_a_worker_that_was_frozen_runs_nothing_that_others_have_got(queue: Queue
     """RabbitMQ ends its connection when heartbeats are missing."""
     count = 160
     with queue.fleet(LIMITED, broker_heartbeat=2) as fleet:
-        frozen = start_two(fleet)
-        for number in range(count):
-            fleet.send("fetch", number)
+        frozen = fleet.start_all(2)
+        fleet.send_all(count, "fetch")
         until(lambda: len(fleet.started()) >= 25, what="starts", timeout=20)
         os.kill(frozen.pid, signal.SIGSTOP)
         try:

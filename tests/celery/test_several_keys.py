@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distwindow import Limit, Limiter
+from distwindow import Limit, Limiter, StoreUnavailable
 from distwindow.stores.memory import MemoryStore
-from tests.celery.simulated import SimulatedRequest, SimulatedTask, SimulatedWorker, Timeline
+from tests.celery.simulated import (
+    OneWorker,
+    SimulatedRequest,
+    SimulatedTask,
+    SimulatedWorker,
+    Timeline,
+)
 from tests.celery.test_gate import check_bound
 
 TOTAL, OF_TENANT = Limit("10/second"), Limit("2/second")
@@ -192,46 +198,33 @@ def test_what_finds_no_room_has_turns_in_the_line_of_the_limit_that_refuses(limi
 
 
 def test_an_outage_holds_all_lines_and_costs_one_call_for_each_pause() -> None:
-    from distwindow import StoreUnavailable
-
-    timeline = Timeline()
-    store = MemoryStore(timeline.clock)
-    limiter = Limiter(store, "1/second", time=timeline.clock)
     failed = 0
 
-    def ask(items: Any, enqueue: bool) -> Any:
+    def fail_for_a_while(items: Any) -> None:
         nonlocal failed
-        if 1.0 <= timeline.clock.monotonic() - began_s < 4.0:
+        if 1.0 <= worker.monotonic() - began_s < 4.0:
             failed += 1
             raise StoreUnavailable("away")
-        return limiter.try_acquire_all(items, enqueue)
 
-    began_s = timeline.clock.monotonic()
-    task = SimulatedTask("fetch", limits=BOTH)
-    worker = SimulatedWorker(timeline, store, [task], ask=ask)
-    for number in range(100):
-        worker.receive(SimulatedRequest(number, task, str(number % 40), 0.0))
-    timeline.run_for(60.0)
+    worker = OneWorker(BOTH, before_ask=fail_for_a_while)
+    began_s = worker.monotonic()
+    worker.receive_all(range(100), [str(number) for number in range(40)])
+    worker.run_for(60.0)
     assert len(worker.started) == 100
     assert failed <= 6
     check_bound([at_s for _, at_s in worker.started], TOTAL)
 
 
 def test_what_is_revoked_or_lost_leaves_no_line_behind_that_waits_for_nobody() -> None:
-    timeline = Timeline()
-    task = SimulatedTask("fetch", limits=BOTH)
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [task])
-    requests = [SimulatedRequest(number, task, str(number), 0.0) for number in range(60)]
-    for request in requests:
-        worker.receive(request)
-    for request in requests[10:50]:
+    worker = OneWorker(BOTH)
+    keys = [str(number) for number in range(60)]
+    for request in worker.receive_all(range(60), keys)[10:50]:
         request.is_revoked = True
     worker.gate.drop_revoked("fetch")
-    timeline.run_for(30.0)
-    assert [request.number for request, _ in worker.started] == [*range(10), *range(50, 60)]
+    worker.run_for(30.0)
+    assert worker.numbers == [*range(10), *range(50, 60)]
     assert not worker.gate.lines._used_up
-    for request in requests:
-        worker.receive(SimulatedRequest(request.number, task, str(request.number), 0.0))
+    worker.receive_all(range(60), keys)
     worker.semaphore.clear()
     worker.gate.close()
     assert not worker.gate.lines._used_up

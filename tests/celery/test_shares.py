@@ -13,6 +13,7 @@ from distwindow.contrib.celery import pool_slots
 from distwindow.contrib.celery.pool_slots import CountedSlots
 from distwindow.stores.memory import MemoryStore
 from tests.celery.simulated import (
+    OneWorker,
     SimulatedRequest,
     SimulatedTask,
     SimulatedWorker,
@@ -67,27 +68,20 @@ def test_neither_kind_of_task_starves_the_other(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_tasks_without_limits_do_not_wait_once_no_limited_task_is_there(pool: Pool) -> None:
-    timeline = Timeline()
-    limited = SimulatedTask("limited", limits="1/second")
-    worker = SimulatedWorker(
-        timeline, MemoryStore(timeline.clock), [limited, FREE], slots=2, pool=pool
-    )
-    for number in range(3):
-        worker.receive(SimulatedRequest(number, limited, "", 0.1))
+    worker = OneWorker("1/second", slots=2, pool=pool)
+    worker.receive_all(range(3), duration_s=0.1)
     for number in range(50):
         worker.receive(SimulatedRequest(number, FREE, "", 0.1))
-    timeline.run_for(60.0)
+    worker.run_for(60.0)
     assert [request.number for request, _ in worker.started if request.task is FREE] == [*range(50)]
     assert len(worker.started) == 53
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_no_task_is_kept_after_its_end(pool: Pool) -> None:
-    timeline = Timeline()
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [FREE], slots=2, pool=pool)
-    for number in range(500):
-        worker.receive(SimulatedRequest(number, FREE, "", 0.01))
-    timeline.run_for(60.0)
+    worker = OneWorker(None, slots=2, pool=pool)
+    worker.receive_all(range(500), duration_s=0.01)
+    worker.run_for(60.0)
     assert len(worker.started) == 500
     assert isinstance(worker.slots, CountedSlots)
     assert worker.slots._in_pool == set()
@@ -95,62 +89,48 @@ def test_no_task_is_kept_after_its_end(pool: Pool) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_tasks_that_wait_for_a_slot_are_forgotten_with_their_connection(pool: Pool) -> None:
-    timeline = Timeline()
-    limited = SimulatedTask("limited", limits="1/minute")
-    worker = SimulatedWorker(
-        timeline, MemoryStore(timeline.clock), [limited, FREE], slots=1, pool=pool
-    )
-    worker.receive(SimulatedRequest(0, limited, "", 1.0))
-    worker.receive(SimulatedRequest(1, limited, "", 1.0))
+    worker = OneWorker("1/minute", slots=1, pool=pool)
+    worker.receive_all([0, 1], duration_s=1.0)
     for number in range(10):
         worker.receive(SimulatedRequest(number, FREE, "", 1.0))
     worker.semaphore.clear()
     worker.gate.close()
-    timeline.run_for(60.0)
+    worker.run_for(60.0)
     assert len(worker.started) == 1
     worker.gate.open()
     worker.receive(SimulatedRequest(10, FREE, "", 1.0))
-    timeline.run_for(5.0)
-    assert [request.number for request, _ in worker.started] == [0, 10]
+    worker.run_for(5.0)
+    assert worker.numbers == [0, 10]
 
 
 def test_a_line_that_waits_for_a_slot_is_forgotten_with_its_connection() -> None:
     """It would be granted the slot for which a line of the next connection waits."""
-    timeline = Timeline()
-    limited = SimulatedTask("limited", limits="9/second", limit_key="{key}")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [limited], slots=1)
-    for number, key in enumerate("ab"):
-        worker.receive(SimulatedRequest(number, limited, key, 1.0))
+    worker = OneWorker("9/second", "{key}", slots=1)
+    worker.receive_all([0, 1], "ab", 1.0)
     worker.semaphore.clear()
     worker.gate.close()
     worker.gate.open()
-    worker.receive(SimulatedRequest(2, limited, "b", 1.0))
-    timeline.run_for(5.0)
-    assert [request.number for request, _ in worker.started] == [0, 2]
+    worker.receive_all([2], "b", 1.0)
+    worker.run_for(5.0)
+    assert worker.numbers == [0, 2]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_limited_tasks_use_all_slots(pool: Pool) -> None:
-    timeline = Timeline()
-    limited = SimulatedTask("limited", limits="10/second")
-    worker = SimulatedWorker(timeline, MemoryStore(timeline.clock), [limited], slots=4, pool=pool)
-    for number in range(4):
-        worker.receive(SimulatedRequest(number, limited, "", 1.0))
-    timeline.run_for(0.5)
+    worker = OneWorker("10/second", slots=4, pool=pool)
+    worker.receive_all(range(4), duration_s=1.0)
+    worker.run_for(0.5)
     assert len(worker.running) == 4
 
 
-def held_receiver(timeline: Timeline) -> tuple[SimulatedWorker, threading.Thread]:
+def held_receiver() -> tuple[OneWorker, threading.Thread]:
     """Return a green worker whose one slot is taken for a second while a limited task is here, and
     the thread, in the place of a greenlet, that has received one more task without a limit.
     """
-    limited = SimulatedTask("limited", limits="1/minute")
-    worker = SimulatedWorker(
-        timeline, MemoryStore(timeline.clock), [limited, FREE], slots=1, pool="gevent"
-    )
+    worker = OneWorker("1/minute", slots=1, pool="gevent")
     for number in range(2):
-        worker.receive(SimulatedRequest(number, limited, "", 0.0))
-        timeline.run_for(0.1)
+        worker.receive_all([number])
+        worker.run_for(0.1)
     worker.receive(SimulatedRequest(2, FREE, "", 1.0))  # is run at once: nobody is held
     receiver = threading.Thread(
         target=worker.receive, args=[SimulatedRequest(3, FREE, "", 0.0)], daemon=True
@@ -165,18 +145,17 @@ def test_a_green_pool_holds_the_receiver_while_a_task_waits_for_a_slot(
 ) -> None:
     """As it does without a gate. Otherwise the prefetch count would be used up."""
     monkeypatch.setattr(pool_slots, "_LONGEST_HOLD_S", 60.0)
-    timeline = Timeline()
-    worker, receiver = held_receiver(timeline)
+    worker, receiver = held_receiver()
     assert receiver.is_alive()
-    timeline.run_for(1.0)  # the task ends
+    worker.run_for(1.0)  # the task ends
     receiver.join(30.0)
     assert not receiver.is_alive()
-    assert [request.number for request, _ in worker.started] == [0, 2, 3]
+    assert worker.numbers == [0, 2, 3]
 
 
 def test_a_receiver_is_held_no_longer_than_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_slots, "_LONGEST_HOLD_S", 60.0)
-    worker, receiver = held_receiver(Timeline())
+    worker, receiver = held_receiver()
     assert receiver.is_alive()
     worker.gate.close()
     receiver.join(30.0)
@@ -186,6 +165,6 @@ def test_a_receiver_is_held_no_longer_than_its_connection(monkeypatch: pytest.Mo
 def test_a_receiver_is_not_held_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where threads were not patched, it would hold the greenlet that is to wake it."""
     monkeypatch.setattr(pool_slots, "_LONGEST_HOLD_S", 0.01)
-    _, receiver = held_receiver(Timeline())
+    _, receiver = held_receiver()
     receiver.join(30.0)
     assert not receiver.is_alive()

@@ -27,6 +27,9 @@ def fetch(tenant): ...
 """
 
 
+def fetch() -> None: ...
+
+
 @pytest.mark.parametrize("to_file", [False, True], ids=["terminal", "log file"])
 @pytest.mark.slow
 def test_the_command_shows_one_sentence(tmp_path: pathlib.Path, to_file: bool) -> None:
@@ -50,18 +53,25 @@ def test_the_command_shows_one_sentence(tmp_path: pathlib.Path, to_file: bool) -
 
 
 @pytest.mark.parametrize(
-    ("store", "given", "says"),
+    ("store", "given", "conf", "says"),
     [
-        (None, {}, "have no store"),
-        ("reddis://localhost", {}, "reddis"),
-        (7, {}, "int"),
-        ("memory://", {"prefix": ""}, "prefix"),
-        ("memory://", {"prefix": "a{b"}, "prefix"),
-        ("memory://", {"prefix": 7}, "prefix"),
+        (None, {}, {}, "have no store"),
+        ("reddis://localhost", {}, {}, "reddis"),
+        (7, {}, {}, "int"),
+        ("memory://", {"prefix": ""}, {}, "prefix"),
+        ("memory://", {"prefix": "a{b"}, {}, "prefix"),
+        ("memory://", {"prefix": 7}, {}, "prefix"),
+        ("memory://", {}, {"distwindow_max_park": 5}, "'distwindow_max_park'"),
+        ("memory://", {}, {"distwindow_limits": {"no": "5/s"}}, "'no', which is not registered"),
+        ("memory://", {}, {"task_annotations": {"fetch": {"limits": "often"}}}, "'often'"),
     ],
 )
-def test_check_and_a_worker_say_the_same(store: Any, given: dict[str, Any], says: str) -> None:
+def test_check_and_a_worker_say_the_same(
+    store: Any, given: dict[str, Any], conf: dict[str, Any], says: str
+) -> None:
     app = Celery("test", broker="memory://", set_as_current=False)
+    app.conf.update(conf)
+    app.task(name="fetch", shared=False)(fetch)
     limits = RateLimits(app, store, **given)
     with pytest.raises(ConfigurationError, match=says) as caught:
         limits.check()

@@ -1,6 +1,4 @@
-"""One Celery worker inside this process, with a broker in memory: what tasks keep while they wait,
-and what a worker refuses to start with.
-"""
+"""One Celery worker inside this process: what tasks keep while they wait."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.contrib.testing.worker import start_worker
 from kombu.asynchronous import set_event_loop
-from kombu.utils.uuid import uuid
 
-from distwindow import ConfigurationError
 from distwindow.contrib.celery import RateLimits, task_parked, task_sent_back
 from tests.servers import Proxy, Standalone
 from tests.servers.faults import Blackhole, Fault, Pass, Refuse
@@ -269,18 +265,6 @@ def test_what_is_sent_back_through_a_topic_exchange_is_not_lost(
         assert declared[0](connection.default_channel).queue_declare(passive=True)[1] == 40
 
 
-@pytest.mark.parametrize(
-    ("limits", "started"), [(["50/second", "8/minute"], 8), (["5/minute", "50/hour"], 5)]
-)
-def test_several_limits_hold_together(project: Project, limits: list[str], started: int) -> None:
-    limited = project.task(limits=limits, name="limited")
-    with project.worker():
-        for number in range(12):
-            limited.delay(number)
-        project.wait_parked(12 - started)
-        until(lambda: len(project.started) == started, what="those within the limit", timeout=20)
-
-
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_limits_may_have_keys_of_their_own(project: Project, pool: str) -> None:
     limited = project.task(limits=["9/hour", ("tenant:{0[0]}", "2/hour")], name="limited")
@@ -354,33 +338,6 @@ def test_the_gate_hears_of_the_stores_return_from_its_limiter(
             proxy.fault = Pass()
             project.wait_started(9, timeout=20)
     assert sorted(project.values()) == [*range(9)]
-
-
-@pytest.mark.parametrize(
-    ("conf", "options", "says"),
-    [
-        ({}, {"limits": "fast"}, "'fast'"),
-        ({}, {"limits": "5/s", "limit_key": "{tenant}"}, "'tenant', which is no argument"),
-        ({}, {"limits": "5/s", "limit_costs": 2}, "unknown option limit_costs=2"),
-        ({}, {"concurrency": 2}, "concurrency=2 is no option of a task"),
-        ({}, {"limits": [("t:{values}", "2/s"), ("all", "9/s")]}, "key='t:{values}' names"),
-        ({"distwindow_max_park": 5}, {"limits": "5/s"}, "'distwindow_max_park'"),
-        ({"distwindow_limits": {"nothing": "5/s"}}, {}, "'nothing', which is not registered"),
-        ({"distwindow_on_store_error": "deny"}, {}, "neither"),
-        ({"task_annotations": {"limited": {"limits": "often"}}}, {}, "'often'"),
-    ],
-)
-def test_a_worker_does_not_start_with_what_cannot_work(
-    conf: dict[str, Any], options: dict[str, Any], says: str
-) -> None:
-    project = Project("memory://", uuid(), **conf)
-
-    def run(value: int) -> None: ...
-
-    project.app.task(name="limited", shared=False, **options)(run)
-    with pytest.raises(ConfigurationError) as caught:
-        project.app.WorkController(concurrency=1, pool="solo")
-    assert says in str(caught.value)
 
 
 def test_a_task_may_be_registered_after_the_limits_are_made(project: Project) -> None:

@@ -9,8 +9,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from arq import func
+from arq.worker import Retry
 
 from distwindow import ConfigurationError
+from distwindow.contrib.arq import RateLimits
 
 pytestmark = pytest.mark.compat
 
@@ -34,10 +37,6 @@ async def fetch(ctx: dict[Any, Any], tenant: str) -> str:
 
 
 async def test_a_job_that_would_wait_too_long_is_deferred_and_its_try_given_back() -> None:
-    from arq.worker import Retry
-
-    from distwindow.contrib.arq import RateLimits
-
     broker = RecordingRedis()
     limited = RateLimits("memory://").limit(limits="1/minute", limit_key="{tenant}")(fetch)
     ctx = {"redis": broker, "job_id": "j1"}
@@ -51,8 +50,6 @@ async def test_a_job_that_would_wait_too_long_is_deferred_and_its_try_given_back
 
 async def test_a_job_that_is_cancelled_while_it_waits_has_its_try_back() -> None:
     """A worker that is stopped cancels its jobs, and arq counts a try when it starts them again."""
-    from distwindow.contrib.arq import RateLimits
-
     broker = RecordingRedis()
     limited = RateLimits("memory://", max_wait=60.0).limit(limits="1/minute")(fetch)
     ctx = {"redis": broker, "job_id": "j1"}
@@ -68,8 +65,6 @@ async def test_a_job_that_is_cancelled_while_it_waits_has_its_try_back() -> None
 
 
 async def test_a_job_that_is_cancelled_while_it_runs_has_used_its_try() -> None:
-    from distwindow.contrib.arq import RateLimits
-
     runs = asyncio.Event()
 
     async def job(ctx: dict[Any, Any]) -> None:
@@ -87,8 +82,6 @@ async def test_a_job_that_is_cancelled_while_it_runs_has_used_its_try() -> None:
 
 
 async def test_a_short_wait_is_spent_in_the_worker() -> None:
-    from distwindow.contrib.arq import RateLimits
-
     broker = RecordingRedis()
     limited = RateLimits("memory://", max_wait=5.0).limit(limits="1/100ms")(fetch)
     ctx = {"redis": broker, "job_id": "j1"}
@@ -98,10 +91,6 @@ async def test_a_short_wait_is_spent_in_the_worker() -> None:
 
 async def test_by_default_no_job_waits_in_the_worker_however_short_its_wait_is() -> None:
     """Those that wait would take the slots of jobs without limits."""
-    from arq.worker import Retry
-
-    from distwindow.contrib.arq import RateLimits
-
     limited = RateLimits("memory://").limit(limits="1/100ms")(fetch)
     ctx = {"redis": RecordingRedis(), "job_id": "j1"}
     calls = [limited(ctx, "acme") for _ in range(1000)]
@@ -112,10 +101,6 @@ async def test_by_default_no_job_waits_in_the_worker_however_short_its_wait_is()
 async def test_a_job_is_deferred_although_its_try_cannot_be_given_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from arq.worker import Retry
-
-    from distwindow.contrib.arq import RateLimits
-
     limited = RateLimits("memory://").limit(limits="1/minute")(fetch)
     ctx = {"redis": RecordingRedis(ConnectionError("away")), "job_id": "j1"}
     await limited(ctx, "acme")
@@ -125,18 +110,12 @@ async def test_a_job_is_deferred_although_its_try_cannot_be_given_back(
 
 
 def test_the_function_keeps_its_name_and_arq_takes_it() -> None:
-    from arq import func
-
-    from distwindow.contrib.arq import RateLimits
-
     limited = RateLimits("memory://").limit(limits="1/minute")(fetch)
     assert (limited.__qualname__, limited.__doc__) == ("fetch", "Fetch.")
     assert func(limited).name == "fetch"
 
 
 def test_wrong_options_are_errors_at_once() -> None:
-    from distwindow.contrib.arq import RateLimits
-
     limits = RateLimits("memory://")
     with pytest.raises(ConfigurationError, match="names 'ctx'"):
         limits.limit(limits="5/s", limit_key="{ctx}")(fetch)

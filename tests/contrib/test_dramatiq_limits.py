@@ -6,15 +6,22 @@ The limits have a clock of their own, so no stall of the machine ends a window.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import dramatiq
 import pytest
+from dramatiq import middleware
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import CurrentMessage, TimeLimit
+from dramatiq.results import Results
+from dramatiq.results.backends import StubBackend
 
 from distwindow import ConfigurationError, Limiter, StoreUnavailable
+from distwindow.contrib import tasks as task_gate
+from distwindow.contrib.dramatiq import RateLimits
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
-from tests.contrib.charges import key_and_cost
 from tests.servers import until
 
 LIMIT = "2/hour"
@@ -22,11 +29,6 @@ LIMIT = "2/hour"
 
 @pytest.fixture
 def broker(clock: ManualClock) -> Iterator[Any]:
-    from dramatiq.brokers.stub import StubBroker
-    from dramatiq.middleware import CurrentMessage
-
-    from distwindow.contrib.dramatiq import RateLimits
-
     stub = StubBroker()
     stub.add_middleware(CurrentMessage())
     stub.emit_after("process_boot")
@@ -50,8 +52,6 @@ def _delays_pass(broker: Any, clock: ManualClock) -> None:
 
 @pytest.fixture
 def worker(broker: Any) -> Iterator[Any]:
-    import dramatiq
-
     running = dramatiq.Worker(broker, worker_timeout=20, worker_threads=2)
     running.start()
     yield running
@@ -60,12 +60,6 @@ def worker(broker: Any) -> Iterator[Any]:
 
 @pytest.mark.usefixtures("_delays_pass")
 def test_a_refused_message_keeps_its_retries_and_its_result(broker: Any, worker: Any) -> None:
-    import dramatiq
-    from dramatiq.results import Results
-    from dramatiq.results.backends import StubBackend
-
-    from distwindow.contrib.dramatiq import RateLimits
-
     backend = StubBackend()
     broker.add_middleware(Results(backend=backend, store_results=True), before=RateLimits)
     retries: list[int] = []
@@ -84,14 +78,10 @@ def test_a_refused_message_keeps_its_retries_and_its_result(broker: Any, worker:
 
 
 def dramatiq_message() -> Any:
-    from dramatiq.middleware import CurrentMessage
-
     return CurrentMessage.get_current_message()
 
 
 def test_an_actor_without_limits_runs_beside_refused_ones(broker: Any, worker: Any) -> None:
-    import dramatiq
-
     done: list[str] = []
 
     @dramatiq.actor(broker=broker, limits="1/hour")
@@ -110,8 +100,6 @@ def test_an_actor_without_limits_runs_beside_refused_ones(broker: Any, worker: A
 
 
 def test_limits_may_have_keys_of_their_own(broker: Any, worker: Any) -> None:
-    import dramatiq
-
     done: list[str] = []
 
     @dramatiq.actor(broker=broker, limits=["3/hour", ("tenant:{tenant}", "1/hour")])
@@ -125,8 +113,6 @@ def test_limits_may_have_keys_of_their_own(broker: Any, worker: Any) -> None:
 
 
 def test_wrong_options_are_errors_where_the_actor_is_declared(broker: Any) -> None:
-    import dramatiq
-
     with pytest.raises(ConfigurationError, match="names 'tennant'"):
 
         @dramatiq.actor(broker=broker, limits=LIMIT, limit_key="{tennant}")
@@ -140,112 +126,81 @@ def test_wrong_options_are_errors_where_the_actor_is_declared(broker: Any) -> No
     assert broker.get_declared_actors() == set()
 
 
-@pytest.mark.usefixtures("_delays_pass")
-def test_a_message_that_the_broker_does_not_take_back_is_offered_again(
-    broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    import dramatiq
-
-    from distwindow.contrib import tasks as task_gate
-
+@pytest.fixture
+def send_second(
+    broker: Any, worker: Any, _delays_pass: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """Return a function that has an actor refuse its second message, and waits until that has run
+    nevertheless. `before_delay` is called before each delayed message is enqueued.
+    """
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
-    done: list[int] = []
 
-    @dramatiq.actor(broker=broker, limits="1/hour")
-    def job(number: int) -> None:
-        done.append(number)
+    def send(before_delay: Callable[[], object], **options: Any) -> None:
+        started: list[int] = []
+        enqueue = broker.enqueue
 
-    job.send(0)
-    until(lambda: done == [0], 10)
-    enqueue, failures = broker.enqueue, iter([OSError("away"), OSError("away")])
+        def enqueue_later(message: Any, **delay: Any) -> Any:
+            if delay.get("delay"):
+                before_delay()
+            return enqueue(message, **delay)
 
-    def failing(message: Any, **options: Any) -> Any:
-        if options.get("delay") and (failure := next(failures, None)) is not None:
-            raise failure
-        return enqueue(message, **options)
+        @dramatiq.actor(broker=broker, limits="1/hour", max_retries=0, **options)
+        def job(number: int) -> None:
+            started.append(number)
 
-    monkeypatch.setattr(broker, "enqueue", failing)
-    job.send(1)
-    until(lambda: done == [0, 1], 20)
+        job.send(0)
+        until(lambda: started == [0], 10)
+        monkeypatch.setattr(broker, "enqueue", enqueue_later)
+        job.send(1)
+        until(lambda: started == [0, 1], 20)
+        assert broker.dead_letters == []
+
+    return send
+
+
+def raising(*errors: BaseException) -> Callable[[], None]:
+    """Return a function that raises each of these errors once."""
+    left = list(errors)
+
+    def call() -> None:
+        if left:
+            raise left.pop(0)
+
+    return call
+
+
+def test_a_message_that_the_broker_does_not_take_back_is_offered_again(
+    send_second: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    send_second(raising(OSError("away"), OSError("away")))
     assert caplog.text.count("the broker did not take back message") == 2
 
 
-@pytest.mark.usefixtures("_delays_pass")
 @pytest.mark.parametrize("interrupt", ["TimeLimitExceeded", "Shutdown"])
 def test_an_interrupt_while_a_message_is_sent_back_fails_no_message(
-    broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch, interrupt: str
+    send_second: Any, caplog: pytest.LogCaptureFixture, interrupt: str
 ) -> None:
-    import dramatiq
-    from dramatiq import middleware
-
-    from distwindow.contrib import tasks as task_gate
-
-    monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
-    started: list[int] = []
-
-    @dramatiq.actor(broker=broker, limits="1/hour", max_retries=0)
-    def job(number: int) -> None:
-        started.append(number)
-
-    job.send(0)
-    until(lambda: started == [0], 10)
-    enqueue, interrupts = broker.enqueue, iter([getattr(middleware, interrupt)()])
-
-    def interrupted(message: Any, **options: Any) -> Any:
-        if options.get("delay") and (raised := next(interrupts, None)) is not None:
-            raise raised
-        return enqueue(message, **options)
-
-    monkeypatch.setattr(broker, "enqueue", interrupted)
-    job.send(1)
-    until(lambda: started == [0, 1], 20)
-    assert next(interrupts, None) is None
-    assert broker.dead_letters == []
+    send_second(raising(getattr(middleware, interrupt)()))
+    assert caplog.text.count("the broker did not take back message") == 1
 
 
-@pytest.mark.usefixtures("_delays_pass")
-def test_the_time_limit_of_an_actor_is_not_for_sending_back(
-    broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import dramatiq
-    from dramatiq.middleware import TimeLimit
-
-    from distwindow.contrib import tasks as task_gate
-    from distwindow.contrib.dramatiq import RateLimits
-
-    monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
+def test_the_time_limit_of_an_actor_is_not_for_sending_back(broker: Any, send_second: Any) -> None:
     time_limit = TimeLimit()
     manager: Any = time_limit.manager
     broker.add_middleware(time_limit, before=RateLimits)
     broker.emit_after("process_boot")
-    started: list[int] = []
     deadlines: list[Any] = []
+    fail_twice = raising(OSError("away"), OSError("away"))
 
-    @dramatiq.actor(broker=broker, limits="1/hour", max_retries=0, time_limit=60_000)
-    def job(number: int) -> None:
-        started.append(number)
+    def note_deadline() -> None:
+        deadlines.append(manager.deadlines[threading.get_ident()])
+        fail_twice()
 
-    job.send(0)
-    until(lambda: started == [0], 10)
-    enqueue = broker.enqueue
-
-    def failing(message: Any, **options: Any) -> Any:
-        if options.get("delay"):
-            deadlines.append(manager.deadlines[threading.get_ident()])
-            if len(deadlines) < 3:
-                raise OSError("away")
-        return enqueue(message, **options)
-
-    monkeypatch.setattr(broker, "enqueue", failing)
-    job.send(1)
-    until(lambda: started == [0, 1], 20)
+    send_second(note_deadline, time_limit=60_000)
     assert deadlines == [None] * 3
-    assert broker.dead_letters == []
 
 
 def test_a_generic_actor_has_the_arguments_of_its_method(broker: Any, worker: Any) -> None:
-    import dramatiq
-
     started: list[str] = []
     dramatiq.set_broker(broker)
 
@@ -275,10 +230,6 @@ def test_a_generic_actor_has_the_arguments_of_its_method(broker: Any, worker: An
 def test_a_failing_store_holds_messages_and_burns_no_retry(
     broker: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dramatiq
-
-    from distwindow.contrib import tasks as task_gate
-
     monkeypatch.setattr(task_gate, "HOLD_S", 0.01)
     attempt, failures = Limiter.try_acquire, iter([StoreUnavailable("connection refused")] * 6)
 
@@ -299,27 +250,3 @@ def test_a_failing_store_holds_messages_and_burns_no_retry(
     until(lambda: len(retries) == 5, 10)
     assert retries == [0] * 5
     assert next(failures, None) is None
-
-
-def test_an_actor_that_is_a_class_is_limited_by_the_arguments_of_perform(broker: Any) -> None:
-    import dramatiq
-
-    dramatiq.set_broker(broker)
-
-    class Fetch(dramatiq.GenericActor):
-        class Meta:
-            limits = "5/s"
-            limit_key = "tenant:{tenant}"
-
-        def perform(self, tenant: str) -> None: ...
-
-    rate_limits = broker.middleware[-1]
-    assert key_and_cost(rate_limits._gate.tasks["Fetch"], ["acme"], {}) == ("tenant:acme", 1)
-    with pytest.raises(ConfigurationError, match="names 'tennant'"):
-
-        class Wrong(dramatiq.GenericActor):
-            class Meta:
-                limits = "5/s"
-                limit_key = "tenant:{tennant}"
-
-            def perform(self, tenant: str) -> None: ...

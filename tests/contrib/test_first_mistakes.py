@@ -15,7 +15,6 @@ from distwindow import AsyncLimiter, ConfigurationError, Limiter
 from distwindow.contrib import fastapi
 from distwindow.contrib.flask import RateLimits as FlaskRateLimits
 from distwindow.contrib.flask import client_address
-from tests.programs import printed
 
 URL = "redis://localhost:6379/0"
 DEPENDS = r"write @app.get\(.*dependencies=\[Depends\(rate_limits.limit\("
@@ -133,27 +132,6 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
 def test_it_says_what_to_write(make: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         make()
-
-
-def test_a_missing_library_names_its_extra() -> None:
-    """Once in a process of its own, which has no integration's library."""
-    libraries = {
-        name: {"drf": "rest_framework"}.get(name, name)
-        for name in ("arq", "celery", "drf", "dramatiq", "fastapi", "flask", "rq", "taskiq")
-    }
-    program = f"""
-import importlib, sys
-import django.conf
-django.conf.settings.configure()
-sys.modules.update(dict.fromkeys({sorted(libraries.values())}))
-for module in {list(libraries)}:
-    try:
-        importlib.import_module("distwindow.contrib." + module)
-    except ImportError as missing:
-        print(missing)
-"""
-    for module, line in zip(libraries, printed("-c", program).splitlines(), strict=True):
-        assert f"pip install 'distwindow[{module}]'" in line
 
 
 def test_addresses_of_flask_believe_the_named_proxies() -> None:

@@ -11,11 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Limit
-from distwindow.contrib.tasks import REPORT_EVERY_S, FailureLog, KeyAndCost, TaskArguments
+from distwindow.contrib.tasks import (
+    REPORT_EVERY_S,
+    FailureLog,
+    KeyAndCost,
+    LimitsOfKey,
+    TaskArguments,
+)
 from distwindow.support.callables import KeyTemplate
 from distwindow.testing import ManualClock
 
 _log = logging.getLogger("distwindow")
+LIMIT = Limit("5/s")
 
 
 def pos(i: Any, tenant: str = "acme") -> None: ...
@@ -28,18 +35,6 @@ def template(text: str, function: Callable[..., Any] = pos) -> KeyTemplate:
     return KeyTemplate(
         text, TaskArguments("proj.pos", function), f"task 'proj.pos': limit_key={text!r}"
     )
-
-
-@given(st.integers(), st.text())
-def test_a_number_is_a_parameter_however_it_is_passed(i: int, tenant: str) -> None:
-    key = template("k:{0}:{1}")
-    ways: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-        ((i, tenant), {}),
-        ((i,), {"tenant": tenant}),
-        ((), {"tenant": tenant, "i": i}),
-    ]
-    assert {key.fill(*way) for way in ways} == {f"k:{i}:{tenant}"}
-    assert key.fill((), {"i": i}) == f"k:{i}:acme"
 
 
 @pytest.mark.parametrize("function", [pos, anything])
@@ -91,7 +86,7 @@ def test_a_template_without_fields_that_names_an_argument_is_logged(
 ) -> None:
     arguments = TaskArguments("proj.pos", pos)
     for text in ("by:tenant", "tenants", "{tenant}:i", "shared"):
-        KeyAndCost(arguments, text, 1, [Limit("5/s")], _log)
+        KeyAndCost(arguments, LimitsOfKey((LIMIT,), False, text, 1), _log)
     assert len(caplog.records) == 1
     assert "limit_key='by:tenant' names no argument in braces" in caplog.text
     assert "write {tenant}" in caplog.text
@@ -99,13 +94,11 @@ def test_a_template_without_fields_that_names_an_argument_is_logged(
 
 def test_each_kind_of_failure_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    charge = KeyAndCost(
-        TaskArguments("proj.pos", pos), "{i.real}:{tenant[0]}", 1, [Limit("5/s")], _log,
-        clock.monotonic,
-    )  # fmt: skip
+    part = LimitsOfKey((LIMIT,), False, "{i.real}:{tenant[0]}", 1)
+    charge = KeyAndCost(TaskArguments("proj.pos", pos), part, _log, clock.monotonic)
 
     def call(i: Any, tenant: str) -> None:
-        assert charge.of((i, tenant), {}, 5, "id-7") == ("proj.pos", 1)
+        assert charge.of((i, tenant), {}, "id-7") == ("proj.pos", (LIMIT,), 1)
 
     for _ in range(3):
         call("x", "acme")  # AttributeError
@@ -122,7 +115,7 @@ def test_each_kind_of_failure_is_logged_once_a_minute(caplog: pytest.LogCaptureF
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from("ab"))))
 def test_every_failure_is_logged_or_counted(failures: list[tuple[float, str]]) -> None:
     clock = ManualClock()
-    log = FailureLog(60.0, clock.monotonic)
+    log = FailureLog(clock.monotonic)
     last: dict[str, tuple[float, int]] = {}
     for after_s, kind in failures:
         clock.advance(after_s)

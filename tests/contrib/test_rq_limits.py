@@ -7,13 +7,26 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+import rq
+from rq import SimpleWorker
+from rq.exceptions import StopRequested
 
 from distwindow import AsyncLimiter, ConfigurationError, Counts, Limiter, Observer
+from distwindow.contrib import tasks as task_gate
+from distwindow.contrib.rq import (
+    DELAY_ATTRIBUTE,
+    SCHEDULER_CHECK_S,
+    LimitedSimpleWorker,
+    RateLimits,
+    job_delay,
+    send_back,
+)
 from tests.programs import run_python
 from tests.servers import DropReply, Proxy, Standalone
 
@@ -50,10 +63,6 @@ def server(own_server: Standalone) -> Standalone:
 
 def worker_of(url: str) -> tuple[Any, Any]:
     """Return a queue, and a worker that has dequeued nothing yet."""
-    import rq
-
-    from distwindow.contrib.rq import LimitedSimpleWorker
-
     connection = redis.Redis.from_url(url)
     queue = rq.Queue("jobs", connection=connection)
     return queue, LimitedSimpleWorker([queue], connection=connection)
@@ -61,8 +70,6 @@ def worker_of(url: str) -> tuple[Any, Any]:
 
 def limit_job(limits: str) -> str:
     """Give `job` these limits; return the name by which RQ finds it."""
-    from distwindow.contrib.rq import DELAY_ATTRIBUTE, RateLimits
-
     vars(job).pop(DELAY_ATTRIBUTE, None)
     RateLimits("memory://").limit(limits=limits, limit_key="rq:{number}")(job)
     return f"{job.__module__}.job"
@@ -87,9 +94,6 @@ def test_a_job_is_scheduled_once_where_a_reply_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     lost: bytes,
 ) -> None:
-    from distwindow.contrib import tasks as task_gate
-    from distwindow.contrib.rq import send_back
-
     monkeypatch.setattr(task_gate, "BROKER_RETRY_S", 0.01)
     queue, _ = worker_of(server.url)
     queue.enqueue(limit_job("1/minute"), 7)
@@ -119,8 +123,6 @@ def test_a_job_is_scheduled_once_where_a_reply_is_lost(
 
 def test_a_job_that_was_sent_back_is_not_taken_for_a_stuck_one(server: Standalone) -> None:
     """RQ fails a job that it has seen in the intermediate queue twice, with a minute between."""
-    from distwindow.contrib.rq import send_back
-
     queue, worker = worker_of(server.url)
     queue.enqueue(limit_job("1/minute"), 7)
     found, _ = worker.dequeue_job_and_maintain_ttl(1)
@@ -169,8 +171,6 @@ def test_a_job_that_an_idle_worker_has_taken_is_in_hand(
     server: Standalone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes while the worker waits for one, and SIGTERM while the limiter is asked for it."""
-    from rq import SimpleWorker
-
     queue, worker = worker_of(server.url)
     limited = limit_job("9/minute")
     monkeypatch.setattr(job, "__distwindow_delay__", lambda *call: worker._shutdown() or 0.0)
@@ -189,26 +189,18 @@ def test_a_job_that_an_idle_worker_has_taken_is_in_hand(
 
 
 def test_a_worker_that_waits_for_a_job_stops_at_once(server: Standalone) -> None:
-    from rq.exceptions import StopRequested
-
     _, worker = worker_of(server.url)
     with pytest.raises(StopRequested):
         worker._shutdown()
 
 
 def test_a_worker_looks_after_the_scheduler_of_others(server: Standalone) -> None:
-    import rq
-
-    from distwindow.contrib.rq import SCHEDULER_CHECK_S
-
     _, worker = worker_of(server.url)
     own = rq.Worker(worker.queues, connection=worker.connection)
     assert worker.dequeue_timeout == SCHEDULER_CHECK_S < own.dequeue_timeout
 
 
 def test_wrong_options_are_errors_at_the_decorator() -> None:
-    from distwindow.contrib.rq import RateLimits
-
     def fetch(tenant: str) -> None: ...
 
     limits = RateLimits("memory://")
@@ -222,7 +214,6 @@ def test_wrong_options_are_errors_at_the_decorator() -> None:
 
 def test_a_function_has_one_decorator() -> None:
     """RQ would ask for the outer limits only."""
-    from distwindow.contrib.rq import RateLimits
 
     def fetch() -> None: ...
 
@@ -236,8 +227,6 @@ def test_a_function_has_one_decorator() -> None:
 def test_a_method_is_counted_under_its_arguments(
     server: Standalone, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    from distwindow.contrib.rq import DELAY_ATTRIBUTE, RateLimits
-
     function = getattr(Client, method)
     function = getattr(function, "__func__", function)
     RateLimits("memory://").limit(limits="1/minute", limit_key="{tenant}")(function)
@@ -258,8 +247,6 @@ def test_a_method_is_counted_under_its_arguments(
 def test_a_job_that_is_withdrawn_while_the_limiter_is_asked_stays_away(
     server: Standalone, happens: str
 ) -> None:
-    from distwindow.contrib.rq import send_back
-
     queue, worker = worker_of(server.url)
     withdrawn = queue.enqueue(limit_job("1/minute"), 7)
     found, _ = worker.dequeue_job_and_maintain_ttl(1)
@@ -274,8 +261,6 @@ def test_a_job_that_is_withdrawn_while_the_limiter_is_asked_stays_away(
 def test_a_job_that_is_cancelled_while_it_is_sent_back_stays_away(
     server: Standalone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distwindow.contrib.rq import send_back
-
     queue, worker = worker_of(server.url)
     cancelled = queue.enqueue(limit_job("1/minute"), 7)
     found, _ = worker.dequeue_job_and_maintain_ttl(1)
@@ -314,8 +299,6 @@ def test_an_import_that_exits_or_hangs_ends_no_worker(
 
 
 def test_a_second_signal_ends_a_worker_that_imports(server: Standalone) -> None:
-    from datetime import datetime, timezone
-
     queue, worker = worker_of(server.url)
     queue.enqueue(limit_job("9/minute"), 7)
     worker._shutdown_requested_date = datetime.fromtimestamp(0, timezone.utc)
@@ -328,8 +311,6 @@ def test_a_second_signal_ends_a_worker_that_imports(server: Standalone) -> None:
         @property
         def func(self) -> Any:
             return worker.request_force_stop(signal.SIGINT, None)
-
-    from distwindow.contrib.rq import job_delay
 
     with pytest.raises(SystemExit):
         job_delay(worker, Importing())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from distwindow.contrib.tasks import (
     acquire_all_async,
 )
 from distwindow.stores.memory import AsyncMemoryStore, MemoryStore
+from distwindow.support.async_use import result_of
 from distwindow.testing import ManualClock
 from tests.clock_and_stores import fresh_key
 
@@ -41,7 +42,8 @@ def url(request: pytest.FixtureRequest) -> str:
 class Awaited:
     """`acquire_all`, and the limiter, of either kind."""
 
-    def __init__(self, kind: str, url: str, clock: ManualClock) -> None:
+    def __init__(self, kind: str, url: str) -> None:
+        clock = ManualClock(1_700_000_040_000)
         made: Any = Limiter if kind == "blocking" else AsyncLimiter
         self.limiter = made(url, "1/second", clock="client", time=clock, timeout=10.0)
         self._is_async = kind != "blocking"
@@ -52,105 +54,67 @@ class Awaited:
         return acquire_all(self.limiter, items, enqueue)
 
     async def passed(self, key: Any, limits: Any) -> int:
-        peeked = self.limiter.try_acquire_all([(key, limits, 1)])
-        decision = await peeked if self._is_async else peeked
+        decision = await result_of(self.limiter.try_acquire_all([(key, limits, 1)]))
         assert decision.allowed
-        refunded = self.limiter.refund(decision)
-        await refunded if self._is_async else refunded
+        await result_of(self.limiter.refund(decision))
         return int(limits[0].amount) - 1 - int(decision.remaining)
 
     async def close(self) -> None:
-        if self._is_async:
-            await self.limiter.aclose()
-        else:
-            self.limiter.close()
+        await result_of(self.limiter.aclose() if self._is_async else self.limiter.close())
 
 
 @pytest.fixture
-def play(kind: str, url: str) -> Callable[[Callable[[Awaited], Awaitable[None]]], None]:
-    async def run(scenario: Callable[[Awaited], Awaitable[None]]) -> None:
-        awaited = Awaited(kind, url, ManualClock(1_700_000_040_000))
-        try:
-            await scenario(awaited)
-        finally:
-            await awaited.close()
-
-    return lambda scenario: asyncio.run(run(scenario))
+async def awaited(kind: str, url: str) -> AsyncIterator[Awaited]:
+    made = Awaited(kind, url)
+    yield made
+    await made.close()
 
 
 @pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("enqueue", [False, True])
-def test_what_one_refuses_is_not_charged_to_the_others(
-    play: Any, keys: str, order: int, enqueue: bool
+async def test_what_one_refuses_is_not_charged_to_the_others(
+    awaited: Awaited, keys: str, order: int, enqueue: bool
 ) -> None:
     tag = fresh_key()
     names: list[Any] = [f"{tag}-{name}" for name in "abc"]
     if keys == "of one slot":
         names = [Key(name, tag=tag) for name in names]
     limits = [TaskLimits("t", lambda: None, text).limits for text in ("9/m", "3/m", "7/m")]
-
-    async def scenario(store: Awaited) -> None:
-        items = tuple(zip(names, limits, (1, 1, 2), strict=True))[::order]
-        decisions = [await store.acquire(items, enqueue) for _ in range(6)]
-        assert [decision.allowed for decision in decisions] == [True] * 3 + [False] * 3
-        assert {decision.key for decision in decisions[3:]} <= {names[1], names[2]}
-        assert all(decision.retry_after > 0 for decision in decisions[3:])
-        # The narrowest: of the last one admitted nothing is left.
-        assert decisions[2].remaining == 0
-        assert await store.passed(names[0], limits[0]) == 3
-        assert await store.passed(names[2], limits[2]) == 6
-        turns = [decision.retry_after for decision in decisions[3:]]
-        assert turns == sorted(turns)
-        assert (len(set(turns)) == 3) == enqueue  # each is told a turn of its own
-
-    play(scenario)
+    items = tuple(zip(names, limits, (1, 1, 2), strict=True))[::order]
+    decisions = [await awaited.acquire(items, enqueue) for _ in range(6)]
+    assert [decision.allowed for decision in decisions] == [True] * 3 + [False] * 3
+    assert {decision.key for decision in decisions[3:]} <= {names[1], names[2]}
+    assert all(decision.retry_after > 0 for decision in decisions[3:])
+    # The narrowest: of the last one admitted nothing is left.
+    assert decisions[2].remaining == 0
+    assert await awaited.passed(names[0], limits[0]) == 3
+    assert await awaited.passed(names[2], limits[2]) == 6
+    turns = [decision.retry_after for decision in decisions[3:]]
+    assert turns == sorted(turns)
+    assert (len(set(turns)) == 3) == enqueue  # each is told a turn of its own
 
 
-def test_what_fails_in_the_middle_gives_the_first_back(
-    cluster_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("url", ["cluster"], indirect=True)
+async def test_what_fails_in_the_middle_gives_the_first_back(
+    awaited: Awaited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tag = fresh_key()
     limits = TaskLimits("t", lambda: None, "9/m").limits
     items = [(f"{tag}-{name}", limits, 1) for name in "abcdefgh"]
+    await awaited.acquire(items)
+    ask = awaited.limiter.try_acquire_all
 
-    async def run() -> None:
-        store = Awaited(kind, cluster_url, ManualClock(1_700_000_040_000))
-        await store.acquire(items)
-        ask = store.limiter.try_acquire_all
+    def fail(asked: Any, *options: Any) -> Any:
+        if len(asked) == 1 and asked[0][0].endswith("g"):
+            raise StoreUnavailable("its node is away", charged=False)
+        return ask(asked, *options)
 
-        def fail(asked: Any, *options: Any) -> Any:
-            if len(asked) == 1 and asked[0][0].endswith("g"):
-                raise StoreUnavailable("its node is away", charged=False)
-            return ask(asked, *options)
-
-        monkeypatch.setattr(store.limiter, "try_acquire_all", fail)
-        with pytest.raises(StoreUnavailable):
-            await store.acquire(items)
-        monkeypatch.undo()
-        assert [await store.passed(key, limits) for key, *_ in items] == [1] * len(items)
-        await store.close()
-
-    asyncio.run(run())
-
-
-class Gate:
-    """A gate of either kind."""
-
-    def __init__(self, kind: str, store: MemoryStore, clock: ManualClock) -> None:
-        self._gate: Any = (
-            TaskGate(store, time=clock)
-            if kind == "blocking"
-            else AsyncTaskGate(AsyncMemoryStore(store), time=clock)
-        )
-
-    def add(self, task: TaskLimits) -> None:
-        self._gate.add(task)
-
-    def delay(self, task: TaskLimits, *args: Any) -> float:
-        if isinstance(self._gate, TaskGate):
-            return self._gate.delay(task, args, {})
-        return float(asyncio.run(self._gate.wait(task, args, {}, 0.0)))
+    monkeypatch.setattr(awaited.limiter, "try_acquire_all", fail)
+    with pytest.raises(StoreUnavailable):
+        await awaited.acquire(items)
+    monkeypatch.undo()
+    assert [await awaited.passed(key, limits) for key, *_ in items] == [1] * len(items)
 
 
 def send(tenant: str) -> None: ...
@@ -161,7 +125,9 @@ def test_jobs_keep_each_limit_and_come_back_at_a_turn_of_their_own(kind: str, wo
     clock = ManualClock()
     store = MemoryStore(clock)
     task = TaskLimits("send", send, ["10/second", ("tenant:{tenant}", "2/second")])
-    gates = [Gate(kind, store, clock) for _ in range(workers)]
+    made: Any = TaskGate if kind == "blocking" else AsyncTaskGate
+    of_kind = store if kind == "blocking" else AsyncMemoryStore(store)
+    gates = [made(of_kind, time=clock) for _ in range(workers)]
     for gate in gates:
         gate.add(task)
     began_s, sent_back, started = clock.monotonic(), 0, []
@@ -170,7 +136,7 @@ def test_jobs_keep_each_limit_and_come_back_at_a_turn_of_their_own(kind: str, wo
         due_s, number = heapq.heappop(waiting)
         clock.advance(max(0.0, due_s - (clock.monotonic() - began_s)))
         now_s, tenant = clock.monotonic() - began_s, str(number % 20)
-        delay = gates[number % workers].delay(task, tenant)
+        delay = asyncio.run(gates[number % workers].wait(task, (tenant,), {}, 0.0))
         if delay:
             sent_back += 1
             heapq.heappush(waiting, (now_s + delay, number))
@@ -185,19 +151,16 @@ def test_jobs_keep_each_limit_and_come_back_at_a_turn_of_their_own(kind: str, wo
     assert sent_back < 200
 
 
-def test_a_task_waits_for_as_long_as_it_may_and_asks_at_its_turn() -> None:
-    async def run() -> list[tuple[float, float]]:
-        clock = ManualClock()
-        gate = AsyncTaskGate(AsyncMemoryStore(MemoryStore(clock)), time=clock)
-        task = TaskLimits("send", send, ["4/second", ("tenant:{tenant}", "1/second")])
-        gate.add(task)
-        began_s = clock.monotonic()
-        moments = []
-        for max_wait in (0.5, 1.5, 0.5, 60.0):
-            delay = await gate.wait(task, ("acme",), {}, max_wait)
-            moments.append((round(delay, 3), round(clock.monotonic() - began_s, 3)))
-        assert await gate.hold(task, ("acme",), {}, 10.0) == 0.0
-        return moments
-
+async def test_a_task_waits_for_as_long_as_it_may_and_asks_at_its_turn() -> None:
+    clock = ManualClock()
+    gate = AsyncTaskGate(AsyncMemoryStore(MemoryStore(clock)), time=clock)
+    task = TaskLimits("send", send, ["4/second", ("tenant:{tenant}", "1/second")])
+    gate.add(task)
+    began_s = clock.monotonic()
+    moments = []
+    for max_wait in (0.5, 1.5, 0.5, 60.0):
+        delay = await gate.wait(task, ("acme",), {}, max_wait)
+        moments.append((round(delay, 3), round(clock.monotonic() - began_s, 3)))
+    assert await gate.hold(task, ("acme",), {}, 10.0) == 0.0
     # Who cannot be admitted in time is told so at once, and has waited for nothing.
-    assert asyncio.run(run()) == [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 3.0)]
+    assert moments == [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 3.0)]

@@ -168,54 +168,48 @@ def test_wrong_options_are_errors_at_once(gate: Any) -> None:
         gate("redis://localhost:6379/0?nonsense=1").add(TASK)
 
 
-def test_a_task_waits_for_as_long_as_it_may() -> None:
-    async def run() -> list[float]:
-        clock = ManualClock()
-        gate = AsyncTaskGate(AsyncMemoryStore(MemoryStore(clock)), time=clock)
-        gate.add(TASK)
-        began = clock.monotonic()
-        started = []
-        for _ in range(5):
-            assert await gate.wait(TASK, (), {}, 1.0) == 0.0
-            started.append(round(clock.monotonic() - began, 3))
-        return started
-
-    assert asyncio.run(run()) == [0.0, 0.0, 1.0, 1.0, 2.0]
+async def test_a_task_waits_for_as_long_as_it_may() -> None:
+    clock = ManualClock()
+    gate = AsyncTaskGate(AsyncMemoryStore(MemoryStore(clock)), time=clock)
+    gate.add(TASK)
+    began = clock.monotonic()
+    started = []
+    for _ in range(5):
+        assert await gate.wait(TASK, (), {}, 1.0) == 0.0
+        started.append(round(clock.monotonic() - began, 3))
+    assert started == [0.0, 0.0, 1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("turn_s", [0.0, None])
-def test_a_wait_that_ends_without_permits_is_no_start(
+async def test_a_wait_that_ends_without_permits_is_no_start(
     monkeypatch: pytest.MonkeyPatch, turn_s: float | None
 ) -> None:
     """A waiter's time may end in the moment in which the permits of the one before it are free; its
     `retry_after` is 0.0 then, and a delay of 0.0 would start the task without being counted.
     """
+    clock = ManualClock()
+    store = AsyncMemoryStore(MemoryStore(clock))
+    gate = AsyncTaskGate(store, time=clock)
+    gate.add(TASK)
+    async with AsyncLimiter(store, "1/second", time=clock) as other:
+        await other.try_acquire("other")
+        refused = (await other.try_acquire("other"))._replace(retry_after=0.0)
 
-    async def run() -> tuple[float, int]:
-        clock = ManualClock()
-        store = AsyncMemoryStore(MemoryStore(clock))
-        gate = AsyncTaskGate(store, time=clock)
-        gate.add(TASK)
-        async with AsyncLimiter(store, "1/second", time=clock) as other:
-            await other.try_acquire("other")
-            refused = (await other.try_acquire("other"))._replace(retry_after=0.0)
+    async def ends_in_vain(*args: Any, **kwargs: Any) -> None:
+        raise RateLimitExceeded(refused)
 
-        async def ends_in_vain(*args: Any, **kwargs: Any) -> None:
-            raise RateLimitExceeded(refused)
+    async def refuse(*args: Any, **kwargs: Any) -> Any:
+        return refused
 
-        async def refuse(*args: Any, **kwargs: Any) -> Any:
-            return refused
-
-        limiter = gate._limiter(TASK)
-        with monkeypatch.context() as patch:
-            patch.setattr(limiter, "acquire", ends_in_vain)
-            if turn_s is not None:
-                patch.setattr(limiter, "try_acquire", refuse)
-            delay = await gate.wait(TASK, (), {}, 1.0)
-        return delay, 2 - (await limiter.peek("job")).remaining
-
+    limiter = gate._limiter(TASK)
+    with monkeypatch.context() as patch:
+        patch.setattr(limiter, "acquire", ends_in_vain)
+        if turn_s is not None:
+            patch.setattr(limiter, "try_acquire", refuse)
+        delay = await gate.wait(TASK, (), {}, 1.0)
+    counted = 2 - (await limiter.peek("job")).remaining
     # Where there is room again when the call asks for its turn, it starts, and is counted.
-    assert asyncio.run(run()) == ((0.0, 1) if turn_s is None else (MIN_DELAY_S, 0))
+    assert (delay, counted) == ((0.0, 1) if turn_s is None else (MIN_DELAY_S, 0))
 
 
 def test_a_refused_call_asks_once(kind: str) -> None:
@@ -233,29 +227,20 @@ def test_a_reset_of_the_key_forgets_the_turns(kind: str) -> None:
     assert [world.delay() for _ in range(4)] == [0.0, 0.0, 1.0, 1.5]
 
 
-def test_hold_returns_a_delay_only_when_the_time_is_over() -> None:
-    async def run() -> tuple[float, float]:
-        clock = ManualClock()
-        gate = AsyncTaskGate(AsyncMemoryStore(MemoryStore(clock)), time=clock)
-        task = gate.add(TaskLimits("report", job, "1/minute"))
-        assert task is not None
-        assert await gate.hold(task, (), {}, 10.0) == 0.0
-        began = clock.monotonic()
-        delay = await gate.hold(task, (), {}, 10.0)
-        return delay, clock.monotonic() - began
-
-    delay, held = asyncio.run(run())
-    assert held == pytest.approx(10.0)
-    assert delay == pytest.approx(50.0)
+async def test_hold_returns_a_delay_only_when_the_time_is_over() -> None:
+    clock = ManualClock()
+    gate = AsyncTaskGate(AsyncMemoryStore(MemoryStore(clock)), time=clock)
+    task = gate.add(TaskLimits("report", job, "1/minute"))
+    assert await gate.hold(task, (), {}, 10.0) == 0.0
+    began = clock.monotonic()
+    assert await gate.hold(task, (), {}, 10.0) == pytest.approx(50.0)
+    assert clock.monotonic() - began == pytest.approx(10.0)
 
 
-def test_hold_goes_on_when_the_limiter_works_again() -> None:
-    async def run() -> float:
-        clock = ManualClock()
-        store = FailingStore(clock)
-        gate = AsyncTaskGate(AsyncMemoryStore(store), time=clock)
-        gate.add(TASK)
-        store.failure, store.fails_until = StoreUnavailable("connection refused"), 3
-        return await gate.hold(TASK, (), {}, 60.0)
-
-    assert asyncio.run(run()) == 0.0
+async def test_hold_goes_on_when_the_limiter_works_again() -> None:
+    clock = ManualClock()
+    store = FailingStore(clock)
+    gate = AsyncTaskGate(AsyncMemoryStore(store), time=clock)
+    gate.add(TASK)
+    store.failure, store.fails_until = StoreUnavailable("connection refused"), 3
+    assert await gate.hold(TASK, (), {}, 60.0) == 0.0

@@ -50,11 +50,6 @@ def test_a_template_may_name_what_a_task_takes_by_any_name() -> None:
     assert key_and_cost(task, [1, 2], {"tenant": "acme"}) == ("1:acme", 1)
 
 
-def test_a_template_has_formats_and_braces() -> None:
-    task = TaskLimits("fetch", fetch, "5/s", "{{{tenant:>3}}}")
-    assert key_and_cost(task, ["a"], {}) == ("{  a}", 1)
-
-
 def test_the_queues_own_parameters_are_not_arguments() -> None:
     task = TaskLimits("with_context", with_context, "5/s", "t:{tenant}", own=1)
     assert key_and_cost(task, ["acme"], {}) == ("t:acme", 1)
@@ -214,7 +209,6 @@ class AwaitedKey:
         ({"limits": "5/s", "limit_key": "{}"}, "empty braces, which name no argument of task"),
         ({"limits": "5/s", "limit_key": "{2}"}, "names '2', which is no argument of task"),
         ({"limits": "5/s", "limit_key": "{tenant.}"}, "is no template: Empty attribute"),
-        ({"limits": "5/s", "limit_key": "{tenant!z}"}, "is no template: .*conversion"),
         ({"limits": "5/s", "limit_key": "{tenant:>{width}}"}, "names 'width'"),
         (
             {"limits": "5/s", "limit_key": lambda user: user},

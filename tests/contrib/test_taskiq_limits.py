@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from taskiq import AckableMessage, BrokerMessage, Context, InMemoryBroker, TaskiqDepends
+from taskiq_redis import RedisStreamBroker
 
 from distwindow import ConfigurationError
+from distwindow.contrib import taskiq as contrib
+from distwindow.contrib.taskiq import LimitedReceiver, RateLimits
 
 
 def in_memory_broker(**options: Any) -> Any:
-    from taskiq import InMemoryBroker
-
-    from distwindow.contrib.taskiq import RateLimits
-
     return InMemoryBroker().with_middlewares(RateLimits("memory://", **options))
 
 
@@ -88,10 +88,6 @@ async def test_a_label_of_the_applications_own_is_none_of_ours() -> None:
 async def test_a_task_that_is_declared_late_with_wrong_labels_is_held(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from taskiq import AckableMessage, BrokerMessage
-
-    from distwindow.contrib import taskiq as contrib
-
     monkeypatch.setattr(contrib, "HOLD_S", 0.01)
     broker = in_memory_broker()
     started: list[int] = []
@@ -126,8 +122,6 @@ def _parsed(broker: Any, data: bytes) -> Any:
 async def test_labels_of_limits_are_not_sent_and_those_of_a_call_change_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from taskiq import BrokerMessage
-
     broker = in_memory_broker()
     sent: list[dict[str, Any]] = []
 
@@ -148,20 +142,12 @@ async def test_labels_of_limits_are_not_sent_and_those_of_a_call_change_nothing(
 
 def test_a_message_is_kept_for_a_tenth_of_its_idle_time() -> None:
     """The rest is left to run the task: a message that is idle for longer is run twice."""
-    from taskiq_redis import RedisStreamBroker
-
-    from distwindow.contrib.taskiq import RateLimits
-
     rate_limits = RateLimits("memory://")
     RedisStreamBroker("redis://localhost", idle_timeout=4_000).with_middlewares(rate_limits)
     assert rate_limits._hold_s() == 0.4
 
 
 async def test_the_receiver_sends_a_message_back_and_acknowledges_it_afterwards() -> None:
-    from taskiq import AckableMessage, BrokerMessage
-
-    from distwindow.contrib.taskiq import LimitedReceiver
-
     broker = in_memory_broker(max_hold=0.05)
     started: list[int] = []
     happened: list[Any] = []
@@ -190,10 +176,6 @@ async def test_the_receiver_sends_a_message_back_and_acknowledges_it_afterwards(
 
 
 async def test_a_worker_that_is_to_end_sends_back_what_waits_and_runs_what_may_start() -> None:
-    from taskiq import AckableMessage, BrokerMessage
-
-    from distwindow.contrib.taskiq import LimitedReceiver
-
     broker = in_memory_broker()
     delivered: asyncio.Queue[AckableMessage] = asyncio.Queue()
     started: list[int] = []
@@ -243,10 +225,6 @@ async def test_what_an_admitted_task_starts_is_counted_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`InMemoryBroker` runs a task in the context of the one that sent it."""
-    from taskiq import AckableMessage
-
-    from distwindow.contrib.taskiq import LimitedReceiver, RateLimits
-
     broker = in_memory_broker()
     rate_limits = next(m for m in broker.middlewares if isinstance(m, RateLimits))
     started: list[str] = []
@@ -278,19 +256,11 @@ async def test_what_an_admitted_task_starts_is_counted_as_well(
 
 
 async def test_the_receiver_without_the_middleware_is_an_error() -> None:
-    from taskiq import InMemoryBroker
-
-    from distwindow.contrib.taskiq import LimitedReceiver
-
     with pytest.raises(ConfigurationError, match="needs the middleware RateLimits"):
         await LimitedReceiver(InMemoryBroker()).callback(b"{}")
 
 
 async def test_what_taskiq_injects_is_no_argument_of_a_key() -> None:
-    from typing import Annotated
-
-    from taskiq import Context, TaskiqDepends
-
     broker = in_memory_broker()
     keys: list[str] = []
 

@@ -55,30 +55,34 @@ def broker() -> Iterator[Standalone]:
         yield server
 
 
+@pytest.fixture
+def fleet(kind: Kind, broker: Standalone, tmp_path: Path) -> Iterator[Fleet]:
+    """A fleet without workers yet, and its jobs."""
+    with Fleet(kind, broker.url, str(LIMIT), log=tmp_path / "log") as made:
+        made.enqueue(JOBS)
+        yield made
+
+
 def most_in_a_window(admitted_ms: list[int], limit: Limit) -> int:
     """Return the most admissions in any window of `limit` that is aligned to its buckets."""
     counts = Counter(ms // limit.bucket_ms for ms in admitted_ms)
     return max(sum(counts[first + offset] for offset in range(limit.buckets)) for first in counts)
 
 
-def test_the_fleet_keeps_the_limit_and_runs_each_job_once(
-    kind: Kind, broker: Standalone, tmp_path: Path
-) -> None:
-    with Fleet(kind, broker.url, str(LIMIT), log=tmp_path / "log") as fleet:
-        fleet.enqueue(JOBS)
-        for _ in range(2):
-            fleet.start_worker()
-        fleet.finish(JOBS)
+def test_the_fleet_keeps_the_limit_and_runs_each_job_once(kind: Kind, fleet: Fleet) -> None:
+    for _ in range(2):
+        fleet.start_worker()
+    fleet.finish(JOBS)
 
-        assert Counter(fleet.starts()) == Counter(range(JOBS))
-        admitted = fleet.admitted_ms()
-        assert len(admitted) == JOBS
-        assert most_in_a_window(admitted, LIMIT) <= LIMIT.amount
-        print(
-            f"{kind.name}: {fleet.requeues() / JOBS:.2f} requeues and "
-            f"{1 + fleet.refused() / JOBS:.2f} asks per job; last admission after "
-            f"{(admitted[-1] - admitted[0]) / 1000:.2f} s, ideal {IDEAL_S:.2f} s"
-        )
+    assert Counter(fleet.starts()) == Counter(range(JOBS))
+    admitted = fleet.admitted_ms()
+    assert len(admitted) == JOBS
+    assert most_in_a_window(admitted, LIMIT) <= LIMIT.amount
+    print(
+        f"{kind.name}: {fleet.requeues() / JOBS:.2f} requeues and "
+        f"{1 + fleet.refused() / JOBS:.2f} asks per job; last admission after "
+        f"{(admitted[-1] - admitted[0]) / 1000:.2f} s, ideal {IDEAL_S:.2f} s"
+    )
 
 
 def started_after_new(fleet: Fleet, number: int) -> bool:
@@ -87,36 +91,28 @@ def started_after_new(fleet: Fleet, number: int) -> bool:
     return set(range(JOBS)) <= set(fleet.starts())
 
 
-def test_a_killed_worker_loses_only_what_its_library_loses(
-    kind: Kind, broker: Standalone, tmp_path: Path
-) -> None:
-    with Fleet(kind, broker.url, str(LIMIT), log=tmp_path / "log") as fleet:
-        fleet.enqueue(JOBS)
-        killed = fleet.start_worker()
-        until(lambda: len(fleet.starts()) >= LIMIT.amount, 30, what="jobs of the first window")
-        fleet.start_worker()
-        fleet.kill_worker(killed)
-        if kind.claims_after_new:
-            extra = itertools.count(JOBS)
-            until(lambda: started_after_new(fleet, next(extra)), 30, every=0.5)
-        assert fleet.finish_after_kill(JOBS) <= kind.slots
-        twice = [number for number, starts in Counter(fleet.starts()).items() if starts > 1]
-        assert len(twice) <= kind.slots
-        assert most_in_a_window(fleet.admitted_ms(), LIMIT) <= LIMIT.amount
+def test_a_killed_worker_loses_only_what_its_library_loses(kind: Kind, fleet: Fleet) -> None:
+    killed = fleet.start_worker()
+    until(lambda: len(fleet.starts()) >= LIMIT.amount, 30, what="jobs of the first window")
+    fleet.start_worker()
+    fleet.kill_worker(killed)
+    if kind.claims_after_new:
+        extra = itertools.count(JOBS)
+        until(lambda: started_after_new(fleet, next(extra)), 30, every=0.5)
+    assert fleet.finish_after_kill(JOBS) <= kind.slots
+    twice = [number for number, starts in Counter(fleet.starts()).items() if starts > 1]
+    assert len(twice) <= kind.slots
+    assert most_in_a_window(fleet.admitted_ms(), LIMIT) <= LIMIT.amount
 
 
-def test_a_stopped_worker_loses_nothing_and_repeats_nothing(
-    kind: Kind, broker: Standalone, tmp_path: Path
-) -> None:
-    with Fleet(kind, broker.url, str(LIMIT), log=tmp_path / "log") as fleet:
-        fleet.enqueue(JOBS)
-        stopped = fleet.start_worker()
-        until(lambda: len(fleet.starts()) >= LIMIT.amount, 30, what="jobs of the first window")
-        fleet.stop_worker(stopped)
-        fleet.start_worker()
-        fleet.finish(JOBS)
-        assert Counter(fleet.starts()) == Counter(range(JOBS))
-        assert len(fleet.admitted_ms()) == JOBS
+def test_a_stopped_worker_loses_nothing_and_repeats_nothing(fleet: Fleet) -> None:
+    stopped = fleet.start_worker()
+    until(lambda: len(fleet.starts()) >= LIMIT.amount, 30, what="jobs of the first window")
+    fleet.stop_worker(stopped)
+    fleet.start_worker()
+    fleet.finish(JOBS)
+    assert Counter(fleet.starts()) == Counter(range(JOBS))
+    assert len(fleet.admitted_ms()) == JOBS
 
 
 def test_what_jobs_have_counted_is_sent_when_their_worker_is_stopped(

@@ -34,14 +34,6 @@ own hears of it, which cannot wake an event loop of kombu.
 """
 _FAILURES_OF_ALL = 3
 """After so many failures of single lines in a row, one ask is made in the first pause."""
-_LOG_EVERY_S = 60.0
-"""How often a kind of failure of single lines is logged."""
-
-Ask = Callable[..., Decision]
-"""`acquire_all` of a limiter: `ask(items, enqueue)`. With `enqueue` a refused task takes a place in
-the fleet's line: workers that gave out turns on their own would give the same moments, and the
-tasks come back as many times too early as there are workers.
-"""
 
 
 class Answer(NamedTuple):
@@ -71,13 +63,14 @@ RUN = Answer(True, 0.0)
 
 
 class TaskAdmission:
-    """Asks the limiter. In an outage it asks nothing for a while, so that a store which does not
-    answer costs the worker at most one timeout per pause.
+    """Asks the limiter by `ask(items, enqueue)`, its `acquire_all`; with `enqueue` a refused task
+    takes a place in the fleet's line. In an outage it asks nothing for a while, so that a store
+    which does not answer costs the worker at most one timeout per pause.
     """
 
     def __init__(
         self,
-        ask: Ask,
+        ask: Callable[..., Decision],
         monotonic: Callable[[], float],
         on_store_error: WhileStoreIsAway,
     ) -> None:
@@ -97,7 +90,7 @@ class TaskAdmission:
         """How many asks in a row have failed, though the store answers."""
         self._ask_again_at_s = 0.0
         """When the next ask may be made after `_FAILURES_OF_ALL`."""
-        self._failure_log = FailureLog(_LOG_EVERY_S, monotonic)
+        self._failure_log = FailureLog(monotonic)
         self.asks = 0
         self.refusals = 0
         self.failures = 0
@@ -121,12 +114,10 @@ class TaskAdmission:
         True if it did. The first pause is kept: a store may answer probes and no calls.
         """
         now_s = self.monotonic()
-        if not self._is_back or self._paused_until_s <= now_s:
-            return False
-        if now_s < self._failed_at_s + PAUSES.first_s:
-            return False
-        self._paused_until_s = now_s
-        return True
+        ends = self._is_back and self._failed_at_s + PAUSES.first_s <= now_s < self._paused_until_s
+        if ends:
+            self._paused_until_s = now_s
+        return ends
 
     def may_run(self, items: Sequence[Item], failures: int = 0) -> Answer:
         """Ask for the permits of one task. `failures`: those of the line's last answer."""
@@ -144,17 +135,15 @@ class TaskAdmission:
         left_for_ms = limit.bucket_ms - decision.now_ms % limit.bucket_ms
         return Answer(True, 0.0, decision.remaining, left_for_ms / 1000, permits=permits)
 
-    def take_turn(self, items: Sequence[Item]) -> Answer | None:
+    def take_turn(self, items: Sequence[Item]) -> Decision | None:
         """Ask for the permits of one task; if it is refused, take a place in the fleet's line,
-        whose turn is then in `wait_s`. None where the turn is unknown: under a limit that is paced
-        or warms up, and while the store is away.
+        whose turn is then in `retry_after`. None where the turn is unknown: under a limit that is
+        paced or warms up, and while the store is away.
         """
         if any(limit.is_shaped for _, limits, _ in items for limit in limits):
             return None
         decision = self._decide(items, 0, enqueue=True)
-        if isinstance(decision, Answer):
-            return None
-        return Answer(decision.allowed, decision.retry_after)
+        return None if isinstance(decision, Answer) else decision
 
     def _decide(
         self, items: Sequence[Item], failures: int, enqueue: bool = False

@@ -8,14 +8,14 @@ from typing import Any
 from ...observer import Tally
 from ..queue_counts import (
     DecidedTask,
-    TaskLevels,
     WaitingTasks,
     count_task,
     decided_task,
+    tell_waiting,
     text_of,
 )
 from .admission import RUN, Answer
-from .lines import ParkedTask, TaskQueue, TaskQueues
+from .lines import ParkedTask, Permits, TaskQueue, TaskQueues
 from .worker import CeleryWorkerPort
 
 
@@ -23,18 +23,19 @@ class GateCounts:
     """Counts what a gate does with tasks, and how many wait."""
 
     def __init__(
-        self, tally: Tally, lines: TaskQueues[Any], worker: CeleryWorkerPort, source: str
+        self, tally: Tally | None, lines: TaskQueues[Any], worker: CeleryWorkerPort, source: str
     ) -> None:
         """`source` is what decides: "store", or "local" for one in this process."""
         self._tally, self._lines, self._worker, self._source = tally, lines, worker, source
-        TaskLevels(tally, self._waiting)
+        if tally is not None:
+            tell_waiting(tally, self._waiting)
 
     def changed(self) -> None:
         """Have it told how many wait: there is one more, or less."""
-        self._tally.level_changed()
+        if self._tally is not None:
+            self._tally.level_changed()
 
     def started(self, entry: ParkedTask[Any], answer: Answer) -> None:
-        """Count a task that starts."""
         reason, source = "ok", self._source
         if entry.admitted:
             reason = "paced"
@@ -46,28 +47,24 @@ class GateCounts:
         if answer.in_shadow is not None:
             asked = decided_task(answer.in_shadow)
         else:
-            asked = _asked(entry, answer, "allowed", reason, source)
+            asked = _asked(entry, answer.permits, "allowed", reason, source)
         count_task(self._tally, entry.line.task, asked, waited)
 
     def parked(self, line: TaskQueue[Any], entries: Iterable[ParkedTask[Any]]) -> None:
-        """Count tasks that begin to wait for their limits."""
         permits = None if line.used_up is None else line.used_up.permits
-        answer = Answer(False, 0.0, permits=permits)
+        how: tuple[Any, str, str] = "refused", "over_limit", self._source
+        if line.waits_for_store:
+            how = "refused", "store_down", "policy"
+        elif line.failures:
+            how = "error", "key_error", self._source
         for entry in entries:
-            if entry.admitted:
-                continue  # it waits for its moment, and then starts
-            if line.waits_for_store:
-                asked = _asked(entry, answer, "refused", "store_down", "policy")
-            elif line.failures:
-                asked = _asked(entry, answer, "error", "key_error", self._source)
-            else:
-                asked = _asked(entry, answer, "refused", "over_limit", self._source)
-            count_task(self._tally, line.task, asked)
+            if not entry.admitted:  # otherwise it waits for its moment, and then starts
+                count_task(self._tally, line.task, _asked(entry, permits, *how))
 
     def sent_back(self, entry: ParkedTask[Any]) -> None:
         """Count a task that is sent back to its queue, if it has not waited for its limits."""
         if not entry.parked:
-            asked = _asked(entry, Answer(False, 0.0), "refused", "sent_back", "local")
+            asked = _asked(entry, None, "refused", "sent_back", "local")
             count_task(self._tally, entry.line.task, asked)
 
     def _waiting(self) -> Iterator[WaitingTasks]:
@@ -84,11 +81,10 @@ class GateCounts:
 
 
 def _asked(
-    entry: ParkedTask[Any], answer: Answer, result: Any, reason: str, source: str
+    entry: ParkedTask[Any], permits: Permits | None, result: Any, reason: str, source: str
 ) -> DecidedTask:
-    if answer.permits is not None:
-        key, limit, cost = answer.permits
-        return DecidedTask(key, limit, cost, result, reason, source)
+    if permits is not None:
+        return DecidedTask(*permits, result, reason, source)
     key, _, cost = entry.items[0]
     limits = text_of(limit for _, of_key, _ in entry.items for limit in of_key)
     return DecidedTask(key, limits, cost, result, reason, source)

@@ -58,10 +58,9 @@ class Gate:
         self._max_hold_s = max_hold_s
         self.admission = admission
         self.lines: TaskQueues[Any] = TaskQueues()
-        self._return_turns = ReturnTurns(admission, self.lines, max_hold_s)
-        self._counts: GateCounts | None = None
-        if tally is not None:
-            self._counts = GateCounts(tally, self.lines, worker, source)
+        # Until its eta another worker keeps a task, which has half of the time left then.
+        self._longest_away_s = max_hold_s / 2
+        self._counts = GateCounts(tally, self.lines, worker, source)
         self.parked = 0
         """How many tasks are here whose line has waited for its limit since they came."""
         self.started = 0
@@ -236,8 +235,7 @@ class Gate:
         elif answer.admitted and not answer.wait_s:
             line.started += 1
             self.started += 1
-            if self._counts is not None:
-                self._counts.started(entry, answer)
+            self._counts.started(entry, answer)
             self._go_on(entry, answer)
             self._slots.start(entry.item)
         else:
@@ -297,11 +295,11 @@ class Gate:
 
     def _is_taken_away(self, entry: ParkedTask[Any]) -> bool:
         """Forget a task that the broker has given to another worker, as this one was frozen."""
-        if not self.worker.is_taken_away(entry.item):
-            return False
-        self._leave(entry)
-        self.worker.forget(entry.item)
-        return True
+        is_taken: bool = self.worker.is_taken_away(entry.item)
+        if is_taken:
+            self._leave(entry)
+            self.worker.forget(entry.item)
+        return is_taken
 
     def _park(self, line: TaskQueue[Any], wait_s: float, begin: list[ParkedTask[Any]]) -> None:
         """Do what follows when the tasks `begin` of a line begin to wait for their limit."""
@@ -311,8 +309,7 @@ class Gate:
                 "tasks %s with the limit key %r begin to wait; the next may start in %.3f s",
                 *(line.task, line.key, wait_s),
             )
-        if self._counts is not None:
-            self._counts.parked(line, begin)
+        self._counts.parked(line, begin)
         for entry in begin:
             self.parked += 1
             self._adjust_prefetch()
@@ -330,8 +327,7 @@ class Gate:
         if entry.parked:
             self.parked -= 1
             self._adjust_prefetch()
-            if self._counts is not None:
-                self._counts.changed()
+            self._counts.changed()
         if line.state == "gone" and line.began_s is not None:
             logger.info(
                 "no task %s with the limit key %r waits any more, after %.3f s and %d started",
@@ -349,8 +345,7 @@ class Gate:
         self.worker.give_back(self.lines.clear())
         self._without_room.clear()
         self.parked = self._raised = 0  # a new connection begins with the usual prefetch count
-        if self._counts is not None:
-            self._counts.changed()
+        self._counts.changed()
         # Slots that lines were granted meanwhile are given back by `_serve`.
 
     def _send_back_overdue(self, ends_s: float) -> bool:
@@ -404,8 +399,7 @@ class Gate:
         if not self.worker.can_send_back(request):
             self.lines.keep_until(entry, entry.expires_s)
             return
-        turns = self._return_turns
-        turn_s = turns.turn_s(entry, now_s)
+        turn_s = self._turn_s(entry, now_s)
         if self._ended_connections:
             return
         if self.lines.any_ready:  # one may start, so there may be room
@@ -414,8 +408,9 @@ class Gate:
             else:
                 self._without_room.appendleft(entry)
             return
+        delay_s = min(turn_s - now_s, self._longest_away_s)
         try:
-            eta = self.worker.send_back(request, turns.delay_s(turn_s, now_s))
+            eta = self.worker.send_back(request, delay_s)
         except Exception as exc:  # whatever the broker's client raises: the task stays here
             logger.warning(
                 "sending %s[%s] back failed (%s: %s); it is kept, and sent back in %g s",
@@ -423,12 +418,46 @@ class Gate:
             )
             self.lines.keep_until(entry, now_s + _TRY_AGAIN_S)
             return
-        turns.note_sent_back(entry, now_s + turns.delay_s(turn_s, now_s))
+        seconds = [
+            cost * limit.per / limit.amount for _, limits, cost in entry.items for limit in limits
+        ]
+        line.next_turn_s = now_s + delay_s + max(seconds, default=0.0)
         self.sent_back += 1
-        if self._counts is not None:
-            self._counts.sent_back(entry)
+        self._counts.sent_back(entry)
         self._leave(entry)
         task_sent_back.send(sender=request.task, request=request, key=line.key, eta=eta)
+
+    def _turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
+        """Return when a task that is sent back is to come again, which is not before a while.
+
+        why it is sent back            its turn
+        it was kept for too long       the worker's own
+        the worker has no room for it  the fleet's; the worker's own where that is unknown: while
+                                       the store is away, under paced limits, once its line may ask,
+                                       for costs that are not those of the first in the line, and
+                                       for a line whose key cannot be served
+
+        Turns of a worker are as far apart as the limit admits tasks. Several workers that gave out
+        turns for want of room would give the same moments, and the tasks come back as many times
+        too early as there are workers, to find no room again. What was kept for too long has half
+        of `max_hold` when it comes back, whenever that is within the other half: how often that
+        goes back does not depend on its turn, so it costs no call.
+
+        The limiter may admit the call. Then the first task of the line has its permits, and may
+        start: so only a task of the same costs asks.
+        """
+        line, head = entry.line, entry.line.head
+        turn_s = line.next_turn_s
+        asks = not entry.has_room and line.state == "waiting" and not line.failures
+        if asks and head is not None and head.items == entry.items:
+            decision = self.admission.take_turn(entry.items)
+            now_s = self.worker.monotonic()
+            if decision is not None and decision.allowed:
+                head.admit()
+                self.lines.stop_waiting(line)
+            elif decision is not None:
+                turn_s = now_s + decision.retry_after
+        return max(now_s + min(_SHORTEST_SENT_BACK_S, self._longest_away_s), turn_s)
 
     def _set_timer(self, is_done: bool) -> None:
         now_s = self.worker.monotonic()
@@ -440,70 +469,3 @@ class Gate:
             if self.admission.is_paused:
                 next_s = min(next_s, now_s + LOOK_EVERY_S)
             self._timer.call_by(next_s)
-
-
-class ReturnTurns:
-    """Gives out turns: when a task of one worker that is sent back is to come again. Moments are
-    those of the gate's clock.
-
-      why it is sent back            its turn
-      it was kept for too long       the worker's own
-      the worker has no room for it  the fleet's; the worker's own where that is unknown: while the
-                                     store is away, under paced limits, once its line may ask, for
-                                     costs that are not those of the first in the line, and for a
-                                     line whose key cannot be served
-
-    Turns of a worker are as far apart as the limit admits tasks. Several workers that gave out
-    turns for want of room would give the same moments, and the tasks come back as many times too
-    early as there are workers, to find no room again. What was kept for too long has half of
-    `max_hold` when it comes back, whenever that is within the other half: how often that goes back
-    does not depend on its turn, so it costs no call.
-    """
-
-    def __init__(self, admission: TaskAdmission, lines: TaskQueues[Any], max_hold_s: float) -> None:
-        self._admission = admission
-        self._lines = lines
-        # While its eta is to come, another worker keeps it, and half of the time is left then.
-        self._longest_s = max_hold_s / 2
-
-    def turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
-        """Return when this task is to come again."""
-        return self._own_turn_s(entry, now_s) if entry.has_room else self._fleet_turn_s(entry)
-
-    def _own_turn_s(self, entry: ParkedTask[Any], now_s: float) -> float:
-        """Return the worker's own turn for this task."""
-        return self._postponed_s(entry.line.next_turn_s, now_s)
-
-    def _fleet_turn_s(self, entry: ParkedTask[Any]) -> float:
-        """Return the fleet's turn for this task, or the worker's own where that is unknown.
-
-        The limiter may admit the call. Then the first task of the line has its permits, and may
-        start: so only a task of the same costs asks.
-        """
-        line, head = entry.line, entry.line.head
-        asks = line.state == "waiting" and not line.failures
-        answer = None
-        if asks and head is not None and head.items == entry.items:
-            answer = self._admission.take_turn(entry.items)
-        now_s = self._admission.monotonic()
-        if answer is not None and not answer.admitted:
-            return self._postponed_s(now_s + answer.wait_s, now_s)
-        if answer is not None and head is not None:
-            head.admit()
-            self._lines.stop_waiting(line)
-        return self._own_turn_s(entry, now_s)
-
-    def _postponed_s(self, turn_s: float, now_s: float) -> float:
-        """Return the turn, or a later moment: a task stays away for a while."""
-        return max(now_s + min(_SHORTEST_SENT_BACK_S, self._longest_s), turn_s)
-
-    def delay_s(self, turn_s: float, now_s: float) -> float:
-        """Return how long the task stays away: no longer than another worker may keep it."""
-        return min(turn_s - now_s, self._longest_s)
-
-    def note_sent_back(self, entry: ParkedTask[Any], turn_s: float) -> None:
-        """Move the worker's own next turn behind the one at which this task comes back."""
-        seconds = [
-            cost * limit.per / limit.amount for _, limits, cost in entry.items for limit in limits
-        ]
-        entry.line.next_turn_s = turn_s + max(seconds, default=0.0)

@@ -22,14 +22,13 @@ from ...errors import ConfigurationError
 from ..shared_windows import SharedWindows
 from ..tasks import (
     TASK_OPTIONS,
-    LimitsOfKey,
     TaskArguments,
     TaskCharges,
     check_has_limits,
     check_not_for_the_task,
     check_not_short,
     check_option_names,
-    parse_task_limits,
+    parse_limits_of,
 )
 from .worker import logger
 
@@ -40,8 +39,8 @@ _MOST_NAMES = 20
 
 class LimitTable:
     """The limits of all tasks of an application. A look-up of a known task costs a dictionary
-    look-up. `annotations` are those that Celery has prepared; `max_hold_s` is how long a message
-    may be kept before it is sent back.
+    look-up. `annotations` are those that Celery has prepared: dicts by task name, or objects with
+    the methods `annotate` and `annotate_any`. `max_hold_s` is how long a message may be kept.
     """
 
     def __init__(
@@ -50,11 +49,11 @@ class LimitTable:
         annotations: Iterable[Any] = (),
         max_hold_s: float = math.inf,
     ) -> None:
-        self._annotations = Annotations(annotations)
+        self._annotations = tuple(annotations)
         self._shared_windows = SharedWindows(logger)
         self._configured = {} if configured is None else _checked_table(configured)
         self._longest_pace_s = max_hold_s / 2
-        self._known: dict[str, CeleryTaskLimits] = {}
+        self._known: dict[str, TaskCharges] = {}
 
     def check(self, tasks: Mapping[str, Any]) -> None:
         """Look at all registered tasks. Raises `ConfigurationError` for the first that is wrong."""
@@ -62,7 +61,7 @@ class LimitTable:
         for name, task in list(tasks.items()):
             self._known[name] = self.read(task)
 
-    def of(self, task: Any) -> CeleryTaskLimits:
+    def of(self, task: Any) -> TaskCharges:
         """Return what limits `task`.
 
         A task that was registered after the worker had started is looked at here. If its options
@@ -70,21 +69,19 @@ class LimitTable:
         the worker differently, and a task that is held forever would be lost.
         """
         found = self._known.get(task.name)
-        return self._add_late(task) if found is None else found
-
-    def limited(self) -> Iterable[CeleryTaskLimits]:
-        return [found for found in self._known.values() if found.parts]
-
-    def _add_late(self, task: Any) -> CeleryTaskLimits:
-        try:
-            found = self.read(task)
-        except ConfigurationError as exc:
-            logger.error("task %r came late, and runs without a limit: %s", task.name, exc)
-            found = CeleryTaskLimits(TaskArguments(str(task.name), task.run), (), None, 1, logger)
-        self._known[task.name] = found
+        if found is None:
+            try:
+                found = self.read(task)
+            except ConfigurationError as exc:
+                logger.error("task %r came late, and runs without a limit: %s", task.name, exc)
+                found = TaskCharges(TaskArguments(str(task.name), task.run), (), None, 1, logger)
+            self._known[task.name] = found
         return found
 
-    def read(self, task: Any) -> CeleryTaskLimits:
+    def limited(self) -> Iterable[TaskCharges]:
+        return [found for found in self._known.values() if found.parts]
+
+    def read(self, task: Any) -> TaskCharges:
         """Return what limits this task, by its options. Raises `ConfigurationError` for those that
         cannot work, which names the task, and for a limit that has admitted tasks wait so long that
         the broker may give their messages to another worker: their permits are counted, so they
@@ -92,10 +89,19 @@ class LimitTable:
         """
         name = str(task.name)
         arguments = TaskArguments(name, task.run)
-        options = {option: self._own_option(task, option) for option in TASK_OPTIONS}
-        annotated = self._annotations.set(task, "limits", options["limits"])
+        named = [_call(item, "annotate", task) for item in self._annotations]
+        for_all = [_call(item, "annotate_any") for item in self._annotations]
+        options = {option: _option(task, option) for option in TASK_OPTIONS}
+        if _is_celerys(name):
+            # They have no options of all tasks ("*"), which Celery lets win over those of one.
+            for option, value in options.items():
+                own = None if any(found.get(option) is value for found in for_all) else value
+                options[option] = next((found[option] for found in named if option in found), own)
+        limits = options["limits"]
+        annotations = [found.get("limits") for found in (*named, *for_all)]
+        annotated = limits is not None and any(each is limits for each in annotations)
         source = "task_annotations" if annotated else "the task's options"
-        pattern = self._entry_for(name, has_own=options["limits"] is not None)
+        pattern = self._entry_for(name, has_own=limits is not None)
         if pattern is not None:
             options = {**options, **_options_of(pattern, self._configured[pattern])}
             source = f"distwindow_limits[{pattern!r}]"
@@ -106,12 +112,12 @@ class LimitTable:
         if pattern is None:
             check_has_limits(name, options, "give it limits=, or an entry in distwindow_limits")
         limits, key, cost = (options[option] for option in TASK_OPTIONS)
-        parts = () if limits is None else _parse(f"task {name!r}: {source}", limits)
+        parts = () if limits is None else parse_limits_of(f"task {name!r}: {source}", limits)
         if pattern is None and not _is_celerys(name):
             own = vars(type(task))
             # A task that is a class may have methods of such names.
             check_not_short(name, {**own, **options}, with_functions="_decorated" in own)
-        found = CeleryTaskLimits(arguments, parts, key, 1 if cost is None else cost, logger)
+        found = TaskCharges(arguments, parts, key, 1 if cost is None else cost, logger)
         found.source = source
         found.add_windows(self._shared_windows)
         for limit in found.limits:
@@ -130,7 +136,15 @@ class LimitTable:
         an annotation with limits of such a task. A pattern that fits no task is logged.
         """
         registered = list(names)
-        self._annotations.check_names(registered)
+        for item in self._annotations:
+            for name, options in item.items() if isinstance(item, dict) else ():
+                limits = isinstance(options, dict) and not options.keys().isdisjoint(TASK_OPTIONS)
+                if limits and name != "*" and name not in registered:
+                    raise ConfigurationError(
+                        f"task_annotations limits the task {name!r}, which is not registered in "
+                        f"this worker, whose tasks are {listed(registered)} (Celery knows no "
+                        "patterns there; write them in distwindow_limits)"
+                    )
         for name in self._configured:
             if name in registered:
                 continue
@@ -147,69 +161,12 @@ class LimitTable:
                     name,
                 )
 
-    def _own_option(self, task: Any, option: str) -> Any:
-        """Return an option of a task. One of Celery's own tasks has those that name it."""
-        value = _option(task, option)
-        if value is not None and _is_celerys(str(task.name)):
-            return self._annotations.without_those_for_all(task, option, value)
-        return value
-
     def _entry_for(self, name: str, *, has_own: bool) -> str | None:
         if name in self._configured:
             return name
         if has_own:
             return None
         return next((pattern for pattern in self._configured if _fits(pattern, name)), None)
-
-
-class CeleryTaskLimits(TaskCharges):
-    """The limits of one task, if it has any."""
-
-    source = ""
-    """The setting that has set them, for people."""
-
-
-class Annotations:
-    """The annotations of an application, as `app.annotations` prepares them: dicts by task name, or
-    objects with the methods `annotate` and `annotate_any`.
-    """
-
-    def __init__(self, prepared: Iterable[Any] = ()) -> None:
-        self._prepared = tuple(prepared)
-
-    def without_those_for_all(self, task: Any, option: str, value: object) -> object:
-        """Return an option of a task whose value is `value`, as if no annotation were for all tasks
-        (`"*"`): Celery lets that one win over the annotation that names the task.
-        """
-        for item in self._prepared:
-            named = _call(item, "annotate", task)
-            if option in named:
-                return named[option]
-        for_all = any(_call(item, "annotate_any").get(option) is value for item in self._prepared)
-        return None if for_all else value
-
-    def set(self, task: Any, option: str, value: object) -> bool:
-        """Return whether an annotation has set an option of a task, whose value is `value`."""
-        return value is not None and any(
-            found.get(option) is value
-            for item in self._prepared
-            for found in (_call(item, "annotate", task), _call(item, "annotate_any"))
-        )
-
-    def check_names(self, registered: Collection[str]) -> None:
-        """Raise `ConfigurationError` for limits of a task that does not exist."""
-        for item in self._prepared:
-            if not isinstance(item, dict):
-                continue
-            for name, options in item.items():
-                if name == "*" or name in registered or not isinstance(options, dict):
-                    continue
-                if not options.keys().isdisjoint(TASK_OPTIONS):
-                    raise ConfigurationError(
-                        f"task_annotations limits the task {name!r}, which is not registered in "
-                        f"this worker, whose tasks are {listed(registered)} (Celery knows no "
-                        "patterns there; write them in distwindow_limits)"
-                    )
 
 
 def listed(registered: Collection[str]) -> str:
@@ -224,13 +181,6 @@ def _call(annotation: Any, method: str, *arguments: Any) -> dict[str, Any]:
     return (found(*arguments) if found is not None else None) or {}
 
 
-def _parse(where: str, limits: object) -> tuple[LimitsOfKey, ...]:
-    try:
-        return parse_task_limits(limits)
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{where}: {exc}") from None
-
-
 def _checked_table(configured: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(configured, Mapping) or not all(isinstance(name, str) for name in configured):
         raise ConfigurationError(
@@ -240,7 +190,7 @@ def _checked_table(configured: Mapping[str, Any]) -> dict[str, Any]:
     for name, spec in configured.items():
         options = _options_of(name, spec)
         if options["limits"] is not None:
-            _parse(f"distwindow_limits[{name!r}]", options["limits"])
+            parse_limits_of(f"distwindow_limits[{name!r}]", options["limits"])
     return dict(configured)
 
 

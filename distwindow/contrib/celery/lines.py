@@ -3,7 +3,7 @@
 There is a line for each task name and limit key (or keys, if the task has several), in the order
 of priority, and of arrival within a priority. Only the first task of a line asks the limiter, so
 a line costs one call per permit and one per refusal, however long it is. (What is sent back for
-want of room may cost one more: see `ReturnTurns`.) Nothing here knows Celery, and time is an
+want of room may cost one more: see `Gate._turn_s`.) Nothing here knows Celery, and time is an
 argument.
 
     state of a line   what it waits for            leaves it by
@@ -29,6 +29,7 @@ import math
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from ...ring.clock import NEVER
@@ -112,15 +113,17 @@ class TaskQueues(Generic[T]):
     def ask_again(self, line: TaskQueue[T]) -> None:
         """Return a line that was asking to those that are ready, behind the other lines."""
         if line.state == "asking":
-            line.state = "ready"
-            self._ready.append(line)
+            self._make_ready(line)
+
+    def _make_ready(self, line: TaskQueue[T]) -> None:
+        line.state = "ready"
+        self._ready.append(line)
 
     def wait(self, line: TaskQueue[T], until_s: float) -> None:
         """Put a line that was asking among those that wait, for a moment of its own."""
-        if line.state == "asking":
-            self.has_answer(line)
-            line.state = "waiting"
-            self._due.set(line, until_s)
+        self.has_answer(line)
+        line.state = "waiting"
+        self._due.set(line, until_s)
 
     def use_up(self, permits: Permits, until_s: float) -> None:
         """Note that these permits are not there before `until_s`."""
@@ -136,16 +139,15 @@ class TaskQueues(Generic[T]):
 
     def wait_for(self, line: TaskQueue[T], permits: Permits) -> None:
         """Put a line that was asking before the others that wait for what is used up."""
-        if line.state == "asking":
-            self.has_answer(line)
-            self._join(line, self._used_up[permits])
-            self._used_up[permits].lines.move_to_end(line, last=False)
+        self.has_answer(line)
+        self._join(line, self._used_up[permits])
+        self._used_up[permits].lines.move_to_end(line, last=False)
 
     def wait_behind(self, line: TaskQueue[T], items: Sequence[Item]) -> float | None:
         """Put a line that was asking behind the others that wait for permits which its first task
         needs. Return when these are there again; None if none are used up, and it may ask.
         """
-        for key, limits, cost in items if line.state == "asking" else ():
+        for key, limits, cost in items:
             for limit in limits:
                 used_up = self._used_up.get(Permits(key, limit, cost))
                 if used_up is not None and used_up is not line.used_up:
@@ -170,8 +172,7 @@ class TaskQueues(Generic[T]):
             del self._used_up[used_up.permits]
             return
         line, _ = used_up.lines.popitem(last=False)
-        line.state = "ready"
-        self._ready.append(line)
+        self._make_ready(line)
 
     def park(self, line: TaskQueue[T]) -> list[ParkedTask[T]]:
         """Mark all tasks of `line` as parked, and return those that were not."""
@@ -187,15 +188,13 @@ class TaskQueues(Generic[T]):
                 due.has_come = True
                 self._let_first_ask(due)
             else:
-                due.state = "ready"
-                self._ready.append(due)
+                self._make_ready(due)
 
     def stop_waiting(self, line: TaskQueue[T]) -> None:
         """Move a line to those that are ready, if it waits."""
         if line.state == "waiting":
             self._cancel_wait(line)
-            line.state = "ready"
-            self._ready.append(line)
+            self._make_ready(line)
 
     def _cancel_wait(self, line: TaskQueue[T]) -> None:
         if line.used_up is None:
@@ -246,43 +245,28 @@ class TaskQueues(Generic[T]):
         del self._lines[line.task, line.key]
 
 
+@dataclass(slots=True, eq=False)
 class TaskQueue(Generic[T]):
     """The tasks of one name and one key, or the same keys."""
 
-    __slots__ = (
-        "began_s",
-        "entries",
-        "failures",
-        "key",
-        "next_turn_s",
-        "size",
-        "started",
-        "state",
-        "task",
-        "used_up",
-        "waits_for_store",
-    )
-
-    def __init__(self, task: str, key: AnyKey | tuple[AnyKey, ...]) -> None:
-        self.task = task
-        self.key = key
-        """A tuple of several."""
-        self.used_up: UsedUp[T] | None = None
-        """What it waits for, or asks for as the first of those that have waited."""
-        self.state: State = "ready"
-        self.entries: list[ParkedTask[T]] = []
-        """In their order; some have left already."""
-        self.size = 0
-        """The number of those that have not left."""
-        self.began_s: float | None = None
-        """When the line was refused for the first time."""
-        self.started = 0
-        self.failures = 0
-        """How many asks in a row have failed, though the store answers."""
-        self.waits_for_store = False
-        """True if the store did not answer when it asked."""
-        self.next_turn_s = 0.0
-        """Until when the tasks that were sent back have turns."""
+    task: str
+    key: AnyKey | tuple[AnyKey, ...]
+    used_up: UsedUp[T] | None = None
+    """What it waits for, or asks for as the first of those that have waited."""
+    state: State = "ready"
+    entries: list[ParkedTask[T]] = field(default_factory=list)
+    """In their order; some have left already."""
+    size: int = 0
+    """The number of those that have not left."""
+    began_s: float | None = None
+    """When the line was refused for the first time."""
+    started: int = 0
+    failures: int = 0
+    """How many asks in a row have failed, though the store answers."""
+    waits_for_store: bool = False
+    """True if the store did not answer when it asked."""
+    next_turn_s: float = 0.0
+    """Until when the tasks that were sent back have turns."""
 
     @property
     def shown_key(self) -> str:
@@ -310,41 +294,29 @@ class TaskQueue(Generic[T]):
     @property
     def last_with_room(self) -> ParkedTask[T] | None:
         """The last task that is to stay, and may still be sent back; None if there is none."""
-        for entry in reversed(self.entries):
-            if entry.has_room and not entry.left:
-                return None if entry.admitted else entry
-        return None
+        with_room = (one for one in reversed(self.entries) if one.has_room and not one.left)
+        last = next(with_room, None)
+        return None if last is None or last.admitted else last
 
 
+@dataclass(slots=True, eq=False)
 class ParkedTask(Generic[T]):
     """One task in a line."""
 
-    __slots__ = (
-        "expires_s", "has_room", "item", "items", "kept_until_s", "left", "line", "parked", "rank",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        line: TaskQueue[T],
-        item: T,
-        items: Sequence[Item],
-        kept_until_s: float,
-        rank: float,
-    ) -> None:
-        self.line = line
-        self.item = item
-        self.items = items
-        """What it is charged."""
-        self.rank = rank
-        """Its place in the line: the smallest is first."""
-        self.parked = False
-        """True once its line has waited for its limit."""
-        self.has_room = True
-        """False if it is to be sent back because there are too many."""
-        self.left = False
-        self.kept_until_s = kept_until_s
-        self.expires_s = math.inf
-        """When it is to be looked at because it expires."""
+    line: TaskQueue[T]
+    item: T
+    items: Sequence[Item]
+    """What it is charged."""
+    kept_until_s: float
+    rank: float
+    """Its place in the line: the smallest is first."""
+    parked: bool = False
+    """True once its line has waited for its limit."""
+    has_room: bool = True
+    """False if it is to be sent back because there are too many."""
+    left: bool = False
+    expires_s: float = math.inf
+    """When it is to be looked at because it expires."""
 
     @property
     def admitted(self) -> bool:
@@ -372,60 +344,54 @@ class Permits(NamedTuple):
     cost: int
 
 
+@dataclass(slots=True, eq=False)
 class UsedUp(Generic[T]):
     """Permits that are not there before a moment comes, and the lines that wait for them. It exists
     until its moment has come, and then as long as one of its lines is ready or asks.
     """
 
-    __slots__ = ("has_come", "lines", "permits", "until_s")
-
-    def __init__(self, permits: Permits) -> None:
-        self.permits = permits
-        self.until_s = 0.0
-        self.has_come = False
-        """True: `until_s` is over, and the first of the lines asks."""
-        self.lines: OrderedDict[TaskQueue[T], None] = OrderedDict()
+    permits: Permits
+    until_s: float = 0.0
+    has_come: bool = False
+    """True: `until_s` is over, and the first of the lines asks."""
+    lines: OrderedDict[TaskQueue[T], None] = field(default_factory=OrderedDict)
 
 
 class Schedule(Generic[T]):
-    """At most one moment for each item, in seconds of any monotonic clock. Items are compared by
-    identity. A cancelled moment stays in the heap until it comes, or until such moments are more
-    than half of the heap: then the heap is built again without them.
+    """At most one moment for each item, in seconds of any monotonic clock. A cancelled moment stays
+    in the heap until it comes, or until such moments are more than half of the heap: then the heap
+    is built again without them.
     """
 
     def __init__(self) -> None:
         self._heap: list[list[Any]] = []
         """Moments, each with a number, so that no two are equal, and the item; None: cancelled."""
-        self._by_item: dict[int, list[Any]] = {}
-        """By the id of the item, which its moment keeps alive."""
+        self._moments: dict[T, list[Any]] = {}
+        """Those of the heap that are not cancelled."""
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._by_item)
+        return len(self._moments)
 
     def set(self, item: T, at_s: float) -> None:
-        """Set the time at which `item` is due to `at_s`, and no longer at the moment that it
-        had.
-        """
+        """Set the one time at which `item` is due to `at_s`."""
         self.cancel(item)
-        moment = self._by_item[id(item)] = [at_s, next(self._numbers), item]
+        moment = self._moments[item] = [at_s, next(self._numbers), item]
         heapq.heappush(self._heap, moment)
 
     def cancel(self, item: T) -> None:
-        moment = self._by_item.pop(id(item), None)
-        if moment is None:
-            return
-        moment[2] = None
-        if len(self._heap) > 2 * len(self._by_item) + _SPARE:
-            self._heap = list(self._by_item.values())
-            heapq.heapify(self._heap)
+        moment = self._moments.pop(item, None)
+        if moment is not None:
+            moment[2] = None  # a request may be large
+        if len(self._heap) > 2 * len(self._moments) + _SPARE:
+            self._heap = sorted(self._moments.values())
 
     def pop_due(self, now_s: float) -> T | None:
         """Remove and return the item whose moment came first, if it has come by `now_s`."""
         if self.next_s() > now_s:
             return None
         item: T = heapq.heappop(self._heap)[2]
-        del self._by_item[id(item)]
+        del self._moments[item]
         return item
 
     def next_s(self) -> float:

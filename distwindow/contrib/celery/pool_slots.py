@@ -1,5 +1,15 @@
 """Free slots of the worker's pool. A line asks its limiter only while it holds one, so that no
 permit goes stale because its task waits for a process or a thread.
+
+`take(grant)` calls `grant` once a slot is held, perhaps at once; then follows either `give_back` or
+`start`, which uses it for a task. `pass_on(request, by_turns)` runs a task without a limit:
+`by_turns` while limited tasks are here. Both kinds have the same number of starts where both wait.
+A line that is refused has had none.
+
+`serve(by_turns)` grants the slots that have become free, and returns after how many seconds it is
+to be called again, because nothing else says for certain when that is so; `NEVER`: not at all.
+`forget_tasks` drops the tasks without limits that wait, and returns them, when their connection to
+the broker has ended.
 """
 
 from __future__ import annotations
@@ -7,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery.worker import state
 
@@ -19,38 +29,6 @@ _LONGEST_HOLD_S = 2.0
 """How long the consumer is blocked at most: as long as Celery may wait for a message."""
 _PRUNE_AT = 64
 """From this number on, requests that were given to the pool are looked through for ended ones."""
-
-
-class PoolSlots:
-    """The pool's slots, as the gate gets them. `take` calls `grant` once a slot is held, perhaps at
-    once; then follows either `give_back` or `start`, which uses it for a task.
-
-    Tasks without limits and lines have the same number of starts where both wait. A line that is
-    refused has had none.
-    """
-
-    take: Callable[[Callable[[], None]], None]
-    give_back: Callable[[], None]
-    start: Callable[[Any], None]
-    pass_on: Callable[[Any, bool], None]
-    """Runs a task without a limit; the bool is true while limited tasks are here."""
-
-    def serve(self, by_turns: bool) -> float:
-        """Grant the slots that have become free. Return after how many seconds it is to be called
-        again, because nothing else says for certain when that is so; `NEVER`: not at all.
-        """
-        return NEVER
-
-    def block_consumer(self) -> None:
-        """Block the consumer's greenlet while tasks wait for slots, as a pool of greenlets itself
-        does. No other pool blocks.
-        """
-
-    def forget_tasks(self) -> list[Any]:
-        """Drop the tasks without limits that wait, and return them: their connection to the broker
-        has ended.
-        """
-        raise NotImplementedError  # each kind of pool keeps them elsewhere
 
 
 class _Waiting:
@@ -79,7 +57,7 @@ class _Waiting:
         self._owed = min(self._owed + 1, _MOST_OWED)
 
 
-class SemaphoreSlots(PoolSlots):
+class SemaphoreSlots:
     """For the prefork pool on an event loop, whose semaphore counts free processes. It is acquired
     once for each line and task that waits; who gets the slot is decided when it is free.
     """
@@ -108,6 +86,11 @@ class SemaphoreSlots(PoolSlots):
         forgotten, self._waiting = self._waiting.tasks, _Waiting()
         return list(forgotten)
 
+    def serve(self, by_turns: bool) -> float:
+        return NEVER  # the semaphore calls
+
+    def block_consumer(self) -> None: ...
+
     def _use_slot(self) -> None:
         waiting = self._waiting
         if waiting.is_turn_of_line():
@@ -119,7 +102,7 @@ class SemaphoreSlots(PoolSlots):
             self._worker.semaphore.release()
 
 
-class CountedSlots(PoolSlots):
+class CountedSlots:
     """For all other pools: threads, solo, gevent, eventlet, and prefork without an event loop.
 
     Those have no semaphore to wait at, so the tasks are counted that were given to the pool and
@@ -229,24 +212,15 @@ class CountedSlots(PoolSlots):
 
             return call
 
-        def wrapped(
-            target: Any,
-            args: Any = None,
-            kwargs: Any = None,
-            callback: Callable[..., Any] | None = None,
-            error_callback: Callable[..., Any] | None = None,
-            **options: Any,
-        ) -> Any:
-            return apply_async(
-                target,
-                args,
-                kwargs,
-                callback=then_serve(callback),
-                error_callback=then_serve(error_callback),
-                **options,
-            )
+        def wrapped(*args: Any, **options: Any) -> Any:
+            for name in ("callback", "error_callback"):
+                options[name] = then_serve(options.get(name))
+            return apply_async(*args, **options)
 
         return wrapped
+
+
+PoolSlots: TypeAlias = SemaphoreSlots | CountedSlots
 
 
 def make_slots(worker: Any, wake: Callable[[], None]) -> PoolSlots:

@@ -121,17 +121,9 @@ def origin_queue(message: Any, consumed: Any, known: Iterable[Any] = ()) -> str 
     if not exchange:
         return routing_key or None
     for queues in (consumed.queues if consumed is not None else (), known):
-        fitting = set()
-        for queue in queues:
-            bindings = [(queue.exchange, queue.routing_key)]
-            bindings += [(one.exchange, one.routing_key) for one in queue.bindings or ()]
-            for its_exchange, binding_key in bindings:
-                if (
-                    its_exchange is not None
-                    and its_exchange.name == exchange
-                    and _fits(its_exchange.type, binding_key or "", routing_key or "")
-                ):
-                    fitting.add(str(queue.name))
+        fitting = {
+            str(queue.name) for queue in queues if _is_bound(queue, exchange, routing_key or "")
+        }
         if fitting:
             return fitting.pop() if len(fitting) == 1 else None
     return None
@@ -159,13 +151,21 @@ def restore_delivery(request: Any) -> None:
         delivery.update(exchange=noted.get("exchange"), routing_key=noted.get("routing_key"))
 
 
-def _fits(exchange_type: str, binding_key: str, routing_key: str) -> bool:
-    # A queue of a fanout exchange has no list in Redis: nothing can be published for it alone.
-    if exchange_type == "topic":
-        topic: Any = TopicExchange  # kombu has no types here
-        pattern = topic(None).key_to_pattern(binding_key)
-        return re.match(pattern, routing_key) is not None
-    return exchange_type == "direct" and binding_key == routing_key
+def _is_bound(queue: Any, exchange: str, routing_key: str) -> bool:
+    """True if a queue gets, by its name alone, what is published so. A queue of a fanout exchange
+    has no list in Redis: nothing can be published for it alone.
+    """
+    for one in (queue, *(queue.bindings or ())):
+        if one.exchange is None or one.exchange.name != exchange:
+            continue
+        binding_key = one.routing_key or ""
+        if one.exchange.type == "topic":
+            topic: Any = TopicExchange  # kombu has no types here
+            if re.match(topic(None).key_to_pattern(binding_key), routing_key):
+                return True
+        elif one.exchange.type == "direct" and binding_key == routing_key:
+            return True
+    return False
 
 
 def line_rank(message: Any) -> int:
@@ -271,8 +271,9 @@ def survive_lost_connections(channel: Any, end_connection: Callable[[], None]) -
     if not hasattr(qos, "restore_by_tag"):
         return
 
-    def guard(method: Callable[..., Any]) -> Callable[..., Any]:
+    def guard(method: Any, before: Callable[[], None] = lambda: None) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
+            before()
             try:
                 return method(*args, **options)
             except AttributeError:
@@ -282,15 +283,8 @@ def survive_lost_connections(channel: Any, end_connection: Callable[[], None]) -
 
         return call
 
-    restore_unacked = qos.restore_unacked
-
-    def end_and_restore(*args: Any, **options: Any) -> Any:
-        end_connection()
-        return restore_unacked(*args, **options)
-
-    qos.restore_unacked = end_and_restore
-    for name in ("ack", "reject", "restore_unacked"):
-        setattr(qos, name, guard(getattr(qos, name)))
+    qos.ack, qos.reject = guard(qos.ack), guard(qos.reject)
+    qos.restore_unacked = guard(qos.restore_unacked, end_connection)
 
 
 def _is_of_kombu(channel: Any) -> bool:

@@ -41,25 +41,24 @@ class Settings:
     key_label: Any = None
 
     def __post_init__(self) -> None:
-        if self.on_store_error not in get_args(WhileStoreIsAway):
-            raise ConfigurationError(
-                f"distwindow_on_store_error={short_repr(self.on_store_error)} is neither "
-                '"hold" nor "run"'
-            )
-        parked = self.max_parked
-        if isinstance(parked, bool) or not isinstance(parked, int) or parked < 0:
-            raise ConfigurationError(
-                f"distwindow_max_parked={short_repr(parked)} is not a whole number of at least 0"
-            )
-        if self.max_hold is not None and not _is_seconds(self.max_hold):
-            raise ConfigurationError(
-                f"distwindow_max_hold={short_repr(self.max_hold)} is not a number of seconds above "
-                "0, or None"
-            )
-        if not _is_seconds(self.timeout):
-            raise ConfigurationError(
-                f"distwindow_timeout={short_repr(self.timeout)} is not a number of seconds above 0"
-            )
+        is_whole = isinstance(self.max_parked, int) and not isinstance(self.max_parked, bool)
+        checks = {
+            "on_store_error": (
+                self.on_store_error in get_args(WhileStoreIsAway), 'neither "hold" nor "run"'
+            ),
+            "max_parked": (
+                is_whole and self.max_parked >= 0, "not a whole number of at least 0"
+            ),
+            "max_hold": (
+                self.max_hold is None or _is_seconds(self.max_hold),
+                "not a number of seconds above 0, or None",
+            ),
+            "timeout": (_is_seconds(self.timeout), "not a number of seconds above 0"),
+        }  # fmt: skip
+        for name, (is_right, wrong) in checks.items():
+            if not is_right:
+                shown = short_repr(getattr(self, name))
+                raise ConfigurationError(f"{CONF_PREFIX}{name}={shown} is {wrong}")
 
     def limiters(self, store: Any) -> LimiterPool:
         """Return the limiters of a worker, with what adds up for its observer. Raises
@@ -159,7 +158,6 @@ def _is_code(value: object) -> bool:
     return callable(value) or isinstance(value, types.ModuleType)
 
 
-def _is_seconds(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return 0 < value < math.inf
+def _is_seconds(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value < math.inf

@@ -111,8 +111,7 @@ class CeleryWorkerPort:
 
     def received_s(self, request: Any) -> float:
         """Return when the worker received the message, by `monotonic`."""
-        received_s: float = getattr(request, "distwindow_received_s", None) or time.monotonic()
-        return received_s
+        return _received(request)[0]
 
     def adjust_prefetch(self, raised: int, wanted: int) -> int:
         """Raise the prefetch count by `wanted` messages; it was raised by `raised`. Return how many
@@ -155,7 +154,7 @@ class CeleryWorkerPort:
 
     def is_taken_away(self, request: Any) -> bool:
         """True if the broker has given the message to another worker, or may do so now."""
-        return is_taken_away(request.message, _received_at(request))
+        return is_taken_away(request.message, _received(request)[1])
 
     def forget(self, request: Any) -> None:
         """Drop a task that is another worker's now."""
@@ -168,7 +167,7 @@ class CeleryWorkerPort:
         """
         for request in requests:
             if not request.acknowledged:
-                self._given_back.add(request.message, _received_at(request))
+                self._given_back.add(request.message, _received(request)[1])
         if self.consumer is not None:  # the next connection, under gevent
             self._put_back(())
 
@@ -227,9 +226,9 @@ class CeleryWorkerPort:
         return origin_queue(message, consumed, self._worker.app.amqp.queues.values())
 
 
-def _received_at(request: Any) -> float:
-    received_at: float = getattr(request, "distwindow_received_at", None) or time.time()
-    return received_at
+def _received(request: Any) -> tuple[float, float]:
+    """Return when the worker received the message, by `time.monotonic` and by `time.time`."""
+    return getattr(request, "distwindow_received", None) or (time.monotonic(), time.time())
 
 
 class OneTimer:

@@ -24,10 +24,6 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
 
     requires = ("celery.worker.components:Timer", "celery.worker.components:Pool")
 
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        worker.distwindow_gate = None
-        super().__init__(worker, **kwargs)
-
     def create(self, worker: Any) -> None:
         try:
             self._make_gate(worker)
@@ -110,8 +106,7 @@ def _stamp(sender: Any, request: Any, **_: Any) -> None:
     """Note when a message was received: the broker counts its visibility timeout from then, and not
     from the moment at which its eta has come. And note how the original came, if it is a copy.
     """
-    request.distwindow_received_s = time.monotonic()
-    request.distwindow_received_at = time.time()
+    request.distwindow_received = time.monotonic(), time.time()
     restore_delivery(request)
     gate = getattr(sender.controller, "distwindow_gate", None)
     if gate is not None and request.eta is not None:
