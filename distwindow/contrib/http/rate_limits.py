@@ -19,7 +19,7 @@ from ...ring.clock import SYSTEM, Clock
 from ...ring.key import AnyKey
 from ...ring.limit import LimitSpec
 from ...runtime.options import ClockChoice, Consistency, Options
-from ...support.async_use import only_async_with, running_loop
+from ...support.async_use import only_async_with, result_of, run_at_once, running_loop
 from ..limiter_pool import AsyncLimiterPool, LimiterPool
 from ..shared_windows import SharedWindows
 from .address import ClientAddress
@@ -231,18 +231,25 @@ class BaseRateLimits(MakesLimits[R]):
         health: Health = self._any_limiter().health()
         return health
 
-    def _pause_of_start(self, exc: DistwindowError, began_at: float) -> float | None:
-        """Return the seconds until a start asks the store again, which failed it with `exc`. None:
-        it goes on without, and that is logged. Raises the error of a start that needs the store.
-        """
-        if not self.is_required:
-            _LOG.error("limits of requests are not enforced now: %s", exc)
-            return None
-        is_late = self._options.time.monotonic() - began_at >= _START_S
-        if is_late or not isinstance(exc, StoreError):
-            kind = type(exc) if isinstance(exc, StoreError) else ConfigurationError
-            raise kind(f"limits of requests cannot be enforced, and require=True: {exc}") from exc
-        return _START_PAUSE_S
+    async def _start(self) -> None:
+        """Ask the store until it answers, or else do what `start` says."""
+        clock = self._options.time
+        began_at = clock.monotonic()
+        while True:
+            try:
+                await result_of(self._any_limiter().stats("start"))
+                return
+            except DistwindowError as exc:
+                if not self.is_required:
+                    _LOG.error("limits of requests are not enforced now: %s", exc)
+                    return
+                is_late = clock.monotonic() - began_at >= _START_S
+                if is_late or not isinstance(exc, StoreError):
+                    kind = type(exc) if isinstance(exc, StoreError) else ConfigurationError
+                    raise kind(
+                        f"limits of requests cannot be enforced, and require=True: {exc}"
+                    ) from exc
+            await result_of(self.sleep(_START_PAUSE_S))
 
     def _any_limiter(self) -> Any:
         return self.opened.get(_ANY_LIMIT, self.on_store_error)
@@ -294,15 +301,7 @@ class AsyncRateLimits(BaseRateLimits[R]):
         """Ask the store at the start of an application. With `require` this raises what
         `check_store` raises, or after 3 s without an answer; otherwise it is logged.
         """
-        began_at = self._options.time.monotonic()
-        while True:
-            try:
-                return await self.check_store()
-            except DistwindowError as exc:
-                pause = self._pause_of_start(exc, began_at)
-            if pause is None:
-                return None
-            await self.sleep(pause)
+        await self._start()
 
     async def aclose(self) -> None:
         """Send what was counted, give back what is held, and close the connection. The next
@@ -360,19 +359,12 @@ class BlockingRateLimits(BaseRateLimits[R]):
         """Ask the store at the start of an application with `require`, and raise as
         `AsyncRateLimits.start`.
         """
-        if not self.is_required:
-            return None
-        began_at = self._options.time.monotonic()
-        try:
-            while True:
-                try:
-                    return self.check_store()
-                except DistwindowError as exc:
-                    pause = self._pause_of_start(exc, began_at)
-                self.sleep(pause or 0.0)
-        except BaseException:  # nobody else would close it
-            self.close()
-            raise
+        if self.is_required:
+            try:
+                run_at_once(self._start())
+            except BaseException:  # nobody else would close it
+                self.close()
+                raise
 
     def close(self) -> None:
         """Send what was counted, give back what is held, and close the connections, once the calls

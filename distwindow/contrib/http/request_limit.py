@@ -3,8 +3,7 @@ for one request.
 
 What it does with a request is a coroutine, which raises what the framework is to handle. In threads
 its limiter has answered already, so it awaits nothing, and `BlockingRateLimits.run` takes it to its
-end in one step. `RequestLimit.decide_at_once` is a shorter way for the most frequent request of
-tasks.
+end in one step.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ MAX_REMEMBERED = 1000
 
 
 class RequestLimit:
-    """One limit of requests: what `RateLimits.limit` makes, which documents the arguments.
-
-    An integration has a subclass that defines `name_of`.
-    """
+    """One limit of requests: what `RateLimits.limit` makes, which documents the arguments."""
 
     takes_request = True
     """True if `key`, `cost`, `exempt` and `limits` are called with the request."""
@@ -77,11 +73,9 @@ class RequestLimit:
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigurationError(f"name={short_repr(name)} is not the name of a limit, a str")
         self.name = name
-        self.on_store_error = (
-            rate_limits.on_store_error if on_store_error is None else on_store_error
-        )
-        self.count_when = count_when
-        self.cost_after = cost_after
+        of_all = rate_limits.on_store_error
+        self.on_store_error = of_all if on_store_error is None else on_store_error
+        self.count_when, self.cost_after = count_when, cost_after
         functions = {
             "key": key, "cost": None if cost == 1 else cost, "exempt": exempt,
             "count_when": count_when, "cost_after": cost_after,
@@ -111,10 +105,8 @@ class RequestLimit:
             raise ConfigurationError(
                 f'unit={short_repr(unit)} is neither "requests" nor "content-bytes"'
             )
-        self._unit = unit
+        self._unit, self._cost, self._exempt = unit, cost, exempt
         self._key = rate_limits.key_function(key)
-        self._cost = cost
-        self._exempt = exempt
         self._limiter: Any = None
         self._opened: object = None
         """What `rate_limits` had open when `_limiter` was taken from it."""
@@ -124,21 +116,17 @@ class RequestLimit:
         self._dynamic: dict[Any, tuple[Limit, ...]] = {}
         self._named: dict[Any, tuple[str, Policies]] = {}
         """By name, and by the limits where these differ: the beginning of keys, and what fields
-        say. Without a name of its own the limit is part of the beginning, so that two of one route
-        have windows of their own.
+        say.
         """
         arguments = 1 if self.takes_request else 0
-        self._check_function("key", self._key, arguments)
         for option, function, takes in (
-            ("exempt", exempt, arguments),
-            ("count_when", count_when, 1),
-            ("cost_after", cost_after, arguments + 1),
-        ):
+            ("key", self._key, arguments), ("exempt", exempt, arguments),
+            ("count_when", count_when, 1), ("cost_after", cost_after, arguments + 1),
+            ("limits", limits if callable(limits) else None, arguments),
+        ):  # fmt: skip
             if function is not None:
                 self._check_function(option, function, takes)
-        if callable(limits):
-            self._check_function("limits", limits, arguments)
-        else:
+        if not callable(limits):
             self._limits = parse_limits(limits)
             shaped = next((each for each in self._limits if each.is_shaped), None)
             if shaped is not None and self.settles:
@@ -180,8 +168,7 @@ class RequestLimit:
 
     def method_of(self, request: Any) -> str:
         """Return the method as which a request counts."""
-        method: str = request.method
-        return "GET" if method == "HEAD" else method
+        return "GET" if request.method == "HEAD" else str(request.method)
 
     def name_of(self, request: Any) -> str:
         """Return the name of the limit at `request` where it was given none: method and path
@@ -198,12 +185,11 @@ class RequestLimit:
         limits: Any = NOT_GIVEN,
     ) -> Decision | None:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
-        the decision; None if the request is not limited: it is exempt, or the limits are
-        switched off. `cost`, `key` and `limits` replace those of the limit.
+        the decision; None if the request is not limited. `cost`, `key` and `limits` replace those
+        of the limit.
 
         To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
-        back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
-        `on_store_error="raise"`, and always `ConfigurationError`.
+        back, and the error of `RateLimits.error_type` is raised.
         """
         if self.shadow:
             await self.decide_in_shadow(request, earlier, cost=cost, key=key, limits=limits)
@@ -246,8 +232,13 @@ class RequestLimit:
         """Ask the store, and conclude; see `decide`."""
         limiter, arguments = question.limiter, question.arguments
         clamp = self.cost_after is not None  # so that no guess refuses every request
-        if question.is_above_limit():
-            await conclude(earlier, never_admitted(question), self.rate_limits)  # which raises
+        if question.is_above_limit():  # which no store has to decide
+            smallest = min(question.limits, key=lambda limit: limit.amount)
+            decision = Decision(
+                False, question.key, question.cost, smallest, 0, math.inf, math.inf, 0.0,
+                "over_limit", "local", 0,
+            )  # fmt: skip
+            await self._conclude(earlier, decision, question.policies, limiter)  # which raises
         try:
             if self.settles:
                 steps = limiter.try_reserve(question.key, question.cost, clamp=clamp)
@@ -320,8 +311,7 @@ class RequestLimit:
         self, request: Any, earlier: LimitedRequest, key: Any = NOT_GIVEN
     ) -> Decision | Coroutine[Any, Any, Decision | None]:
         """Do `decide`, and return the decision where this process admits the request at once, which
-        takes 40 % less time. In all other cases return a coroutine that does it: a limit with
-        `priority`, or with a function besides `key`; a refusal, a wait, a question to the store.
+        takes 40 % less time. In all other cases return a coroutine that does it.
 
         Unlike `AsyncLimiter`, it does not let other tasks run after some calls in a row: it is for
         requests that have a task each.
@@ -365,9 +355,7 @@ class RequestLimit:
         arguments: tuple[Any, ...] = (),
         key: AnyKey = "",
     ) -> Decision:
-        """Add an answer to `earlier`, and raise or wait as it says. The `decision` of an
-        `AsyncLimiter` is awaited, for `key`.
-        """
+        """Do `conclude` for an answer: that of an `AsyncLimiter` is awaited, for `key`."""
         if type(decision) is not Decision:  # `result_of`, without a call of Python
             try:
                 decision = await decision
@@ -487,6 +475,7 @@ class RequestLimit:
         self.rate_limits.log_shared_names(name)
         if len(self._named) >= MAX_REMEMBERED:
             self._named.clear()  # the path of a mount may have parameters
+        # Two limits of one route have windows of their own.
         window = name if self.name else f"{name} {self.text_in_keys}"
         # So that no key of one limit is one of another.
         beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
@@ -583,9 +572,9 @@ class LimitedRequest(list["AskedLimit"]):
 
     def _asking_the_same(self, questions: Sequence[Question], again: bool) -> asyncio.Event | None:
         for ended, others in self.under_way.items():
-            for question, other in itertools.product(questions, others):
-                if is_charged_once(question, other, again):
-                    return ended
+            pairs = itertools.product(questions, others)
+            if any(is_charged_once(question, other, again) for question, other in pairs):
+                return ended
         return None
 
     @contextmanager
@@ -614,8 +603,7 @@ class LimitedRequest(list["AskedLimit"]):
         has served the request: a 401 that cost nothing would be a password that cost nothing.
 
         To be run by `RateLimits.run` with the last part of `response`, or when it ends without.
-        The store is told at once. Raises no `Exception`: what the functions raise is logged, and
-        the charge stays.
+        Raises no `Exception`: what the functions raise is logged, and the charge stays.
         """
         self.needs_response = False
         was_refused = self.is_refused or (status_code in _REFUSALS and self.refusal() is not None)
@@ -678,16 +666,11 @@ class AskedLimit(LimitAnswer):
         self.reservation = reservation
         """What `count_when` and `cost_after` settle; None without them."""
         self.arguments = arguments
-        """Of `cost_after`, or of that of each limit. With those of a framework the request is kept,
-        which keeps this: without a need for it, each request would be left to the garbage
-        collector.
+        """Of `cost_after`, or of that of each limit. Where it is not needed it is empty: a request
+        that is in it keeps this, and would be left to the garbage collector.
         """
         self.settled = decision.charged is None
         """True from when its charge is given back or committed on, or if nothing was charged."""
-
-    def questions(self) -> Sequence[Question]:
-        questions: Sequence[Question] = self.limit.questions_of(self)
-        return questions
 
 
 class Question(NamedTuple):
@@ -732,16 +715,6 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
     raise asked.limit.refusal(earlier, asked)
 
 
-def never_admitted(question: Question) -> AskedLimit:
-    """Return the refusal of a cost above the limit, which no store has to decide."""
-    smallest = min(question.limits, key=lambda limit: limit.amount)
-    decision = Decision(
-        False, question.key, question.cost, smallest, 0, math.inf, math.inf, 0.0, "over_limit",
-        "local", 0,
-    )  # fmt: skip
-    return AskedLimit(decision, question.policies, question.limit, question.limiter)
-
-
 def charged_before(
     earlier: Sequence[AskedLimit], question: Question, again: bool = False
 ) -> Decision | None:
@@ -754,7 +727,7 @@ def charged_before(
     for each in earlier:
         if not each.decision.charged:
             continue
-        for part in each.questions():
+        for part in each.limit.questions_of(each):
             if is_charged_once(question, part, again):
                 return each.decision
     return None
@@ -779,18 +752,13 @@ def is_same_question(question: Question, other: Question) -> bool:
         return False
     differs = question.limits != other.limits or question.cost != other.cost
     if differs or (one.count_when, one.cost_after) != (two.count_when, two.cost_after):
-        raise two_limits_of_one_window(question.policies)
+        names = ", ".join(map(short_repr, question.policies.names.values()))
+        raise ConfigurationError(
+            f"two limits of this request that differ have the name {names} and one interval, so "
+            "they count in one window, and it would be charged twice; give each a name of its own: "
+            'limit("100/minute", name="all"), limit("5/minute", name="search")'
+        )
     return True
-
-
-def two_limits_of_one_window(policies: Policies) -> ConfigurationError:
-    """Return the error for two limits that differ, of one request and one window."""
-    names = ", ".join(map(short_repr, policies.names.values()))
-    return ConfigurationError(
-        f"two limits of this request that differ have the name {names} and one interval, so they "
-        "count in one window, and it would be charged twice; give each a name of its own: "
-        'limit("100/minute", name="all"), limit("5/minute", name="search")'
-    )
 
 
 async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
