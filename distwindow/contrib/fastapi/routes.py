@@ -109,9 +109,7 @@ def first_with_dependencies(routes: Sequence[BaseRoute]) -> str | None:
 
 
 def limits_after(limit: Any, route: Any) -> list[Any]:
-    """Return the limits at `route` that stand behind `limit`: where it is one of the application,
-    those of routers and of the route.
-    """
+    """Return the limits at `route` behind `limit`, one of the application: also of routers."""
     dependencies = _dependencies_of(route)
     calls = [each.call for each in dependencies]
     return list(_limits_in(dependencies[calls.index(limit) + 1 :] if limit in calls else ()))
@@ -142,15 +140,12 @@ def _limits_in(dependencies: Sequence[Any]) -> Iterator[Any]:
 
 def _dependencies_of(route: Any) -> Sequence[Any]:
     """Return the dependencies of a route or of its context, of the application first."""
-    dependencies: Sequence[Any] = getattr(
-        getattr(_effective(route), "dependant", None), "dependencies", ()
-    )
+    dependant = getattr(_effective(route), "dependant", None)
+    dependencies: Sequence[Any] = getattr(dependant, "dependencies", ())
     return dependencies
 
 
 def _effective(route: Any) -> Any:
-    """Return what has the path and the dependencies: of a websocket in a router, a route that its
-    context has.
-    """
+    """Return what has the path and the dependencies: of a websocket, the route in its context."""
     inner = getattr(route, "starlette_route", None)
     return route if inner is None else inner

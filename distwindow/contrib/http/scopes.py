@@ -16,9 +16,7 @@ def scope_of(connection: Any) -> Scope:
 
 
 def method_of(scope: Scope) -> str:
-    """Return the method as which a request counts: HEAD is GET without a body, and no second
-    window beside it.
-    """
+    """Return the method as which a request counts: HEAD is no second window beside GET."""
     method: str = scope.get("method", "WEBSOCKET")
     return "GET" if method == "HEAD" else method
 
