@@ -70,9 +70,7 @@ class RateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # with
         return str(address_of.key_of(by_number) if by_number else address_of(request))
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Decide in the store. What this request was charged is given back if a later throttle
-        refuses it, and once one has, the following are not charged.
-        """
+        """Decide in the store. A request that one throttle refuses is charged by none."""
         key = None if self.rate is None else self.get_cache_key(request, view)
         if key is None:
             return True

@@ -193,8 +193,7 @@ class ClientCalls(NamedTuple):
     values by their names in lower case."""
     close: Callable[[Any], Any]
     is_unsent: Callable[[BaseException], bool]
-    """True for an error because of which the upstream has got no request: there was no connection.
-    """
+    """True for an error without a connection: the upstream has got no request."""
     body: Callable[[Any], bytes | None]
     """`body(request)`; None for one that is sent while it is made, and cannot be sent again."""
     watch: Callable[[Any, Callable[[bytes], Any]], Any]

@@ -160,9 +160,7 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
         return {}
 
     def holds(self, limit: RequestLimit, scope: Any) -> bool:
-        """Return whether a limit is asked at the route of a request: not where that is exempt, and
-        not the default one where the route has one of its own.
-        """
+        """Return whether a limit holds: the route is not exempt, nor is a default one replaced."""
         if self.is_exempt(scope.get("endpoint")):
             return False
         if limit is not self.default_limit:

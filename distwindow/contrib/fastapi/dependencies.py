@@ -41,9 +41,7 @@ class DependencyCall(functools.partial[Coroutine[Any, Any, Any]]):
 
 
 class DependencyMethod:
-    """The `__call__` of a dependency: FastAPI finds a coroutine function in it, and who calls it as
-    a decorator an error.
-    """
+    """The `__call__` of a dependency, in which FastAPI has to find a coroutine function."""
 
     def __init__(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
         self._function = function

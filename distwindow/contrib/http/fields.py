@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
+from urllib.parse import quote
 
 from ...ring.decision import Decision
 from ...ring.limit import UNITS_MS, Limit
@@ -93,9 +93,7 @@ class Policies:
         return own
 
     def with_all(self, asked: Sequence[Policies]) -> Policies:
-        """Return these for a decision on all that were `asked`: `RateLimit` names these, which
-        bind, and `RateLimit-Policy` all.
-        """
+        """Return these, which bind, for a decision on all that were `asked`."""
         shown = distinct_policies(asked)
         own = copy.copy(next(each for each in shown if each.given == self.given))
         own._all, own.text = shown, ", ".join(each.text for each in shown)
@@ -284,15 +282,13 @@ def _seconds_of(value: str, now_ms: int) -> float:
         return 0
 
 
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
+
+
 def _string(name: str) -> str:
     """Return `name` as a String of RFC 9651; what it cannot have is percent-encoded."""
     escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    encoded = re.sub(
-        r"[^\x20-\x7e]+",
-        lambda part: "".join(f"%{byte:02X}" for byte in part[0].encode("utf-8", "surrogatepass")),
-        escaped,
-    )
-    return f'"{encoded}"'
+    return f'"{quote(escaped, _PRINTABLE, errors="surrogatepass")}"'
 
 
 def _window(limit: Limit) -> str:

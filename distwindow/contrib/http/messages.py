@@ -73,9 +73,7 @@ class WatchedRequest(LimitedRequest):
         self._around = sys.exc_info()[1]  # a server may run in an `except`
 
     def refusal_to_send(self, message: Message) -> Exception | None:
-        """Return the refusal that a handler has not caught, if `message` is what a framework sends
-        for it, and not for another exception after it.
-        """
+        """Return the refusal that a handler has not caught, if `message` is sent for that."""
         if message.get("status", message.get("code")) not in _FAILED:
             return None
         handled = sys.exc_info()[1]  # where the framework sends while it handles the exception

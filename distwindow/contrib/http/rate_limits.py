@@ -1,6 +1,4 @@
-"""The limits of one application, as all integrations with web frameworks have them: the object of
-its settings, which opens the store, makes the limits, and is started and closed with it.
-"""
+"""The limits of one application, as all integrations with web frameworks have them."""
 
 from __future__ import annotations
 
@@ -356,9 +354,7 @@ class BlockingRateLimits(BaseRateLimits[R]):
         self._any_limiter().stats("start")
 
     def start(self) -> None:
-        """Ask the store at the start of an application with `require`, and raise as
-        `AsyncRateLimits.start`.
-        """
+        """Ask the store if it is required, and raise as `AsyncRateLimits.start`."""
         if self.is_required:
             try:
                 run_at_once(self._start())

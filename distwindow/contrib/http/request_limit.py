@@ -50,23 +50,14 @@ class RequestLimit:
     """True if `key`, `cost`, `exempt` and `limits` are called with the request."""
 
     def __init__(
-        self,
-        rate_limits: BaseRateLimits[Any],
-        limits: LimitSpec | Callable[..., Any],
-        *,
-        name: str | None = None,
-        key: Callable[..., Any] | None = None,
-        cost: int | Callable[..., Any] = 1,
-        exempt: Callable[..., Any] | None = None,
-        methods: Collection[str] | None = None,
-        on_store_error: OnStoreError | None = None,
-        count_when: Callable[..., Any] | None = None,
-        cost_after: Callable[..., Any] | None = None,
-        priority: bool = False,
-        unit: Unit = "requests",
-        override_defaults: bool = True,
+        self, rate_limits: BaseRateLimits[Any], limits: LimitSpec | Callable[..., Any], *,
+        name: str | None = None, key: Callable[..., Any] | None = None,
+        cost: int | Callable[..., Any] = 1, exempt: Callable[..., Any] | None = None,
+        methods: Collection[str] | None = None, on_store_error: OnStoreError | None = None,
+        count_when: Callable[..., Any] | None = None, cost_after: Callable[..., Any] | None = None,
+        priority: bool = False, unit: Unit = "requests", override_defaults: bool = True,
         shadow: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.rate_limits = rate_limits
         self.shadow = is_in_shadow(shadow)
         self._methods = None if methods is None else _read_methods(methods)
@@ -115,9 +106,7 @@ class RequestLimit:
         self._limits_of = limits
         self._dynamic: dict[Any, tuple[Limit, ...]] = {}
         self._named: dict[Any, tuple[str, Policies]] = {}
-        """By name, and by the limits where these differ: the beginning of keys, and what fields
-        say.
-        """
+        """By name, and limits where these differ: the beginning of keys, and what fields say."""
         arguments = 1 if self.takes_request else 0
         for option, function, takes in (
             ("key", self._key, arguments), ("exempt", exempt, arguments),
@@ -171,9 +160,7 @@ class RequestLimit:
         return "GET" if request.method == "HEAD" else str(request.method)
 
     def name_of(self, request: Any) -> str:
-        """Return the name of the limit at `request` where it was given none: method and path
-        template of the route. Raises `ConfigurationError` where these cannot be read.
-        """
+        """Return the name where none was given: method and path template of the route."""
         raise NotImplementedError  # each framework has routes of its own
 
     async def decide(
@@ -346,15 +333,9 @@ class RequestLimit:
         return self._conclude(earlier, decision, policies, limiter, key=full_key)
 
     async def _conclude(
-        self,
-        earlier: LimitedRequest,
-        decision: Any,
-        policies: Policies,
-        limiter: Any,
-        reservation: Any = None,
-        arguments: tuple[Any, ...] = (),
-        key: AnyKey = "",
-    ) -> Decision:
+        self, earlier: LimitedRequest, decision: Any, policies: Policies, limiter: Any,
+        reservation: Any = None, arguments: tuple[Any, ...] = (), key: AnyKey = "",
+    ) -> Decision:  # fmt: skip
         """Do `conclude` for an answer: that of an `AsyncLimiter` is awaited, for `key`."""
         if type(decision) is not Decision:  # `result_of`, without a call of Python
             try:
@@ -423,9 +404,7 @@ class RequestLimit:
     async def actual(
         self, cost: int, arguments: tuple[Any, ...], response: Any, was_refused: bool
     ) -> int:
-        """Return what a request has cost. `count_when` sees refusals, too; without it they cost
-        nothing.
-        """
+        """Return what a request has cost; a refusal nothing, unless `count_when` counts it."""
         if self.count_when is None:
             if was_refused:
                 return 0
@@ -539,9 +518,7 @@ class RateLimited(RateLimitExceeded):
 
 
 class LimitedRequest(list["AskedLimit"]):
-    """What was decided for one request, in the order of the framework: a list that an integration
-    keeps with the request from its first limit on.
-    """
+    """What was decided for one request, in order: kept with it from its first limit on."""
 
     __slots__ = (
         "in_shadow", "is_refused", "is_refused_in_shadow", "needs_response", "under_way",
@@ -555,18 +532,14 @@ class LimitedRequest(list["AskedLimit"]):
         self.is_refused = False
         """True once a refusal has been made the response, whatever its status is."""
         self.in_shadow: Sequence[AskedLimit] = ()
-        """The answers of limits in shadow: they are nothing to the response, but it may be to what
-        they charge.
-        """
+        """The answers of limits in shadow, whose charges the response may decide about."""
         self.is_refused_in_shadow = False
         """True once one of them would have refused the request."""
         self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
         """What tasks are asking for it now; each event is set when its call has ended."""
 
     async def others_ended(self, questions: Sequence[Question], again: bool) -> None:
-        """Wait until no other task asks one of `questions` for this request: what that is charged
-        will do for both. `again` is that of `charged_before`.
-        """
+        """Wait until no other task asks one of `questions`: one charge will do for both."""
         while (ended := self._asking_the_same(questions, again)) is not None:
             await ended.wait()
 
@@ -589,9 +562,7 @@ class LimitedRequest(list["AskedLimit"]):
             ended.set()
 
     def fields_to_set(self, status_code: int, get: Callable[[str], str | None]) -> dict[str, str]:
-        """Return the header fields to set in the response, by name; see `fields.fields_to_set`.
-        `get` returns the present value of a field, None where there is none.
-        """
+        """See `fields.fields_to_set`."""
         return fields_to_set(self, status_code, get)
 
     async def settle(
@@ -620,9 +591,7 @@ class LimitedRequest(list["AskedLimit"]):
             each.arguments = ()
 
     async def serve_nothing(self) -> None:
-        """Note that the request was cancelled while a limit was asked, so that all is given back:
-        with the end of the response, or now, if nobody sees one.
-        """
+        """Note that the request was cancelled: all is given back, now if nobody sees a response."""
         self.is_refused = True
         self.needs_response = bool(self.charges())
         if self.needs_response and not self.is_watched:
@@ -650,14 +619,9 @@ class AskedLimit(LimitAnswer):
     __slots__ = ("arguments", "limit", "limiter", "reservation", "settled")
 
     def __init__(
-        self,
-        decision: Decision,
-        policies: Policies,
-        limit: Any,
-        limiter: Any,
-        reservation: Any = None,
-        arguments: tuple[Any, ...] = (),
-    ) -> None:
+        self, decision: Decision, policies: Policies, limit: Any, limiter: Any,
+        reservation: Any = None, arguments: tuple[Any, ...] = (),
+    ) -> None:  # fmt: skip
         self.decision = decision
         self.policies = policies
         self.limit = limit
@@ -739,9 +703,7 @@ def is_charged_once(question: Question, other: Question, again: bool) -> bool:
 
 
 def is_same_question(question: Question, other: Question) -> bool:
-    """Return whether both ask for the same. Raises `ConfigurationError` for limits that differ, and
-    have one window.
-    """
+    """Return whether both ask for the same; see `charged_before`."""
     one, two = question.limit, other.limit
     if (one.rate_limits.namespace, one.shadow) != (two.rate_limits.namespace, two.shadow):
         return False
@@ -773,9 +735,7 @@ async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
 
 
 def counted_by(decision: Decision) -> str:
-    """Return what a limit counts of which only this decision is known: of a cost above 1 it is
-    something else than requests, such as tokens.
-    """
+    """Return what a limit counts by a decision: a cost above 1 is of tokens, say."""
     return "requests" if decision.cost == 1 else "units"
 
 

@@ -22,9 +22,7 @@ def method_of(scope: Scope) -> str:
 
 
 def root_template(scope: Scope) -> str:
-    """Return the root path with the parameters of mounts in place of what the client has written
-    for them: another value would be another limit.
-    """
+    """Return the root path with names of parameters for their values, which are no limits."""
     root: str = scope.get("root_path", "")
     server = scope.get("app_root_path", "")
     if not root or not scope.get("path_params"):
