@@ -102,10 +102,8 @@ def route_of(scope: Scope) -> Any:
 
 def first_with_dependencies(routes: Sequence[BaseRoute]) -> str | None:
     """Return the path template of the first route that may have dependencies, if there is one."""
-    for path, route in _walk(routes, into_mounts=False):
-        if hasattr(_effective(route), "dependant"):
-            return path
-    return None
+    found = _walk(routes, into_mounts=False)
+    return next((path for path, route in found if hasattr(_effective(route), "dependant")), None)
 
 
 def limits_after(limit: Any, route: Any) -> list[Any]:

@@ -156,10 +156,9 @@ class BaseRateLimits(MakesLimits[R]):
             raise ConfigurationError(
                 f'headers={short_repr(headers)} is none of "ietf", "x-ratelimit", "both", "none"'
             )
-        if not isinstance(enabled, bool):  # "false" of an environment would be true
-            raise ConfigurationError(f"enabled={short_repr(enabled)} is neither True nor False")
-        if not isinstance(require, bool):
-            raise ConfigurationError(f"require={short_repr(require)} is neither True nor False")
+        for option, given in (("enabled", enabled), ("require", require)):
+            if not isinstance(given, bool):  # "false" of an environment would be true
+                raise ConfigurationError(f"{option}={short_repr(given)} is neither True nor False")
         if on_store_error is NOT_GIVEN:
             raise ConfigurationError(
                 "on_store_error says what requests get while the store does not answer, and has no "
@@ -168,8 +167,7 @@ class BaseRateLimits(MakesLimits[R]):
             )
         self.on_store_error: Any = on_store_error
         self.headers: Headers = headers
-        self.enabled = enabled
-        self._require = require
+        self.enabled, self._require = enabled, require
         self.client_address = self.address_type(trusted_proxies)
         """The address of the client of a request, by `trusted_proxies`: for key functions."""
         self._given_store = store
@@ -195,11 +193,10 @@ class BaseRateLimits(MakesLimits[R]):
         """The limiters, from one closing to the next."""
         self.default_limit: R | None = None
         """The limit of each route that has none of its own."""
-        if default_limits is not None:
-            if isinstance(default_limits, Mapping):
-                self.default_limit = self.limit(**default_limits)
-            else:
-                self.default_limit = self.limit(default_limits)
+        if isinstance(default_limits, Mapping):
+            self.default_limit = self.limit(**default_limits)
+        elif default_limits is not None:
+            self.default_limit = self.limit(default_limits)
 
     @property
     def is_required(self) -> bool:

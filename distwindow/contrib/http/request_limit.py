@@ -9,6 +9,7 @@ end in one step.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import math
@@ -40,7 +41,8 @@ NOT_GIVEN: Any = object()
 _REFUSALS = (429, 503)
 """The statuses of refusals."""
 MAX_REMEMBERED = 1000
-"""How many distinct limits, and names with their limits, are kept of one limit."""
+"""How many names with their limits are kept of one limit, and limits that functions return."""
+_parse_limits = functools.lru_cache(MAX_REMEMBERED)(parse_limits)
 
 
 class RequestLimit:
@@ -104,7 +106,6 @@ class RequestLimit:
         self._limits: tuple[Limit, ...] | None = None
         """None where a function of the request returns them."""
         self._limits_of = limits
-        self._dynamic: dict[Any, tuple[Limit, ...]] = {}
         self._named: dict[Any, tuple[str, Policies]] = {}
         """By name, and limits where these differ: the beginning of keys, and what fields say."""
         arguments = 1 if self.takes_request else 0
@@ -148,12 +149,6 @@ class RequestLimit:
         if self._limits is None:
             return function_name(self._limits_of)
         return "; ".join(map(str, self._limits))
-
-    @property
-    def text_in_keys(self) -> str:
-        """The limits and their functions, which tell the keys of two limits without names apart."""
-        of = stable_name(self._limits_of) if self._limits is None else self.text
-        return f"{of}{self.marks}"
 
     def method_of(self, request: Any) -> str:
         """Return the method as which a request counts."""
@@ -434,18 +429,11 @@ class RequestLimit:
     def _parsed(self, spec: Any) -> tuple[Limit, ...]:
         """Return the limits that a function has returned."""
         try:
-            known = spec if isinstance(spec, (str, Limit)) else tuple(spec)
-            if known in self._dynamic:
-                return self._dynamic[known]
-            limits = parse_limits(spec)
+            return _parse_limits(spec if isinstance(spec, (str, Limit)) else tuple(spec))
         except (TypeError, ConfigurationError) as exc:
             raise ConfigurationError(
                 f"limits={function_name(self._limits_of)} has returned {short_repr(spec)}: {exc}"
             ) from None
-        if len(self._dynamic) >= MAX_REMEMBERED:
-            self._dynamic.clear()
-        self._dynamic[known] = limits
-        return limits
 
     def _remember(
         self, known_as: object, name: str, limits: tuple[Limit, ...]
@@ -454,8 +442,9 @@ class RequestLimit:
         self.rate_limits.log_shared_names(name)
         if len(self._named) >= MAX_REMEMBERED:
             self._named.clear()  # the path of a mount may have parameters
-        # Two limits of one route have windows of their own.
-        window = name if self.name else f"{name} {self.text_in_keys}"
+        # Without names, the limits and their functions tell the windows of one route apart.
+        of = stable_name(self._limits_of) if self._limits is None else self.text
+        window = name if self.name else f"{name} {of}{self.marks}"
         # So that no key of one limit is one of another.
         beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
         policies = Policies(name, limits, self._unit, self.rate_limits.headers)
@@ -590,13 +579,6 @@ class LimitedRequest(list["AskedLimit"]):
                 _LOG.exception("the cost of a request could not be settled; it stays charged")
             each.arguments = ()
 
-    async def serve_nothing(self) -> None:
-        """Note that the request was cancelled: all is given back, now if nobody sees a response."""
-        self.is_refused = True
-        self.needs_response = bool(self.charges())
-        if self.needs_response and not self.is_watched:
-            await asyncio.shield(self.settle(None, 0))
-
     def charges(self) -> list[AskedLimit]:
         """Return what is still to be settled, of limits in shadow, too."""
         return [each for each in (*self, *self.in_shadow) if not each.settled]
@@ -730,7 +712,10 @@ async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
     try:
         return await steps
     except asyncio.CancelledError:
-        await earlier.serve_nothing()
+        earlier.is_refused = True
+        earlier.needs_response = bool(earlier.charges())
+        if earlier.needs_response and not earlier.is_watched:
+            await asyncio.shield(earlier.settle(None, 0))
         raise
 
 
