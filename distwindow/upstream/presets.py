@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -120,7 +121,7 @@ def openai(
     account. With `together`, all models that match count together.
     """
     options = model, requests, tokens, estimate, account, together
-    return _of_models(("Authorization", "api-key"), _openai_tokens, *options)
+    return _of_models(("Authorization", "api-key"), partial(_last, b"total_tokens"), *options)
 
 
 def anthropic(
@@ -234,10 +235,6 @@ def _github_resource(request: Any, fields: dict[str, Any]) -> str:
         return "code_search"
     first = path.split("/", 2)[1] if "/" in path else ""
     return first if first in ("search", "graphql") else "core"
-
-
-def _openai_tokens(body: bytes) -> int | None:
-    return _last(b"total_tokens", body)
 
 
 def _anthropic_tokens(body: bytes) -> int | None:

@@ -63,13 +63,11 @@ class WatchedRequest(LimitedRequest):
 
     def __init__(self) -> None:
         super().__init__()
-        self.status_code = 0
-        """0 until the response begins."""
+        self.status_code = 0  # until the response begins
         self.headers: _RawHeaders = ()
         self.body_bytes = 0
         self.is_complete = False
-        self.is_answered = False
-        """True once a refusal was sent in the place of what the framework has made of it."""
+        self.is_answered = False  # until a refusal is sent in place of what the framework makes
         self._around = sys.exc_info()[1]  # a server may run in an `except`
 
     def refusal_to_send(self, message: Message) -> Exception | None:

@@ -189,8 +189,7 @@ class BaseRateLimits(MakesLimits[R]):
         self.policy_names = PolicyNames()
         self.namespace: object = (store_name(store), self._options.prefix)
         """The store and the prefix: limits of one name are one limit in it."""
-        self.opened = self._open()
-        """The limiters, from one closing to the next."""
+        self.opened = self._open()  # from one closing to the next
         self.default_limit: R | None = None
         """The limit of each route that has none of its own."""
         if isinstance(default_limits, Mapping):

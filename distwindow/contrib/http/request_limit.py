@@ -80,8 +80,7 @@ class RequestLimit:
             if value is not None
         )
         """What distinguishes it from others without a name."""
-        self.settles = count_when is not None or cost_after is not None
-        """True if the response decides about the charge."""
+        self.settles = count_when is not None or cost_after is not None  # by the response
         for option, given in (("priority", priority), ("override_defaults", override_defaults)):
             if not isinstance(given, bool):
                 raise ConfigurationError(f"{option}={short_repr(given)} is no bool")
@@ -101,10 +100,8 @@ class RequestLimit:
         self._unit, self._cost, self._exempt = unit, cost, exempt
         self._key = rate_limits.key_function(key)
         self._limiter: Any = None
-        self._opened: object = None
-        """What `rate_limits` had open when `_limiter` was taken from it."""
-        self._limits: tuple[Limit, ...] | None = None
-        """None where a function of the request returns them."""
+        self._opened: object = None  # what `rate_limits` had open when `_limiter` was taken
+        self._limits: tuple[Limit, ...] | None = None  # of a function: None
         self._limits_of = limits
         self._named: dict[Any, tuple[str, Policies]] = {}
         """By name, and limits where these differ: the beginning of keys, and what fields say."""
@@ -113,6 +110,7 @@ class RequestLimit:
             ("key", self._key, arguments), ("exempt", exempt, arguments),
             ("count_when", count_when, 1), ("cost_after", cost_after, arguments + 1),
             ("limits", limits if callable(limits) else None, arguments),
+            ("cost", cost if callable(cost) else None, arguments),
         ):  # fmt: skip
             if function is not None:
                 self._check_function(option, function, takes)
@@ -131,9 +129,7 @@ class RequestLimit:
                 rate_limits.policy_names.add(
                     self, Policies(name, self._limits, unit, rate_limits.headers)
                 )
-        if callable(cost):
-            self._check_function("cost", cost, arguments)
-        else:
+        if not callable(cost):
             self._check_fixed_cost(cost)
         only_asks = (
             exempt is None
@@ -518,12 +514,10 @@ class LimitedRequest(list["AskedLimit"]):
     def __init__(self) -> None:
         self.needs_response = False
         """True if what the response is decides about a charge, so that `settle` has to be run."""
-        self.is_refused = False
-        """True once a refusal has been made the response, whatever its status is."""
+        self.is_refused = False  # until a refusal is the response, whatever its status is
         self.in_shadow: Sequence[AskedLimit] = ()
         """The answers of limits in shadow, whose charges the response may decide about."""
-        self.is_refused_in_shadow = False
-        """True once one of them would have refused the request."""
+        self.is_refused_in_shadow = False  # until one of them would have refused the request
         self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
         """What tasks are asking for it now; each event is set when its call has ended."""
 
@@ -606,11 +600,9 @@ class AskedLimit(LimitAnswer):
     ) -> None:  # fmt: skip
         self.decision = decision
         self.policies = policies
-        self.limit = limit
-        """A `RequestLimit`, or `LimitsTogether`."""
+        self.limit = limit  # a `RequestLimit`, or `LimitsTogether`
         self.limiter = limiter
-        self.reservation = reservation
-        """What `count_when` and `cost_after` settle; None without them."""
+        self.reservation = reservation  # what `count_when` and `cost_after` settle
         self.arguments = arguments
         """Of `cost_after`, or of that of each limit. Where it is not needed it is empty: a request
         that is in it keeps this, and would be left to the garbage collector.
@@ -628,8 +620,7 @@ class Question(NamedTuple):
     cost: int
     policies: Policies
     limiter: Any
-    arguments: tuple[Any, ...] = ()
-    """Of the functions of the limit."""
+    arguments: tuple[Any, ...] = ()  # of the functions of the limit
 
     def is_above_limit(self) -> bool:
         """Return whether the cost can never be admitted."""

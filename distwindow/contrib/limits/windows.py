@@ -63,8 +63,7 @@ class Windows:
     def __init__(self, pool_type: Any, uri: str | None, options: dict[str, Any]) -> None:
         self._pool_type, self._awaits = pool_type, pool_type is AsyncLimiterPool
         self._settings = read_settings(uri or "", options)
-        self.store_name = store_name(self._settings.url)
-        """The URL of the store, without a password."""
+        self.store_name = store_name(self._settings.url)  # without a password
         self._is_in_shadow = is_in_shadow() != ""
         self._maker = maker_of_storage()
         self._earlier: WeakSet[Any] = WeakSet()
