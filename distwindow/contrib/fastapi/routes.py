@@ -54,12 +54,10 @@ def _response(headers: http.Headers, description: str, *, fields: bool = False) 
     names = [policy, limit] if fields and headers in ("ietf", "both") else []
     names += older if fields and headers in ("x-ratelimit", "both") else []
     integers = {retry_after, *older}
+    types = {name: "integer" if name in integers else "string" for name in [*names, retry_after]}
     return {
         "description": description,
-        "headers": {
-            name: {"schema": {"type": "integer" if name in integers else "string"}}
-            for name in [*names, retry_after]
-        },
+        "headers": {name: {"schema": {"type": kind}} for name, kind in types.items()},
         "content": {http.PROBLEM_MEDIA_TYPE: {"schema": http.PROBLEM_SCHEMA}},
     }
 

@@ -19,15 +19,7 @@ from ...ring.limit import Limit
 from ...rules.shadow import as_enforced
 
 if TYPE_CHECKING:
-    from .request_limit import AskedLimit, Question, RequestLimit
-
-
-def count(tally: Tally, asked: AskedLimit) -> None:
-    """Count one answer."""
-    decision = asked.decision
-    if decision[7] > 0:  # `wait`
-        tally.waited(decision, decision[7], asked.policies.given[0])
-    asked.limit.count(tally, asked)
+    from .request_limit import Question, RequestLimit
 
 
 def count_one(

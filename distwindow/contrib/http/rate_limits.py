@@ -183,8 +183,7 @@ class BaseRateLimits(MakesLimits[R]):
             self._options, observer=observer_of(observer) or UNOBSERVED,
             key_label=None if key_label is None else label_of_request(key_label),
         )  # fmt: skip
-        is_here = store_name(store).lower().startswith("memory")
-        self._has_own_names = prefix is not None or is_here
+        self._has_own_names = prefix is not None or store_name(store).lower().startswith("memory")
         self.shared_windows = SharedWindows(_LOG)
         self.policy_names = PolicyNames()
         self.namespace: object = (store_name(store), self._options.prefix)

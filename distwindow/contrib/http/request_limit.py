@@ -28,7 +28,7 @@ from ...ring.limit import LimitSpec, parse_limits
 from ...rules.shadow import is_in_shadow, log_mistake
 from ...support.async_use import result_of
 from ...support.callables import check_not_async, check_takes, function_name, stable_name
-from .counts import count, count_failed, count_one
+from .counts import count_failed, count_one
 from .fields import LimitAnswer, Policies, Unit, distinct, fields_to_set, problem
 
 if TYPE_CHECKING:
@@ -636,9 +636,12 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
         earlier.append(asked)
     tally = rate_limits.opened.tally
     if tally is not None:
-        count(tally, asked)
+        name = asked.policies.given[0]
+        if asked.decision.wait > 0:
+            tally.waited(asked.decision, asked.decision.wait, name)
+        asked.limit.count(tally, asked)
         if not asked.limit.shadow:
-            tally.in_request(asked.decision, asked.policies.given[0])
+            tally.in_request(asked.decision, name)
     if asked.decision.allowed:
         if asked.decision.wait > 0:  # borrowed, or paced: it begins later
             await result_of(rate_limits.sleep(asked.decision.wait))

@@ -30,7 +30,6 @@ from .items import (
     MAX_LIMITS,
     LimitsItem,
     MakeLimit,
-    fixed_limit,
     item_in,
     leap_limit,
     maker_of_storage,
@@ -128,7 +127,7 @@ class Windows:
             if left < 0 and decision.reason == "ok":  # the strategy decides so by the total
                 decision = decision._replace(allowed=False, reason="over_limit")
             decision = decision._replace(remaining=max(left, 0))
-            self._count_decision(key, fixed_limit(item), decision)
+            self._count_decision(key, leap_limit(item, 1), decision)
         return 0 if self._is_in_shadow else total
 
     async def _ask(self, limiter: Any, key: str, amount: int) -> Decision:
