@@ -20,7 +20,7 @@ class SharedWindows:
         self._logged: set[tuple[str, str]] = set()
 
     def add(self, key: str, limits: Sequence[Limit], owner: str, advice: str) -> None:
-        """Log once if a window has another amount by now, with `advice` on windows of their own."""
+        """Add limits of `owner`. Log once if a window has another amount, and `advice` on that."""
         for limit in limits:
             window = key, limit.bucket_ms, limit.span
             first_owner, first = self._first.setdefault(window, (owner, limit))

@@ -80,7 +80,7 @@ class RequestLimit:
             if value is not None
         )
         """What distinguishes it from others without a name."""
-        self.settles = count_when is not None or cost_after is not None  # by the response
+        self.settles = count_when is not None or cost_after is not None  # after the response
         for option, given in (("priority", priority), ("override_defaults", override_defaults)):
             if not isinstance(given, bool):
                 raise ConfigurationError(f"{option}={short_repr(given)} is no bool")

@@ -22,7 +22,7 @@ def method_of(scope: Scope) -> str:
 
 
 def root_template(scope: Scope) -> str:
-    """Return the root path with names of parameters for their values, which are no limits."""
+    """Return the root path with `{name}` for what a client writes as a parameter of a mount."""
     root: str = scope.get("root_path", "")
     server = scope.get("app_root_path", "")
     if not root or not scope.get("path_params"):
