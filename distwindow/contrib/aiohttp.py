@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 from ..errors import StoreUnavailable
@@ -37,6 +38,10 @@ class UpstreamStoreError(StoreUnavailable, aiohttp.ClientError):
     """The store gave no answer, and `on_store_error` is "raise"; also an `aiohttp.ClientError`."""
 
 
+_READS = ("read", "readany", "readexactly", "readline", "readuntil")
+"""The methods of `StreamReader` that return bytes."""
+
+
 class _WatchedContent:
     """The body of a response, as its caller reads it: unpacked."""
 
@@ -44,7 +49,13 @@ class _WatchedContent:
         self._content, self._watch = content, watch
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._content, name)
+        found = getattr(self._content, name)
+        return partial(self._read, found) if name in _READS else found
+
+    async def _read(
+        self, read: Callable[..., Awaitable[bytes]], *given: Any, **named: Any
+    ) -> bytes:
+        return await self._fed(await read(*given, **named))
 
     async def _fed(self, data: bytes) -> bytes:
         self._watch.feed(data)
@@ -52,21 +63,6 @@ class _WatchedContent:
         if self._watch.is_whole and (ended := self._watch.end()) is not None:
             await ended
         return data
-
-    async def read(self, n: int = -1) -> bytes:
-        return await self._fed(await self._content.read(n))
-
-    async def readany(self) -> bytes:
-        return await self._fed(await self._content.readany())
-
-    async def readexactly(self, n: int) -> bytes:
-        return await self._fed(await self._content.readexactly(n))
-
-    async def readline(self, **options: Any) -> bytes:
-        return await self._fed(await self._content.readline(**options))
-
-    async def readuntil(self, *arguments: Any, **options: Any) -> bytes:
-        return await self._fed(await self._content.readuntil(*arguments, **options))
 
     async def readchunk(self) -> tuple[bytes, bool]:
         data, ends_chunk = await self._content.readchunk()

@@ -99,19 +99,14 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
 
     install_hint = "RateLimitMiddleware(app, rate_limits)"
     request_type: ClassVar[type[Any] | None] = None
-    """Makes what `key`, `cost`, `exempt` and `limits` of the middleware are called with out of a
-    scope. Without it they are called with the scope.
-    """
+    """Makes out of a scope what functions of the middleware are called with; None: the scope."""
 
     @cached_property
     def settlements(self) -> Settlements:
-        """What is to be settled by responses of now."""
         return Settlements()
 
     async def aclose(self) -> None:
-        """See `AsyncRateLimits.aclose`. A server that ends closes this where it has cancelled what
-        is still being answered: that is settled before.
-        """
+        """See `AsyncRateLimits.aclose`. What is still being answered is settled before."""
         await self.settlements.end_all()
         await super().aclose()
 
@@ -129,7 +124,7 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
         for limit in limits:
             if not isinstance(limit, RequestLimit):
                 raise ConfigurationError(
-                    f"check asks limits that rate_limits.limit(...) has made, not "
+                    "check asks limits that rate_limits.limit(...) has made, not "
                     f"{short_repr(limit)}"
                 )
         if not isinstance(scope_of(connection), MutableMapping):
@@ -193,21 +188,19 @@ class RateLimitMiddleware:
             )
         if isinstance(exempt_paths, str) or isinstance(exempt_methods, str):
             raise ConfigurationError("exempt_paths and exempt_methods are lists of str, not a str")
-        options = {
-            "key": key, "cost": cost, "exempt": exempt, "on_store_error": on_store_error,
-            "count_when": count_when, "cost_after": cost_after, "priority": priority, "unit": unit,
-            "shadow": shadow,
-        }  # fmt: skip
         self.app = app
         self.rate_limits = rate_limits
         self._exempt_paths = {path for path in exempt_paths if not path.endswith("/*")}
         self._exempt_trees = tuple(path[:-1] for path in exempt_paths if path.endswith("/*"))
         self._exempt_methods = frozenset(method.upper() for method in exempt_methods)
-        self._request_type = rate_limits.request_type
         self._has_exempt_paths = bool(exempt_paths)
         self._limit: http.RequestLimit | None = None
         if limits is not None:
-            self._limit = limit = rate_limits.limit(limits, name=name, **options)
+            self._limit = limit = rate_limits.limit(
+                limits, name=name, key=key, cost=cost, exempt=exempt, on_store_error=on_store_error,
+                count_when=count_when, cost_after=cost_after, priority=priority, unit=unit,
+                shadow=shadow,
+            )  # fmt: skip
             limit.name_of = lambda request: "default"  # there is no route yet
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -222,9 +215,8 @@ class RateLimitMiddleware:
             or (self._has_exempt_paths and self._is_exempt_path(scope))
         ):
             limit = None
-        request: Any = scope
-        if limit is not None and self._request_type is not None:
-            request = self._request_type(scope)
+        request_type = self.rate_limits.request_type
+        request = scope if limit is None or request_type is None else request_type(scope)
         limited: WatchedRequest | None = scope.get(SCOPE_KEY)
         if limited is not None:  # inside another one, which writes the fields of both
             if limit is not None:

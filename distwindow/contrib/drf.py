@@ -70,9 +70,7 @@ class RateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # with
         return str(address_of.key_of(by_number) if by_number else address_of(request))
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Decide in the store. What this request was charged is given back if a later throttle
-        refuses it, and once one has, the following are not charged.
-        """
+        """Decide in the store. A request that one throttle refuses is charged by none."""
         key = None if self.rate is None else self.get_cache_key(request, view)
         if key is None:
             return True
@@ -106,10 +104,8 @@ class RateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # with
         on_store_error, shadow = type(self).on_store_error, self.shadow
         limit = _limits.get((name, on_store_error, shadow))
         if limit is None or limit.rate_limits is not of:
-            limit = ThrottleLimit(
-                of, _rate_of, name=name, on_store_error=on_store_error, shadow=shadow
-            )
-            _limits[name, on_store_error, shadow] = limit
+            options: Any = {"name": name, "on_store_error": on_store_error, "shadow": shadow}
+            limit = _limits[name, on_store_error, shadow] = ThrottleLimit(of, _rate_of, **options)
         return limit
 
 
@@ -135,26 +131,18 @@ class ScopedRateThrottle(throttling.ScopedRateThrottle, RateThrottle):  # type: 
 @checks.register()  # type: ignore[untyped-decorator]  # Django has no types
 def check_rates(**_: Any) -> list[checks.CheckMessage]:
     """Find rates that are none."""
-    classes = api_settings.DEFAULT_THROTTLE_CLASSES
+    classes, rates = api_settings.DEFAULT_THROTTLE_CLASSES, api_settings.DEFAULT_THROTTLE_RATES
     ours = [each for each in classes if issubclass(each, RateThrottle)]
-    if not ours:
-        return []
-    found = [
-        checks.Error(
-            f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES'] has no {each.scope!r}, which "
-            f"{each.__name__} asks for",
-            id="distwindow.E002",
-        )
-        for each in ours
-        if getattr(each, "scope", None)
-        and getattr(each, "rate", None) is None
-        and each.scope not in api_settings.DEFAULT_THROTTLE_RATES
-    ]
-    for scope, rate in api_settings.DEFAULT_THROTTLE_RATES.items():
+    wrong = []
+    for each in ours:
+        scope = getattr(each, "scope", None)
+        if scope and getattr(each, "rate", None) is None and scope not in rates:
+            wrong.append(f" has no {scope!r}, which {each.__name__} asks for")
+    for scope, rate in rates.items() if ours else ():
         try:
             if rate is not None:
                 parse_limits(rate)
         except ConfigurationError as exc:
-            text = f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES'][{scope!r}]: {exc}"
-            found.append(checks.Error(text, id="distwindow.E002"))
-    return found
+            wrong.append(f"[{scope!r}]: {exc}")
+    of = "REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']"
+    return [checks.Error(f"{of}{text}", id="distwindow.E002") for text in wrong]

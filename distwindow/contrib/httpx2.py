@@ -6,13 +6,7 @@ from ..errors import StoreUnavailable
 from ..upstream.presets import anthropic, by_header, by_host, github, openai
 from . import needs
 from . import upstream as _upstream
-from .httpx_calls import (
-    AsyncLimitedTransport,
-    AsyncWatchedStream,
-    LimitedTransport,
-    WatchedStream,
-    calls_of,
-)
+from .httpx_calls import AsyncLimitedTransport, LimitedTransport, calls_of
 from .upstream import AsyncUpstreamLimits, UpstreamLimits
 
 with needs("httpx2"):
@@ -41,25 +35,17 @@ class UpstreamStoreError(StoreUnavailable, httpx2.TransportError):
     """The store gave no answer, and `on_store_error` is "raise"; also a `httpx2.TransportError`."""
 
 
-class _Stream(WatchedStream, httpx2.SyncByteStream):
-    pass
-
-
-class _AsyncStream(AsyncWatchedStream, httpx2.AsyncByteStream):
-    pass
-
-
 class RateLimitTransport(LimitedTransport, httpx2.BaseTransport):
     """Sends each request through `transport` (None: `httpx2.HTTPTransport()`) once it may be sent.
     Closing it closes `transport`, and not `upstream`.
     """
 
-    _calls = calls_of(httpx2, UpstreamLimited, UpstreamStoreError, _Stream)
+    _calls = calls_of(httpx2, UpstreamLimited, UpstreamStoreError)
     _default = httpx2.HTTPTransport
 
 
 class AsyncRateLimitTransport(AsyncLimitedTransport, httpx2.AsyncBaseTransport):
     """`RateLimitTransport` for an `AsyncClient`."""
 
-    _calls = calls_of(httpx2, UpstreamLimited, UpstreamStoreError, _AsyncStream)
+    _calls = calls_of(httpx2, UpstreamLimited, UpstreamStoreError, is_async=True)
     _default = httpx2.AsyncHTTPTransport

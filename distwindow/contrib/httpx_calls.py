@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from operator import methodcaller
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, short_repr
@@ -48,10 +49,11 @@ class AsyncWatchedStream:
                 await ended
 
 
-def calls_of(client: Any, limited: Any, store_error: Any, watched: type[Any]) -> ClientCalls:
-    """Return how requests and responses of `client`, httpx or httpx2, are used. `watched` is one of
-    the streams above.
-    """
+def calls_of(client: Any, limited: Any, store_error: Any, *, is_async: bool = False) -> ClientCalls:
+    """Return how requests and responses of `client`, httpx or httpx2, are used."""
+    of_threads = (WatchedStream, client.SyncByteStream)
+    of_tasks = (AsyncWatchedStream, client.AsyncByteStream)
+    watched = type("WatchedStream", of_tasks if is_async else of_threads, {})
 
     def read(response: Any) -> tuple[int, str, Any]:
         headers = response.headers
@@ -71,13 +73,10 @@ def calls_of(client: Any, limited: Any, store_error: Any, watched: type[Any]) ->
             return None
         return end(body)  # a transport below has read it
 
-    def close(response: Any) -> Any:
-        is_async = issubclass(watched, AsyncWatchedStream)
-        return response.aclose() if is_async else response.close()
-
     def is_unsent(error: BaseException) -> bool:
         return isinstance(error, (client.ConnectError, client.ConnectTimeout, client.PoolTimeout))
 
+    close = methodcaller("aclose" if is_async else "close")
     return ClientCalls(limited, store_error, read, close, is_unsent, body, watch)
 
 

@@ -20,9 +20,7 @@ class SharedWindows:
         self._logged: set[tuple[str, str]] = set()
 
     def add(self, key: str, limits: Sequence[Limit], owner: str, advice: str) -> None:
-        """Add limits of `owner`. If a window has another one with another amount, that is logged
-        once, with `advice`: what to write for windows of their own.
-        """
+        """Add limits of `owner`. Log once if a window has another amount, and `advice` on that."""
         for limit in limits:
             window = key, limit.bucket_ms, limit.span
             first_owner, first = self._first.setdefault(window, (owner, limit))

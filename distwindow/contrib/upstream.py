@@ -123,16 +123,12 @@ class UpstreamLimited(RateLimitExceeded):
         return (*super().args, self.is_paused)
 
     def __str__(self) -> str:
+        why, key = super().__str__(), short_repr(self.key)
         if self.is_paused:
-            return (
-                f"the call was not sent: {short_repr(self.key)} has asked to wait; retry in "
-                f"{self.retry_after:.3f} s"
-            )
-        if self.decision.reason == "store_down":
-            return (
-                f"the call was not sent: the store of the limits of {short_repr(self.key)} is away"
-            )
-        return f"the call was not sent: {super().__str__()}"
+            why = f"{key} has asked to wait; retry in {self.retry_after:.3f} s"
+        elif self.decision.reason == "store_down":
+            why = f"the store of the limits of {key} is away"
+        return f"the call was not sent: {why}"
 
 
 class Pause(NamedTuple):
@@ -197,8 +193,7 @@ class ClientCalls(NamedTuple):
     values by their names in lower case."""
     close: Callable[[Any], Any]
     is_unsent: Callable[[BaseException], bool]
-    """True for an error because of which the upstream has got no request: there was no connection.
-    """
+    """True for an error without a connection: the upstream has got no request."""
     body: Callable[[Any], bytes | None]
     """`body(request)`; None for one that is sent while it is made, and cannot be sent again."""
     watch: Callable[[Any, Callable[[bytes], Any]], Any]
@@ -225,21 +220,18 @@ class _Known:
 class _Part(NamedTuple):
     """What one call costs of one kind of what the upstream counts."""
 
-    counts: str
-    """`requests` or `tokens`."""
+    counts: str  # `requests` or `tokens`
     key: AnyKey
     limits: tuple[Limit, ...]
     limiter: Any
     cost: int
-    is_paced: bool = False
-    """An admitted call has to wait, too."""
+    is_paced: bool = False  # an admitted call has to wait, too
 
 
 class _Route(NamedTuple):
     """What holds for the calls of one host."""
 
-    limits: tuple[Any, ...]
-    """Limits, or presets, or nothing."""
+    limits: tuple[Any, ...]  # limits, or presets, or nothing
     limiter: Any
     parts: tuple[_Part, ...] | None
     """Those of each call, where the key is the host and the cost is always the same."""
@@ -250,10 +242,8 @@ class _Call:
 
     preset: APILimits | None = None
     learns = False
-    is_reserved = False
-    """What it costs is known by its response only."""
-    id = ""
-    """Made when the fleet is asked, which most calls do not."""
+    is_reserved = False  # what it costs is known by its response only
+    id = ""  # made when the fleet is asked, which most calls do not
     is_probe = may_be_sent = has_waited = False
     probe_ms = 0
     """When it became the probe, by the store's clock, ms since the epoch."""
@@ -275,33 +265,31 @@ def check_is(upstream: T, kind: type) -> T:
 
 
 def _checked_host(pattern: Any) -> str:
-    if isinstance(pattern, str):
-        pattern = ascii_host(pattern).removeprefix("[").removesuffix("]")
-    is_ipv6 = isinstance(pattern, str) and pattern.count(":") > 1
-    if not isinstance(pattern, str) or not re.fullmatch(
-        r"[^\s/:@]*[^\s/:@.]" if not is_ipv6 else r"[0-9a-fA-F:.*?]+", pattern
-    ):
+    host = ascii_host(pattern) if isinstance(pattern, str) else ""
+    host = host.removeprefix("[").removesuffix("]")
+    is_ipv6 = host.count(":") > 1
+    if not re.fullmatch(r"[0-9a-fA-F:.*?]+" if is_ipv6 else r"[^\s/:@]*[^\s/:@.]", host):
         raise ConfigurationError(
             f"limits are of {short_repr(pattern)}, and have to be of a host, such as "
             "'api.example.com' or '*.example.com', without a scheme, a port and a path"
         )
-    return pattern
+    return host
 
 
 def _checked(limits: Any) -> tuple[Any, ...]:
     """Return the limits of one host, parsed, or its presets; empty for None."""
     if limits is None:
         return ()
-    if isinstance(limits, APILimits):
-        return (limits,)
-    if isinstance(limits, (list, tuple)) and any(isinstance(one, APILimits) for one in limits):
-        if not all(isinstance(one, APILimits) for one in limits):
-            raise ConfigurationError(
-                "the limits of one host are either limits or what openai, anthropic and github "
-                "return, and here are both"
-            )
-        return tuple(limits)
-    return parse_limits(limits)
+    given = limits if isinstance(limits, (list, tuple)) else (limits,)
+    presets = tuple(one for one in given if isinstance(one, APILimits))
+    if not presets:
+        return parse_limits(limits)
+    if len(presets) < len(given):
+        raise ConfigurationError(
+            "the limits of one host are either limits or what openai, anthropic and github "
+            "return, and here are both"
+        )
+    return presets
 
 
 def _is_paced(limits: Sequence[Limit]) -> bool:
@@ -319,6 +307,8 @@ class BaseUpstreamLimits:
     _pool_type: ClassVar[Callable[..., Any]]
     _awaits: ClassVar[bool]
     """What limiters and clients return is awaited."""
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    _sleep: Callable[[float], Any]
     _is_closed = False
 
     def __init__(
@@ -422,19 +412,15 @@ class BaseUpstreamLimits:
         now = self.store.clock.monotonic()
         with self._lock:
             known = [*self._known.items()]
-        pauses = tuple(
-            Pause(key, each.until - now, each.said_until - now)
-            for key, each in known
-            if each.until > now
-        )
-        learned = tuple(
-            Learned(key, limit)
-            for key, each in known
-            if each.learned_until > now
-            for limit in each.learned
-        )
+        pauses: list[Pause] = []
+        learned: list[Learned] = []
+        for key, each in known:
+            if each.until > now:
+                pauses.append(Pause(key, each.until - now, each.said_until - now))
+            if each.learned_until > now:
+                learned += [Learned(key, limit) for limit in each.learned]
         return UpstreamHealth(
-            pauses, learned, self._waited, self._limited, self._refused, self._lowered
+            tuple(pauses), tuple(learned), self._waited, self._limited, self._refused, self._lowered
         )
 
     def on_event(self, listener: Callable[[Event], object]) -> None:
@@ -536,8 +522,7 @@ class BaseUpstreamLimits:
         if limits and not isinstance(limits[0], APILimits):
             limiter = self._limiter(limits)
             if self._key is by_host and isinstance(self._cost, int) and self._cost_after is None:
-                paced = _is_paced(limits)
-                parts = (_Part("requests", host, limits, limiter, self._cost, paced),)
+                parts = (self._part("requests", host, limits, self._cost),)
         route = _Route(limits, limiter, parts)
         if len(self._routes) < _MAX_KEYS:
             self._routes[host] = route
@@ -592,8 +577,7 @@ class BaseUpstreamLimits:
 
     async def _keep_pace(self, call: _Call, limit: Limit, ends_at: float) -> None:
         """Wait until the next call of this process by the pace of `limit`. A process whose call has
-        waited would else take all that is free when its wait ends, and so again with each window,
-        before the turns of the others.
+        waited would else take all that is free when its wait ends, and so with each window.
         """
         known, now = call.known, self.store.clock.monotonic()
         at = max(now, known.next_at)
@@ -648,9 +632,7 @@ class BaseUpstreamLimits:
             await result_of(self._sleep(wait_s))
 
     def _answer_without_the_store(self, call: _Call, failure: StoreError) -> None:
-        """Answer by `on_store_error` what the pause was asked for. To ask the store for the limits,
-        too, would have the call wait for it twice.
-        """
+        """Answer by `on_store_error`. To ask the store for limits, too, would be to wait twice."""
         if self._options.on_store_error == "raise":
             self._count(call, "error", "store_down", "policy")
             raise failure
@@ -674,8 +656,7 @@ class BaseUpstreamLimits:
         *, speaks: bool,
     ) -> float | None:  # fmt: skip
         """Tell the fleet what a response says, if it speaks of limits. Return the seconds after
-        which it may be asked for again, before `_begin`; None where it does not ask to wait. Raises
-        nothing of the response: the caller has it.
+        which it may be asked for again, before `_begin`; None where it does not ask to wait.
         """
         if call.reserved is not None:
             if call.preset is not None and status >= 400:  # it has used no tokens
@@ -793,9 +774,7 @@ class BaseUpstreamLimits:
             _LOG.warning("what a call of %s has used is not counted: %s", call.key, exc)
 
     async def _ask(self, call: _Call, what: Any, first: int = 0, second: int = 0) -> Any:
-        """Ask or tell the pause of the key of a call. Return a `PauseReply`, or the `StoreError`
-        because of which there is none.
-        """
+        """Ask or tell the pause of the key of a call. Return a `PauseReply`, or a `StoreError`."""
         name = pause_name(self._options.prefix, call.key)
         call.id = call.id or uuid.uuid4().hex
         jitter = random.randint(0, _JITTER) if what == "tell" else 0
@@ -830,10 +809,9 @@ class BaseUpstreamLimits:
         is_new = known.until <= now
         known.until = max(known.until, now + wait_s)
         known.said_until = max(known.said_until, now + said_s)
-        if not is_new:
-            return
-        _LOG.info("%s has asked to wait for %.1f s; nobody calls it until then", key, said_s)
-        self._tell(Pause(key, wait_s, said_s))
+        if is_new:
+            _LOG.info("%s has asked to wait for %.1f s; nobody calls it until then", key, said_s)
+            self._tell(Pause(key, wait_s, said_s))
 
     def _count(self, call: _Call, result: Result, reason: str, source: str) -> None:
         """Count a call that is decided before its limits are asked."""
@@ -853,14 +831,8 @@ class BaseUpstreamLimits:
         """Have a lock that no thread of the parent holds."""
         self._lock = threading.Lock()
 
-    def run(self, steps: Coroutine[Any, Any, Any]) -> Any:
-        raise NotImplementedError  # what is one call here is a task's there
-
     def _uncancelled(self, steps: Coroutine[Any, Any, T]) -> Any:
         return steps  # a thread is not cancelled
-
-    def _sleep(self, seconds: float) -> Any:
-        raise NotImplementedError  # threads and tasks sleep in their ways
 
     def _parts_of_sleep(self, seconds: float) -> Iterator[float]:
         """Yield the parts of a sleep, after each of which it raises if this was closed. Of a clock

@@ -75,11 +75,12 @@ def may_speak_of_limits(status: int, names: str) -> bool:
 
 def read_response(status: int, get: Get, now_s: float) -> RateLimitInfo:
     """Return what a response says. `now_s` is the time here, seconds since the epoch; a date is
-    taken relative to the `Date` of the response, so that a clock that is wrong there does not
-    matter.
+    relative to the `Date` of the response, so that a clock that is wrong there does not matter.
     """
     fields = _Fields(get, now_s)
-    quotas = () if _number(fields.get("age") or "") else tuple(_quotas(fields))
+    is_repeated = _number(fields.get("age") or "")  # by a cache
+    found = () if is_repeated else _quotas(fields)
+    quotas = tuple(quota for quota in found if quota is not None)
     return RateLimitInfo(_pause(status, fields, quotas), quotas)
 
 
@@ -97,9 +98,7 @@ class _Fields:
         return None if value is None or len(value) > _MAX_LENGTH else value
 
     def seconds_until(self, text: str | None) -> float | None:
-        """Return the seconds until a reset: `18`, `1795371126`, `6m0s`, `12ms`, or a moment of RFC
-        3339 or of HTTP.
-        """
+        """Return the seconds until a reset: `18`, `1795371126`, `6m0s`, `12ms`, or a date."""
         text = (text or "").strip()
         moment = number = _number(text)
         if number is None:
@@ -175,7 +174,8 @@ _OF_EACH = [
 ]
 
 
-def _quotas(fields: _Fields) -> Iterator[Quota]:
+def _quotas(fields: _Fields) -> Iterator[Quota | None]:
+    """Yield what the fields say; None for what cannot be true."""
     if (value := fields.get("ratelimit")) is not None:
         yield from _of_draft(fields, value)
         return
@@ -184,8 +184,7 @@ def _quotas(fields: _Fields) -> Iterator[Quota]:
             yield quota
             return
     for names in _OF_EACH:
-        if (quota := _separate(fields, names)) is not None:
-            yield quota
+        yield _separate(fields, names)
     used, slash, limit = (fields.get("x-shopify-shop-api-call-limit") or "").partition("/")
     if slash and (amount := _count(limit)) and (taken := _count(used)) is not None:
         yield Quota("requests", max(0, amount - taken), amount)
@@ -212,8 +211,8 @@ def _separate(fields: _Fields, names: _Names) -> Quota | None:
     return _checked(names.counts, remaining, amount, window_s, reset_s)
 
 
-def _of_draft(fields: _Fields, value: str) -> Iterator[Quota]:
-    """Return the quotas of the field `RateLimit`."""
+def _of_draft(fields: _Fields, value: str) -> Iterator[Quota | None]:
+    """Yield the quotas of the field `RateLimit`."""
     items, policies = _items(value), _items(fields.get("ratelimit-policy") or "")
     pairs = {
         name.strip(): v for name, is_pair, v in (n.partition("=") for n, _ in items) if is_pair
@@ -221,23 +220,18 @@ def _of_draft(fields: _Fields, value: str) -> Iterator[Quota]:
     if "remaining" in pairs:  # draft 07
         amount = _count(pairs.get("limit", ""))
         reset_s = fields.seconds_until(pairs.get("reset"))
-        quota = _checked(
-            "requests", pairs["remaining"], amount, _window_of(amount, policies), reset_s
-        )
-        if quota is not None:
-            yield quota
+        window_s = _window_of(amount, policies)
+        yield _checked("requests", pairs["remaining"], amount, window_s, reset_s)
         return
     by_name = dict(policies)
     for name, parameters in items:
         policy = by_name.get(name, {})
         # Proposal #166 has `a` and `w` for `r` and `t`.
         left, reset = ("r", "t") if "r" in parameters else ("a", "w")
-        quota = _checked(
+        yield _checked(
             policy.get("qu", "requests"), parameters.get(left, ""), _count(policy.get("q", "")),
             _number(policy.get("w", "")), fields.seconds_until(parameters.get(reset)),
         )  # fmt: skip
-        if quota is not None:
-            yield quota
 
 
 def _window_of(amount: int | None, policies: list[_Item]) -> float | None:
@@ -291,9 +285,7 @@ _RFC_3339 = re.compile(
 
 
 def _count(text: str) -> int | None:
-    """Return a whole number of at most 15 digits; None for what is none, or negative. Reddit has
-    `98.0` of them left.
-    """
+    """Return a whole number of at most 15 digits, such as Reddit's `98.0`; None for others."""
     found = _COUNT.fullmatch(text.strip())
     return int(found[1]) if found else None
 

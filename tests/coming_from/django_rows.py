@@ -18,7 +18,7 @@ from distwindow import ConfigurationError, Limiter
 from tests.web.django_project import at, distwindow, routes
 
 from .page import Row, differs, shows
-from .world import AWAY, World, ask, statuses
+from .world import AWAY, World, ask, names_of, statuses
 
 from distwindow.contrib import drf  # isort: skip  # after the settings
 from distwindow.contrib.django import rate_limit  # isort: skip
@@ -32,9 +32,7 @@ SITE = "django"
 
 
 def django_ratelimit() -> dict[str, Any]:
-    """Return what django-ratelimit has, by name."""
-    parts = ("django_ratelimit.decorators", "django_ratelimit.core")
-    return {name: value for part in parts for name, value in vars(import_module(part)).items()}
+    return names_of("django_ratelimit.decorators", "django_ratelimit.core")
 
 
 def view(request: Any) -> HttpResponse:

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from distwindow.contrib.fastapi import RateLimited, RateLimitMiddleware, RateLimits
 
 from .page import Row, differs, shows
-from .world import AWAY, World, ask, statuses
+from .world import AWAY, World, ask, names_of, statuses
 
 SLOWAPI, FASTAPI_LIMITER, SDK = "slowapi", "fastapi-limiter", "fastapi-redis-sdk"
 SECTION = "slowapi, fastapi-limiter, fastapi-redis-sdk"
@@ -31,9 +31,7 @@ def view(name: str = "answer") -> Callable[..., Any]:
 
 
 def slowapi() -> dict[str, Any]:
-    """Return what slowapi has, by name."""
-    parts = ("slowapi", "slowapi.errors", "slowapi.middleware", "slowapi.util")
-    return {name: value for part in parts for name, value in vars(import_module(part)).items()}
+    return names_of("slowapi", "slowapi.errors", "slowapi.middleware", "slowapi.util")
 
 
 def of_slowapi(url: str = "memory://", **options: Any) -> tuple[Any, FastAPI]:
@@ -254,13 +252,9 @@ def fixed_windows(world: World) -> None:
 
 def fastapi_limiter(world: World) -> dict[str, Any]:
     """Return what fastapi-limiter has, by name, with the clock for its limits."""
-    world.patch.setattr(
-        import_module("pyrate_limiter.clocks"),
-        "monotonic_ns",
-        lambda: round(world.clock.monotonic() * 1e9),
-    )
-    parts = ("pyrate_limiter", "fastapi_limiter.depends", "fastapi_limiter.identifier")
-    return {name: value for part in parts for name, value in vars(import_module(part)).items()}
+    clock = import_module("pyrate_limiter.clocks")
+    world.patch.setattr(clock, "monotonic_ns", lambda: round(world.clock.monotonic() * 1e9))
+    return names_of("pyrate_limiter", "fastapi_limiter.depends", "fastapi_limiter.identifier")
 
 
 @shows(FASTAPI_LIMITER, "of 0.1, `RateLimiter(times=2, seconds=5)`")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,15 +12,13 @@ from distwindow import ConfigurationError
 from distwindow.contrib.flask import RateLimits
 
 from .page import Row, differs, shows
-from .world import AWAY, World, ask, statuses
+from .world import AWAY, World, ask, names_of, statuses
 
 FLASK_LIMITER = "Flask-Limiter"
 
 
 def flask_limiter() -> dict[str, Any]:
-    """Return what Flask-Limiter has, by name."""
-    parts = ("flask_limiter", "flask_limiter.util")
-    return {name: value for part in parts for name, value in vars(import_module(part)).items()}
+    return names_of("flask_limiter", "flask_limiter.util")
 
 
 def theirs(url: str = "memory://", **options: Any) -> tuple[Any, Flask]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -17,6 +18,11 @@ AWAY = "redis://127.0.0.1:1/0"
 def needs(module: str) -> None:
     """Skip a test that needs a library which is not installed."""
     pytest.importorskip(module, reason="one of the group `peers`: scripts/test-peers")
+
+
+def names_of(*modules: str) -> dict[str, Any]:
+    """Return what modules of a library have, by name."""
+    return {name: value for each in modules for name, value in vars(import_module(each)).items()}
 
 
 class World:

@@ -161,82 +161,38 @@ def kitchen_sink(**more: Any) -> Flask:
     )
     app = Flask(__name__)
 
-    @app.route("/")
-    @limiter.limit("5/year", on_breach=as_json)
-    def root() -> str:
-        return "42"
+    def add(path: str, *limits: Any, **options: Any) -> None:
+        """Add a view with limits that are decorators, the first above the others."""
 
-    @app.route("/version")
-    @limiter.exempt
-    def version() -> str:
-        return "1"
+        def view() -> Response:
+            status = int(request.headers.get("X-Status", "200"))
+            return Response(f"{request.method} {path}", status)
 
-    @app.route("/default")
-    def default() -> Response:
-        return Response(status=int(request.headers.get("X-Status", "200")))
+        name = path.strip("/") or "root"
+        view.__name__ = view.__qualname__ = name  # Flask-Limiter tells views apart by them
+        limited: Any = view
+        for limit in reversed(limits):
+            limited = limit(limited)
+        app.add_url_rule(path, name, limited, **options)
 
-    @app.route("/several")
-    @limiter.limit("8/year;6 per 3 year")
-    @limiter.limit("15/year", override_defaults=False)
-    def several() -> str:
-        return "several"
-
-    @app.route("/dynamic")
-    @limiter.limit(by_plan, key_func=lambda: request.headers.get("X-Plan", "free"))
-    def dynamic() -> str:
-        return "dynamic"
-
-    @app.route("/exempt-when")
-    @limiter.limit("3/year", exempt_when=lambda: bool(request.headers.get("X-Internal")))
-    def exempt_when() -> str:
-        return "exempt_when"
-
-    @app.route("/deduct-when")
-    @limiter.limit("4/year", deduct_when=was_good)
-    def deduct_when() -> Response:
-        return Response(status=int(request.headers.get("X-Status", "200")))
-
-    @app.route("/deduct-cost")
-    @limiter.limit("9/year", deduct_when=was_good, cost=cost)
-    def deduct_cost() -> Response:
-        return Response(status=int(request.headers.get("X-Status", "200")))
-
-    @app.route("/cost")
-    @limiter.limit("10/year", cost=cost)
-    def cost_of_function() -> str:
-        return "cost"
-
-    @app.route("/cost-3")
-    @limiter.limit("10/year", cost=3)
-    @limiter.limit("11/year", cost=0)
-    def cost_of_3() -> str:
-        return "cost"
-
-    @app.route("/cost-above")
-    @limiter.limit("2/year", cost=3)
-    def cost_above() -> str:
-        return "never"
-
-    @app.route("/methods", methods=["GET", "POST", "PUT"])
-    @limiter.limit("4/year", methods=["POST", "PUT"], per_method=True)
-    def methods() -> str:
-        return request.method
-
+    limit = limiter.limit
+    add("/", limit("5/year", on_breach=as_json))
+    add("/version", limiter.exempt)
+    add("/default")
+    add("/several", limit("8/year;6 per 3 year"), limit("15/year", override_defaults=False))
+    add("/dynamic", limit(by_plan, key_func=lambda: request.headers.get("X-Plan", "free")))
+    add("/exempt-when", limit("3/year", exempt_when=lambda: "X-Internal" in request.headers))
+    add("/deduct-when", limit("4/year", deduct_when=was_good))
+    add("/deduct-cost", limit("9/year", deduct_when=was_good, cost=cost))
+    add("/cost", limit("10/year", cost=cost))
+    add("/cost-3", limit("10/year", cost=3), limit("11/year", cost=0))
+    add("/cost-above", limit("2/year", cost=3))
+    by_method = limit("4/year", methods=["POST", "PUT"], per_method=True)
+    add("/methods", by_method, methods=["GET", "POST", "PUT"])
     shared = limiter.shared_limit("7/year", scope="shared")
     by_host = limiter.shared_limit("9/year", scope=lambda endpoint: (request.endpoint or "")[:3])
-
-    @app.route("/shared-1")
-    @shared
-    @by_host
-    def shared_1() -> str:
-        return "1"
-
-    @app.route("/shared-2")
-    @shared
-    @by_host
-    @limiter.limit("3/year")
-    def shared_2() -> str:
-        return "2"
+    add("/shared-1", shared, by_host)
+    add("/shared-2", shared, by_host, limit("3/year"))
 
     class ResourceView(View):
         methods = ["GET", "POST"]  # noqa: RUF012 - as Flask has it

@@ -138,11 +138,32 @@ def kitchen_sink(middleware: str = "none", **more: Any) -> FastAPI:
         **settings(**more),
     )  # fmt: skip
     app = application(limiter, MIDDLEWARES[middleware])
+    shared = limiter.shared_limit("7/year", scope="shared")
 
-    @app.get("/limit")
-    @limiter.limit("5/year")
-    async def limit(request: Request, response: Response) -> str:
-        return "limit"
+    def add(path: str, *limits: Any) -> None:
+        """Add a route with limits that are decorators, the first above the others."""
+
+        async def view(request: Request, response: Response) -> str:
+            return f"{request.method} {path}"
+
+        view.__name__ = path  # slowapi tells views apart by it
+        limited: Any = view
+        for limit in reversed(limits):
+            limited = limit(limited)
+        app.api_route(path, methods=["GET", "POST"])(limited)
+
+    add("/limit", limiter.limit("5/year"))
+    add("/default")
+    add("/exempt", limiter.exempt)
+    add("/dynamic", limiter.limit(by_plan, key_func=plan))
+    exempt_when = is_internal if TAKES_REQUEST else lambda: True
+    add("/exempt-when", limiter.limit("3/year", exempt_when=exempt_when))
+    add("/cost", limiter.limit("10/year", cost=cost))
+    add("/cost-3", limiter.limit("10/year", cost=3))
+    add("/methods", limiter.limit("4/year", per_method=True))
+    add("/posts", limiter.limit("4/year", methods=["POST"]))
+    add("/shared-1", shared)
+    add("/shared-2", limiter.limit("5/year"), shared)
 
     @app.get("/several")
     @limiter.limit("8/year;6 per 3 year")
@@ -150,61 +171,9 @@ def kitchen_sink(middleware: str = "none", **more: Any) -> FastAPI:
     def several(request: Request, response: Response) -> str:
         return "several"
 
-    @app.get("/default")
-    async def default(request: Request) -> str:
-        return "default"
-
-    @app.get("/exempt")
-    @limiter.exempt
-    async def exempt(request: Request) -> str:
-        return "exempt"
-
-    @app.get("/dynamic")
-    @limiter.limit(by_plan, key_func=plan)
-    async def dynamic(request: Request, response: Response) -> str:
-        return "dynamic"
-
-    @app.get("/exempt-when")
-    @limiter.limit("3/year", exempt_when=is_internal if TAKES_REQUEST else lambda: True)
-    async def exempt_when(request: Request, response: Response) -> str:
-        return "exempt_when"
-
-    @app.get("/cost")
-    @limiter.limit("10/year", cost=cost)
-    async def of_cost(request: Request, response: Response) -> str:
-        return "cost"
-
-    @app.get("/cost-3")
-    @limiter.limit("10/year", cost=3)
-    async def of_cost_3(request: Request, response: Response) -> str:
-        return "cost"
-
-    @app.api_route("/methods", methods=["GET", "POST"])
-    @limiter.limit("4/year", per_method=True)
-    async def methods(request: Request, response: Response) -> str:
-        return request.method
-
-    @app.api_route("/posts", methods=["GET", "POST"])
-    @limiter.limit("4/year", methods=["POST"])
-    async def posts(request: Request, response: Response) -> str:
-        return request.method
-
     @app.get("/items/{item}")
     @limiter.limit("4/year")
     async def items(item: str, request: Request, response: Response) -> str:
         return item
-
-    shared = limiter.shared_limit("7/year", scope="shared")
-
-    @app.get("/shared-1")
-    @shared
-    async def shared_1(request: Request, response: Response) -> str:
-        return "1"
-
-    @app.get("/shared-2")
-    @limiter.limit("5/year")
-    @shared
-    async def shared_2(request: Request, response: Response) -> str:
-        return "2"
 
     return app

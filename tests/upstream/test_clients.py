@@ -482,17 +482,9 @@ def test_a_cost_above_a_learned_limit_is_that_limit(kind: type[Client]) -> None:
 @every_client
 @pytest.mark.parametrize(
     "host",
-    [
-        "http://a.example",
-        "a.example:80",
-        "a.example ",
-        "",
-        "a.example/",
-        "a. example",
-        "[::1]:80",
-        None,
-    ],
-)
+    ["http://a.example", "a.example:80", "a.example ", "", "a.example/", "a. example", "[::1]:80",
+     None],
+)  # fmt: skip
 def test_what_is_no_host_is_refused(kind: type[Client], host: Any) -> None:
     with pytest.raises(ConfigurationError, match="have to be of a host"):
         limits_of(kind, "memory://", {host: "1/minute"})

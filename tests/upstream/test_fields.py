@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -22,10 +23,10 @@ class Row(NamedTuple):
 
     source: str
     status: int
-    fields: str
-    """Lines `Name: value`."""
     pause_s: float | None
     quotas: list[Quota]
+    fields: str
+    """Lines `Name: value`."""
 
 
 def requests(
@@ -38,44 +39,20 @@ def requests(
     return Quota(counts, remaining, limit, window_s, reset_s)
 
 
-def tokens(
-    remaining: int,
-    limit: int | None = None,
-    reset_s: float | None = None,
-    window_s: float | None = None,
-    counts: str = "tokens",
-) -> Quota:
-    return Quota(counts, remaining, limit, window_s, reset_s)
-
+tokens = partial(requests, counts="tokens")
 
 RESPONSES = [
-    Row(
-        "OpenAI: open-webui/open-webui#3743",
-        200,
-        """x-ratelimit-limit-requests: 500
-        x-ratelimit-limit-tokens: 30000
-        x-ratelimit-remaining-requests: 499
-        x-ratelimit-remaining-tokens: 29996
-        x-ratelimit-reset-requests: 120ms
-        x-ratelimit-reset-tokens: 8ms""",
-        None,
-        [requests(499, 500, 0.12), tokens(29_996, 30_000, 0.008)],
-    ),
-    Row(
-        "OpenAI: its guide to rate limits",
-        200,
+    Row("OpenAI: its guide to rate limits", 200, None,
+        [requests(59, 60, 1.0), tokens(149_984, 150_000, 360.0)],
         """x-ratelimit-limit-requests: 60
         x-ratelimit-limit-tokens: 150000
         x-ratelimit-remaining-requests: 59
         x-ratelimit-remaining-tokens: 149984
         x-ratelimit-reset-requests: 1s
-        x-ratelimit-reset-tokens: 6m0s""",
-        None,
-        [requests(59, 60, 1.0), tokens(149_984, 150_000, 360.0)],
-    ),
-    Row(
-        "OpenAI, with a project: a recording in the tests of crewAIInc/crewAI",
-        200,
+        x-ratelimit-reset-tokens: 6m0s"""),
+    Row("OpenAI, with a project: a recording in the tests of crewAIInc/crewAI", 200, None,
+        [requests(29_999, 30_000, 0.002), tokens(149_999_595, 150_000_000, 0.0),
+         tokens(149_999_595, 150_000_000, 0.0, counts="project-tokens")],
         """openai-processing-ms: 9162
         x-ratelimit-limit-project-tokens: 150000000
         x-ratelimit-limit-requests: 30000
@@ -85,68 +62,38 @@ RESPONSES = [
         x-ratelimit-remaining-tokens: 149999595
         x-ratelimit-reset-project-tokens: 0s
         x-ratelimit-reset-requests: 2ms
-        x-ratelimit-reset-tokens: 0s""",
-        None,
-        [
-            requests(29_999, 30_000, 0.002),
-            tokens(149_999_595, 150_000_000, 0.0),
-            tokens(149_999_595, 150_000_000, 0.0, counts="project-tokens"),
-        ],
-    ),
-    Row(
-        "OpenAI, no requests of the day left: the fields of its guide, exhausted",
-        429,
+        x-ratelimit-reset-tokens: 0s"""),
+    Row("OpenAI, no requests of the day left: the fields of its guide, exhausted", 429, 432.0,
+        [requests(0, 200, 432.0)],
         """x-ratelimit-limit-requests: 200
         x-ratelimit-remaining-requests: 0
         x-ratelimit-reset-requests: 7m12s
         retry-after-ms: 432000
-        retry-after: 432""",
-        432.0,
-        [requests(0, 200, 432.0)],
-    ),
-    Row(
-        "OpenAI, which does not say for how long: the same without its Retry-After",
-        429,
+        retry-after: 432"""),
+    Row("OpenAI, which does not say for how long: the same without its Retry-After", 429, 432.0,
+        [requests(0, 200, 432.0), tokens(58_999, 60_000, 7201.5)],
         """x-ratelimit-limit-requests: 200
         x-ratelimit-remaining-requests: 0
         x-ratelimit-reset-requests: 7m12s
         x-ratelimit-limit-tokens: 60000
         x-ratelimit-remaining-tokens: 58999
-        x-ratelimit-reset-tokens: 2h0m1.5s""",
-        432.0,
-        [requests(0, 200, 432.0), tokens(58_999, 60_000, 7201.5)],
-    ),
-    Row(
-        "Azure, which does not know: openai/openai-dotnet#838",
-        429,
+        x-ratelimit-reset-tokens: 2h0m1.5s"""),
+    Row("Azure, which does not know: openai/openai-dotnet#838", 429, 0.0, [],
         """x-ratelimit-limit-tokens: -1
         x-ratelimit-remaining-tokens: -1
-        x-ratelimit-reset-tokens: 0""",
-        0.0,
-        [],
-    ),
-    Row(
-        "Azure, 0 of 0: Microsoft Q&A 5625878",
-        200,
+        x-ratelimit-reset-tokens: 0"""),
+    Row("Azure, 0 of 0: Microsoft Q&A 5625878", 200, None, [],
         """x-ratelimit-limit-requests: 0
         x-ratelimit-remaining-requests: 0
-        x-ratelimit-reset-requests: 0""",
-        None,
-        [],
-    ),
-    Row(
-        "Azure, the first form: EvolvingPrograms/oaib#11",
-        200,
+        x-ratelimit-reset-requests: 0"""),
+    Row("Azure, the first form: EvolvingPrograms/oaib#11", 200, None,
+        [requests(79), tokens(61_353)],
         """x-ms-region: North Central US
         x-ratelimit-remaining-requests: 79
         x-ratelimit-remaining-tokens: 61353
-        date: Sat, 02 Mar 2024 21:35:09 GMT""",
-        None,
-        [requests(79), tokens(61_353)],
-    ),
-    Row(
-        "Azure, of 2026: a measured response with its periods",
-        200,
+        date: Sat, 02 Mar 2024 21:35:09 GMT"""),
+    Row("Azure, of 2026: a measured response with its periods", 200, None,
+        [requests(8999, 9000, 0.0, 10.0), tokens(745_399, 1_500_000, 30.0, 60.0)],
         """x-ratelimit-limit-requests: 9000
         x-ratelimit-remaining-requests: 8999
         x-ratelimit-renewalperiod-requests: 10
@@ -154,13 +101,9 @@ RESPONSES = [
         x-ratelimit-limit-tokens: 1500000
         x-ratelimit-remaining-tokens: 745399
         x-ratelimit-renewalperiod-tokens: 60
-        x-ratelimit-reset-tokens: 30""",
-        None,
-        [requests(8999, 9000, 0.0, 10.0), tokens(745_399, 1_500_000, 30.0, 60.0)],
-    ),
-    Row(
-        "Azure, whose retry-after-ms is 0: a refusal recorded on 2026-08-31",
-        429,
+        x-ratelimit-reset-tokens: 30"""),
+    Row("Azure, whose retry-after-ms is 0: a refusal recorded on 2026-08-31", 429, 1.0,
+        [requests(4, 5, 12.0, 60.0), tokens(0, 5000, 0.0, 60.0)],
         """retry-after: 1
         retry-after-ms: 0
         x-ratelimit-limit-requests: 5
@@ -171,41 +114,14 @@ RESPONSES = [
         x-ratelimit-renewalperiod-tokens: 60
         x-ratelimit-reset-requests: 12
         x-ratelimit-reset-tokens: 0
-        x-ratelimit-type: Tokens""",
-        1.0,
-        [requests(4, 5, 12.0, 60.0), tokens(0, 5000, 0.0, 60.0)],
-    ),
-    Row(
-        "Azure, tokens below zero: a stream that was cut off on 2026-08-20",
-        200,
+        x-ratelimit-type: Tokens"""),
+    Row("Azure, tokens below zero: a stream that was cut off on 2026-08-20", 200, None, [],
         """retry-after: 4
         x-ratelimit-remaining-tokens: -27689
-        x-ratelimit-reset-tokens: 64""",
-        None,
-        [],
-    ),
-    Row(
-        "GitHub Models: measured on 2026-06-22",
-        200,
-        """x-ratelimit-limit-requests: 20000
-        x-ratelimit-remaining-requests: 19999
-        x-ratelimit-renewalperiod-requests: 60
-        x-ratelimit-reset-requests: 0
-        x-ratelimit-key: gpt-4o-mini
-        x-ratelimit-abusepenalty-active: False""",
-        None,
-        [requests(19_999, 20_000, 0.0, 60.0)],
-    ),
-    Row(
-        "Azure App Configuration: its reference",
-        429,
-        "retry-after-ms: 10",
-        0.01,
-        [],
-    ),
-    Row(
-        "Anthropic, no requests left: anthropics/anthropic-sdk-typescript#357",
-        429,
+        x-ratelimit-reset-tokens: 64"""),
+    Row("Azure App Configuration: its reference", 429, 0.01, [], "retry-after-ms: 10"),
+    Row("Anthropic, no requests left: anthropics/anthropic-sdk-typescript#357", 429, 1.0,
+        [requests(0, 5, 1.0), tokens(16_000, 25_000, 1.0)],
         """anthropic-ratelimit-requests-limit: 5
         anthropic-ratelimit-requests-remaining: 0
         anthropic-ratelimit-requests-reset: 2024-03-26T20:00:00Z
@@ -213,13 +129,11 @@ RESPONSES = [
         anthropic-ratelimit-tokens-remaining: 16000
         anthropic-ratelimit-tokens-reset: 2024-03-26T20:00:00Z
         date: Tue, 26 Mar 2024 19:59:59 GMT
-        x-should-retry: true""",
-        1.0,
-        [requests(0, 5, 1.0), tokens(16_000, 25_000, 1.0)],
-    ),
-    Row(
-        "Anthropic, no input tokens left: whoz-oss/coday#110",
-        429,
+        x-should-retry: true"""),
+    Row("Anthropic, no input tokens left: whoz-oss/coday#110", 429, 16.0,
+        [requests(4000, 4000, 0.0), tokens(80_000, 280_000, 0.0),
+         tokens(0, 200_000, 63.0, counts="input-tokens"),
+         tokens(80_000, 80_000, 0.0, counts="output-tokens")],
         """anthropic-ratelimit-input-tokens-limit: 200000
         anthropic-ratelimit-input-tokens-remaining: 0
         anthropic-ratelimit-input-tokens-reset: 2025-06-02T15:15:48Z
@@ -233,442 +147,203 @@ RESPONSES = [
         anthropic-ratelimit-tokens-limit: 280000
         anthropic-ratelimit-tokens-remaining: 80000
         anthropic-ratelimit-tokens-reset: 2025-06-02T15:14:45Z
-        Date: Mon, 02 Jun 2025 15:14:45 GMT""",
-        16.0,
-        [
-            requests(4000, 4000, 0.0),
-            tokens(80_000, 280_000, 0.0),
-            tokens(0, 200_000, 63.0, counts="input-tokens"),
-            tokens(80_000, 80_000, 0.0, counts="output-tokens"),
-        ],
-    ),
-    Row("Anthropic, overloaded: tombii/better-ccflare#271", 529, "x-should-retry: true", 0.0, []),
-    Row(
-        "GitHub, its main limit: the older documentation of its API",
-        403,
+        Date: Mon, 02 Jun 2025 15:14:45 GMT"""),
+    Row("Anthropic, overloaded: tombii/better-ccflare#271", 529, 0.0, [], "x-should-retry: true"),
+    Row("GitHub, its main limit: the older documentation of its API", 403, 3025.0,
+        [requests(0, 60, 3025.0)],
         """Date: Tue, 20 Aug 2013 14:50:41 GMT
         X-RateLimit-Limit: 60
         X-RateLimit-Remaining: 0
-        X-RateLimit-Reset: 1377013266""",
-        3025.0,
-        [requests(0, 60, 3025.0)],
-    ),
-    Row(
-        "GitHub, its secondary limit without Retry-After: KnpLabs/php-github-api#1072",
-        403,
+        X-RateLimit-Reset: 1377013266"""),
+    Row("GitHub, its secondary limit without Retry-After: KnpLabs/php-github-api#1072", 403, None,
+        [requests(14, 30, 31.0)],
         """Date: Mon, 13 Jun 2022 11:48:53 GMT
         X-RateLimit-Limit: 30
         X-RateLimit-Remaining: 14
         X-RateLimit-Reset: 1655120964
         X-RateLimit-Used: 16
-        X-RateLimit-Resource: search""",
-        None,
-        [requests(14, 30, 31.0)],
-    ),
-    Row(
-        "GitHub, its secondary limit: the documentation of its API",
-        403,
+        X-RateLimit-Resource: search"""),
+    Row("GitHub, its secondary limit: the documentation of its API", 403, 60.0,
+        [requests(4312, 5000, 3600.0)],
         """retry-after: 60
         x-ratelimit-limit: 5000
         x-ratelimit-remaining: 4312
-        x-ratelimit-reset: 1795870800""",
-        60.0,
-        [requests(4312, 5000, 3600.0)],
-    ),
-    Row("GitHub, no permission: its documentation", 403, "x-github-request-id: AB:CD", None, []),
-    Row(
-        "Cloudflare, its own API: a measured response of 2026",
-        200,
-        """ratelimit-policy: "default";q=1200;w=300
-        ratelimit: "default";r=1199;t=1""",
-        None,
-        [requests(1199, 1200, 1.0, 300.0)],
-    ),
-    Row(
-        "Cloudflare, its own API: developers.cloudflare.com, whose two examples do not match",
-        429,
+        x-ratelimit-reset: 1795870800"""),
+    Row("GitHub, no permission: its documentation", 403, None, [], "x-github-request-id: AB:CD"),
+    Row("Cloudflare, its own API: developers.cloudflare.com, whose two examples do not match",
+        429, 31.0, [requests(0, None, 30.0)],
         """Ratelimit: "default";r=0;t=30
         Ratelimit-Policy: "burst";q=100;w=60
-        retry-after: 31""",
-        31.0,
-        [requests(0, None, 30.0)],
-    ),
-    Row(
-        "draft-polli-ratelimit-headers-01: traefik/traefik#6113",
-        200,
-        """RateLimit-Limit: 10, 10;w=1
-        RateLimit-Remaining: 5
-        RateLimit-Reset: 1""",
-        None,
-        [requests(5, 10, 1.0, 1.0)],
-    ),
-    Row(
-        "draft 03: its example",
-        200,
+        retry-after: 31"""),
+    Row("draft 03: its example", 200, None, [requests(99, 100, 50.0, 60.0)],
         """RateLimit-Limit: 100, 100;w=60
         Ratelimit-Remaining: 99
-        Ratelimit-Reset: 50""",
-        None,
-        [requests(99, 100, 50.0, 60.0)],
-    ),
-    Row(
-        "draft 03: two windows, of which the second binds",
-        200,
+        Ratelimit-Reset: 50"""),
+    Row("draft 03: two windows, of which the second binds", 200, None,
+        [requests(100, 5000, 36_000.0, 86_400.0)],
         """RateLimit-Limit: 5000, 1000;w=3600;comment="sliding, window", 5000;w=86400
         RateLimit-Remaining: 100
-        RateLimit-Reset: 36000""",
-        None,
-        [requests(100, 5000, 36_000.0, 86_400.0)],
-    ),
-    Row(
-        "draft 06: its example",
-        200,
+        RateLimit-Reset: 36000"""),
+    Row("draft 06: its example", 200, None, [requests(100, 5000, 36_000.0, 86_400.0)],
         """RateLimit-Limit: 5000
         RateLimit-Policy: 1000;w=3600, 5000;w=86400
         RateLimit-Remaining: 100
-        RateLimit-Reset: 36000""",
-        None,
-        [requests(100, 5000, 36_000.0, 86_400.0)],
-    ),
-    Row(
-        "draft 07: its example",
-        200,
+        RateLimit-Reset: 36000"""),
+    Row("draft 07: its example", 200, None, [requests(50, 100, 5.0, 60.0)],
         """RateLimit-Policy: 100;w=60
-        RateLimit: limit=100, remaining=50, reset=5""",
-        None,
-        [requests(50, 100, 5.0, 60.0)],
-    ),
-    Row(
-        "draft 07: a redirect of its chapter on Retry-After",
-        301,
-        "RateLimit: limit=10, remaining=0, reset=10",
-        None,
-        [requests(0, 10, 10.0)],
-    ),
-    Row(
-        "draft 08: express-rate-limit",
-        200,
+        RateLimit: limit=100, remaining=50, reset=5"""),
+    Row("draft 07: a redirect of its chapter on Retry-After", 301, None, [requests(0, 10, 10.0)],
+        "RateLimit: limit=10, remaining=0, reset=10"),
+    Row("draft 08: express-rate-limit", 200, None, [requests(99, 100, 900.0, 900.0)],
         """RateLimit-Policy: "100-in-15min"; q=100; w=900; pk=:NzQ1N2Y4ZDk3ODU=:
-        RateLimit: "100-in-15min"; r=99; t=900""",
-        None,
-        [requests(99, 100, 900.0, 900.0)],
-    ),
-    Row(
-        "draft 11: two policies",
-        200,
-        """RateLimit-Policy: "burst";q=100;w=60,"daily";q=1000;w=86400
-        RateLimit: "burst";r=50;t=30, "daily";r=900;t=43200""",
-        None,
+        RateLimit: "100-in-15min"; r=99; t=900"""),
+    Row("draft 11: two policies", 200, None,
         [requests(50, 100, 30.0, 60.0), requests(900, 1000, 43_200.0, 86_400.0)],
-    ),
-    Row(
-        "draft 11: another unit, and a key of the partition",
-        200,
-        """RateLimit-Policy: "peruser";q=65535;qu="content-bytes";w=10;pk=:sdfjLJUOUH==:
-        RateLimit: "peruser";r=20000;t=4;pk=:sdfjLJUOUH==:""",
-        None,
+        """RateLimit-Policy: "burst";q=100;w=60,"daily";q=1000;w=86400
+        RateLimit: "burst";r=50;t=30, "daily";r=900;t=43200"""),
+    Row("draft 11: another unit, and a key of the partition", 200, None,
         [requests(20_000, 65_535, 4.0, 10.0, counts="content-bytes")],
-    ),
-    Row(
-        "draft 11: nothing left",
-        429,
-        'RateLimit: "default";r=0;t=5',
-        5.0,
-        [requests(0, None, 5.0)],
-    ),
-    Row(
-        "RFC 9651: a name with the characters that part items",
-        200,
-        """RateLimit-Policy: "a;r=1, \\"b";q=10;w=1
-        RateLimit: "a;r=1, \\"b";r=7;t=1""",
-        None,
+        """RateLimit-Policy: "peruser";q=65535;qu="content-bytes";w=10;pk=:sdfjLJUOUH==:
+        RateLimit: "peruser";r=20000;t=4;pk=:sdfjLJUOUH==:"""),
+    Row("draft 11: nothing left", 429, 5.0, [requests(0, None, 5.0)],
+        'RateLimit: "default";r=0;t=5'),
+    Row("RFC 9651: a name with the characters that part items", 200, None,
         [requests(7, 10, 1.0, 1.0)],
-    ),
-    Row(
-        "the proposal ietf-wg-httpapi/ratelimit-headers#166",
-        200,
+        """RateLimit-Policy: "a;r=1, \\"b";q=10;w=1
+        RateLimit: "a;r=1, \\"b";r=7;t=1"""),
+    Row("the proposal ietf-wg-httpapi/ratelimit-headers#166", 200, None,
+        [requests(50, 100, 30.0, 60.0)],
         """RateLimit-Policy: default;q=100;w=60
         RateLimit: default;a=50;w=30;c=2
-        RateLimit-Partition: default;user_id""",
-        None,
-        [requests(50, 100, 30.0, 60.0)],
-    ),
-    Row(
-        "the same, a policy with the name of a word of draft 07",
-        200,
-        "RateLimit: remaining;a=50;w=30",
-        None,
+        RateLimit-Partition: default;user_id"""),
+    Row("the same, a policy with the name of a word of draft 07", 200, None,
         [requests(50, None, 30.0)],
-    ),
-    Row(
-        "both the old and the new form: a proxy of GitHub on Cloudflare Workers",
-        200,
+        "RateLimit: remaining;a=50;w=30"),
+    Row("both the old and the new form: a proxy of GitHub on Cloudflare Workers", 200, None,
+        [requests(9, 10, 1.0, 1.0)],
         """RateLimit-Limit: 10
         RateLimit-Remaining: 9
         RateLimit-Reset: 1
         RateLimit-Policy: "default";q=10;w=1
-        RateLimit: "default";r=9;t=1""",
-        None,
-        [requests(9, 10, 1.0, 1.0)],
-    ),
-    Row(
-        "Envoy, DRAFT_VERSION_03: measured at Roblox and at Formbricks",
-        200,
+        RateLimit: "default";r=9;t=1"""),
+    Row("Envoy, DRAFT_VERSION_03: measured at Roblox and at Formbricks", 200, None,
+        [requests(99, 100, 52.0, 60.0)],
         """x-ratelimit-limit: 100, 100;w=60
         x-ratelimit-remaining: 99
-        x-ratelimit-reset: 52""",
-        None,
-        [requests(99, 100, 52.0, 60.0)],
-    ),
-    Row(
-        "Kong, its documentation",
-        200,
-        """RateLimit-Limit: 6
-        RateLimit-Remaining: 4
-        RateLimit-Reset: 47
-        X-RateLimit-Limit-Minute: 6
-        X-RateLimit-Remaining-Minute: 4""",
-        None,
-        [requests(4, 6, 47.0)],
-    ),
-    Row(
-        "GitLab, which does not say for how long: gitlab-org/gitlab#199738",
-        429,
+        x-ratelimit-reset: 52"""),
+    Row("GitLab, which does not say for how long: gitlab-org/gitlab#199738", 429, 0.0,
+        [requests(595, 600, 61.0)],
         """Date: Thu, 30 Jan 2020 14:14:16 GMT
         RateLimit-Limit: 600
         RateLimit-Observed: 5
         RateLimit-Remaining: 595
         RateLimit-Reset: 1580393717
-        RateLimit-ResetTime: Thu, 30 Jan 2020 14:15:17 GMT""",
-        0.0,
-        [requests(595, 600, 61.0)],
-    ),
-    Row(
-        "Zendesk, list endpoints: its documentation",
-        200,
+        RateLimit-ResetTime: Thu, 30 Jan 2020 14:15:17 GMT"""),
+    Row("Zendesk, list endpoints: its documentation", 200, None, [requests(699, 700, 41.0)],
         """x-rate-limit: 700
         ratelimit-limit: 700
         x-rate-limit-remaining: 699
         ratelimit-remaining: 699
         ratelimit-reset: 41
-        zendesk-ratelimit-tickets-index: total=100; remaining=99; resets=41""",
-        None,
-        [requests(699, 700, 41.0)],
-    ),
-    Row(
-        "Shopify, REST: shopify.dev",
-        200,
-        "X-Shopify-Shop-Api-Call-Limit: 39/40",
-        None,
-        [requests(1, 40)],
-    ),
-    Row(
-        "Shopify, REST, refused: shopify.dev",
-        429,
+        zendesk-ratelimit-tickets-index: total=100; remaining=99; resets=41"""),
+    Row("Shopify, REST: shopify.dev", 200, None, [requests(1, 40)],
+        "X-Shopify-Shop-Api-Call-Limit: 39/40"),
+    Row("Shopify, REST, refused: shopify.dev", 429, 2.0, [requests(0, 40)],
         """X-Shopify-Shop-Api-Call-Limit: 40/40
-        Retry-After: 2.0""",
-        2.0,
-        [requests(0, 40)],
-    ),
-    Row(
-        "X, recent search: docs.x.com",
-        200,
-        """x-rate-limit-limit: 450
-        x-rate-limit-remaining: 449
-        x-rate-limit-reset: 1795868100""",
-        None,
-        [requests(449, 450, 900.0)],
-    ),
-    Row(
-        "X, refused: docs.x.com",
-        429,
+        Retry-After: 2.0"""),
+    Row("X, refused: docs.x.com", 429, 300.0, [requests(0, 15, 300.0)],
         """x-rate-limit-limit: 15
         x-rate-limit-remaining: 0
-        x-rate-limit-reset: 1795867500""",
-        300.0,
-        [requests(0, 15, 300.0)],
-    ),
-    Row(
-        "Okta: developer.okta.com",
-        200,
-        """Date: Thu, 31 Dec 2020 23:59:30 GMT
-        X-Rate-Limit-Limit: 1200
-        X-Rate-Limit-Remaining: 1199
-        X-Rate-Limit-Reset: 1609459200""",
-        None,
-        [requests(1199, 1200, 30.0)],
-    ),
-    Row(
-        "Groq: console.groq.com",
-        200,
+        x-rate-limit-reset: 1795867500"""),
+    Row("Groq: console.groq.com", 200, None,
+        [requests(14_370, 14_400, 179.56), tokens(17_997, 18_000, 7.66)],
         """x-ratelimit-limit-requests: 14400
         x-ratelimit-limit-tokens: 18000
         x-ratelimit-remaining-requests: 14370
         x-ratelimit-remaining-tokens: 17997
         x-ratelimit-reset-requests: 2m59.56s
-        x-ratelimit-reset-tokens: 7.66s""",
-        None,
-        [requests(14_370, 14_400, 179.56), tokens(17_997, 18_000, 7.66)],
-    ),
-    Row(
-        "Groq, refused: recorded in 2026",
-        429,
+        x-ratelimit-reset-tokens: 7.66s"""),
+    Row("Groq, refused: recorded in 2026", 429, 7.66,
+        [requests(997, 1000), tokens(6200, 8000, 7.66)],
         """retry-after: 7.66
         x-ratelimit-limit-requests: 1000
         x-ratelimit-limit-tokens: 8000
         x-ratelimit-remaining-requests: 997
         x-ratelimit-remaining-tokens: 6200
-        x-ratelimit-reset-tokens: 7.66s""",
-        7.66,
-        [requests(997, 1000), tokens(6200, 8000, 7.66)],
-    ),
-    Row(
-        "Mistral: mistralai/client-ts#169",
-        200,
+        x-ratelimit-reset-tokens: 7.66s"""),
+    Row("Mistral: mistralai/client-ts#169", 200, None,
+        [requests(717, 720, None, 60.0), tokens(4_999_911, 5_000_000, None, 60.0)],
         """x-ratelimit-limit-tokens-minute: 5000000
         x-ratelimit-remaining-tokens-minute: 4999911
         x-ratelimit-tokens-query-cost: 52
         x-ratelimit-limit-req-minute: 720
-        x-ratelimit-remaining-req-minute: 717""",
-        None,
-        [requests(717, 720, None, 60.0), tokens(4_999_911, 5_000_000, None, 60.0)],
-    ),
-    Row(
-        "Cerebras: inference-docs.cerebras.ai",
-        200,
+        x-ratelimit-remaining-req-minute: 717"""),
+    Row("Cerebras: inference-docs.cerebras.ai", 200, None,
+        [requests(999_997_455, 10**9, 33_011.382867097855, 86_400.0),
+         tokens(999_998_298, 10**9, 11.382867097854614, 60.0)],
         """x-ratelimit-limit-requests-day: 1000000000
         x-ratelimit-limit-tokens-minute: 1000000000
         x-ratelimit-remaining-requests-day: 999997455
         x-ratelimit-remaining-tokens-minute: 999998298
         x-ratelimit-reset-requests-day: 33011.382867097855
-        x-ratelimit-reset-tokens-minute: 11.382867097854614""",
-        None,
-        [
-            requests(999_997_455, 10**9, 33_011.382867097855, 86_400.0),
-            tokens(999_998_298, 10**9, 11.382867097854614, 60.0),
-        ],
-    ),
-    Row(
-        "Discord: docs.discord.com, whose moment has passed long since",
-        200,
+        x-ratelimit-reset-tokens-minute: 11.382867097854614"""),
+    Row("Discord: docs.discord.com, whose moment has passed long since", 200, None,
+        [requests(0, 5, 1.0)],
         """X-RateLimit-Limit: 5
         X-RateLimit-Remaining: 0
         X-RateLimit-Reset: 1470173023
         X-RateLimit-Reset-After: 1
-        X-RateLimit-Bucket: abcd1234""",
-        None,
-        [requests(0, 5, 1.0)],
-    ),
-    Row(
-        "Discord, refused for all: docs.discord.com",
-        429,
+        X-RateLimit-Bucket: abcd1234"""),
+    Row("Discord, refused for all: docs.discord.com", 429, 65.0, [requests(9, 10, 64.57)],
         """Retry-After: 65
         X-RateLimit-Limit: 10
         X-RateLimit-Remaining: 9
         X-RateLimit-Reset: 1470173023.123
         X-RateLimit-Reset-After: 64.57
-        X-RateLimit-Scope: shared""",
-        65.0,
-        [requests(9, 10, 64.57)],
-    ),
-    Row(
-        "Reddit: its API wiki, where what remains is an approximate number",
-        200,
+        X-RateLimit-Scope: shared"""),
+    Row("Reddit: its API wiki, where what remains is an approximate number", 200, None,
+        [requests(98, None, 300.0)],
         """x-ratelimit-remaining: 98.0
         x-ratelimit-used: 2
-        x-ratelimit-reset: 300""",
-        None,
-        [requests(98, None, 300.0)],
-    ),
-    Row("Slack: docs.slack.dev", 429, "Retry-After: 30", 30.0, []),
-    Row(
-        "Jira, which leaves out the seconds: developer.atlassian.com",
-        429,
+        x-ratelimit-reset: 300"""),
+    Row("Slack: docs.slack.dev", 429, 30.0, [], "Retry-After: 30"),
+    Row("Jira, which leaves out the seconds: developer.atlassian.com", 429, 300.0,
+        [requests(0, 350, 300.0)],
         """X-RateLimit-Limit: 350
         X-RateLimit-Remaining: 0
-        X-RateLimit-Reset: 2026-11-28T12:05Z""",
-        300.0,
-        [requests(0, 350, 300.0)],
-    ),
-    Row(
-        "AspNetCoreRateLimit, whose limit is a period: its README",
-        200,
+        X-RateLimit-Reset: 2026-11-28T12:05Z"""),
+    Row("AspNetCoreRateLimit, whose limit is a period: its README", 200, None,
+        [requests(7, None, 30.125)],
         """X-Rate-Limit-Limit: 1m
         X-Rate-Limit-Remaining: 7
-        X-Rate-Limit-Reset: 2026-11-28T12:00:30.1250000Z""",
-        None,
-        [requests(7, None, 30.125)],
-    ),
-    Row(
-        "Gravitee, whose moment is in ms: recorded on 2023-03-23",
-        200,
+        X-Rate-Limit-Reset: 2026-11-28T12:00:30.1250000Z"""),
+    Row("Gravitee, whose moment is in ms: recorded on 2023-03-23", 200, None,
+        [requests(98, 100, 59.8)],
         """date: Thu, 23 Mar 2023 15:59:57 GMT
         x-rate-limit-limit: 100
         x-rate-limit-remaining: 98
-        x-rate-limit-reset: 1679587256800""",
-        None,
-        [requests(98, 100, 59.8)],
-    ),
-    Row(
-        "Laravel: its throttle middleware",
-        200,
+        x-rate-limit-reset: 1679587256800"""),
+    Row("Laravel: its throttle middleware", 200, None, [requests(59, 60)],
         """X-RateLimit-Limit: 60
-        X-RateLimit-Remaining: 59""",
-        None,
-        [requests(59, 60)],
-    ),
-    Row(
-        "app.net: appdotnet/api-spec#185",
-        200,
-        """X-RateLimit-Remaining: 4992
-        X-RateLimit-Limit: 5000
-        X-RateLimit-Reset: 2615""",
-        None,
-        [requests(4992, 5000, 2615.0)],
-    ),
-    Row(
-        "a cache: what it repeats was true then",
-        200,
+        X-RateLimit-Remaining: 59"""),
+    Row("a cache: what it repeats was true then", 200, None, [],
         """Age: 12
-        RateLimit: "default";r=0;t=5""",
-        None,
-        [],
-    ),
-    Row(
-        "RFC 9110: a date, by a clock that is wrong",
-        503,
+        RateLimit: "default";r=0;t=5"""),
+    Row("RFC 9110: a date, by a clock that is wrong", 503, 60.0, [],
         """Date: Fri, 31 Dec 1999 23:58:59 GMT
-        Retry-After: Fri, 31 Dec 1999 23:59:59 GMT""",
-        60.0,
-        [],
-    ),
-    Row(
-        "RFC 9110: a date without Date",
-        503,
-        "Retry-After: Sat, 28 Nov 2026 12:02:00 GMT",
-        120.0,
-        [],
-    ),
-    Row(
-        "RFC 9110: a date that has passed",
-        429,
-        "Retry-After: Sat, 28 Nov 2026 11:00:00 GMT",
-        0.0,
-        [],
-    ),
-    Row(
-        "RFC 9110: the two obsolete forms of a date",
-        429,
+        Retry-After: Fri, 31 Dec 1999 23:59:59 GMT"""),
+    Row("RFC 9110: a date without Date", 503, 120.0, [],
+        "Retry-After: Sat, 28 Nov 2026 12:02:00 GMT"),
+    Row("RFC 9110: a date that has passed", 429, 0.0, [],
+        "Retry-After: Sat, 28 Nov 2026 11:00:00 GMT"),
+    Row("RFC 9110: the two obsolete forms of a date", 429, 20.0, [],
         """Date: Sunday, 06-Nov-94 08:49:37 GMT
-        Retry-After: Sun Nov  6 08:49:57 1994""",
-        20.0,
-        [],
-    ),
-    Row("RFC 9110: an outage", 503, "Content-Length: 0", None, []),
-    Row("RFC 9110: a redirect", 301, "Retry-After: 120", None, []),
-    Row("RFC 6585: nothing said", 429, "Content-Length: 0", 0.0, []),
-    Row("Retry-After as a moment, which some APIs send", 429, "Retry-After: 1795867260", 60.0, []),
-]
+        Retry-After: Sun Nov  6 08:49:57 1994"""),
+    Row("RFC 9110: an outage", 503, None, [], "Content-Length: 0"),
+    Row("RFC 9110: a redirect", 301, None, [], "Retry-After: 120"),
+    Row("RFC 6585: nothing said", 429, 0.0, [], "Content-Length: 0"),
+    Row("Retry-After as a moment, which some APIs send", 429, 60.0, [], "Retry-After: 1795867260"),
+]  # fmt: skip
 
 
 def read(status: int, fields: dict[str, str], now_s: float = NOW_S) -> RateLimitInfo:

@@ -1,17 +1,8 @@
-"""Many requests at once, over HTTP/1.1, and what came back.
-
-    python -m tests.web.burst URL N [-H name:value]... [--rate R] [--stream]
-
-sends N requests over at most 64 connections, R a second if it is given, prints the number of
-responses by status, and the distinct sets of their header fields. `--stream` prints when each
-part of one response came.
-"""
+"""Many requests at once, over HTTP/1.1, and what came back."""
 
 from __future__ import annotations
 
-import argparse
 import http.client
-import json
 import threading
 import time
 from collections import Counter
@@ -138,26 +129,3 @@ def parts_of(url: str, source: str = "") -> list[tuple[float, bytes]]:
         found.append((time.monotonic() - began, line))
     link.close()
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.web.burst")
-    parser.add_argument("url")
-    parser.add_argument("count", type=int)
-    parser.add_argument("-H", "--header", action="append", default=[])
-    parser.add_argument("--rate", type=float)
-    parser.add_argument("--stream", action="store_true")
-    options = parser.parse_args()
-    if options.stream:
-        for seconds, line in parts_of(options.url):
-            print(f"{seconds:.3f} s  {line!r}")
-        return
-    headers = {name: text.strip() for name, _, text in (h.partition(":") for h in options.header)}
-    answers = burst(options.url, options.count, headers, rate=options.rate)
-    print(json.dumps({str(status): count for status, count in statuses(answers).items()}))
-    for (status, names), count in sorted(Counter((a.status, a.limits) for a in answers).items()):
-        print(f"{count:6} x {status}: {', '.join(names) or 'no field about limits'}")
-
-
-if __name__ == "__main__":
-    main()

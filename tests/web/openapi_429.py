@@ -1,12 +1,7 @@
-"""The routes of an OpenAPI schema that document 429, and what is missing there.
-
-curl -s localhost:8000/openapi.json | python -m tests.web.openapi_429
-"""
+"""The routes of an OpenAPI schema that document 429, and what is missing there."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 
@@ -27,10 +22,3 @@ def faults(refusal: dict[str, Any]) -> list[str]:
     if "application/problem+json" not in refusal.get("content", {}):
         missing.append("application/problem+json")
     return missing
-
-
-if __name__ == "__main__":
-    found = limited_operations(json.load(sys.stdin))
-    for name, refusal in found.items():
-        print(name, "" if not faults(refusal) else f"lacks {', '.join(faults(refusal))}")
-    sys.exit(any(map(faults, found.values())) or not found)

@@ -150,22 +150,20 @@ def serve(framework: str, way: str, ask: Callable[[Any, RateLimits], Any], *scop
     return asyncio.run(run())
 
 
+async def ask_a_limit(connection: Any, rate_limits: RateLimits) -> None:
+    await rate_limits.limit("1/hour", name="home").check(connection)
+
+
 @each_way
 @pytest.mark.parametrize("in_except", [False, True])
 def test_a_refusal_in_a_handler_is_the_response(framework: str, way: str, in_except: bool) -> None:
     """Also where the server runs in an `except`: `except ImportError: asyncio.run(...)`."""
-    limits: list[Any] = []
-
-    async def ask(connection: Any, rate_limits: RateLimits) -> None:
-        limits[:] = limits or [rate_limits.limit("1/hour", name="home")]
-        await limits[0].check(connection)
-
     try:
         if in_except:
             raise ImportError("uvloop")
-        admitted, refused = serve(framework, way, ask, scope(), scope())
+        admitted, refused = serve(framework, way, ask_a_limit, scope(), scope())
     except ImportError:
-        admitted, refused = serve(framework, way, ask, scope(), scope())
+        admitted, refused = serve(framework, way, ask_a_limit, scope(), scope())
     assert admitted[0]["status"] == 200
     start, *bodies = refused
     assert start["status"] == 429
@@ -177,13 +175,7 @@ def test_a_refusal_in_a_handler_is_the_response(framework: str, way: str, in_exc
 
 @each_way
 def test_a_refused_handshake_is_answered(framework: str, way: str) -> None:
-    limits: list[Any] = []
-
-    async def ask(connection: Any, rate_limits: RateLimits) -> None:
-        limits[:] = limits or [rate_limits.limit("1/hour", name="ws")]
-        await limits[0].check(connection)
-
-    admitted, refused = serve(framework, way, ask, handshake(), handshake())
+    admitted, refused = serve(framework, way, ask_a_limit, handshake(), handshake())
     assert admitted[0]["type"] == "websocket.accept"
     assert [(each["type"], each.get("status")) for each in refused] == [
         ("websocket.http.response.start", 429), ("websocket.http.response.body", None),

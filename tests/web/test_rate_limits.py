@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import ConfigurationError, Decision, Key, Limit, StoreError
+from distwindow import ConfigurationError, Key, Limit, StoreError
 from distwindow.contrib import http
 from distwindow.contrib.limiter_pool import AsyncLimiterPool, LimiterPool
 from distwindow.testing import ManualClock
@@ -283,13 +283,6 @@ def test_a_cost_above_the_limit_is_refused_without_a_time(app: Application) -> N
     assert app.ask(router, limit, cost=10)[0].decision.remaining == 8  # and was given back
 
 
-def test_switched_off_nothing_is_asked(app: Application) -> None:
-    rate_limits = app.rate_limits(AWAY, enabled=False)
-    limit = rate_limits.limit("1/minute", key=lambda request: 1 / 0)
-    assert app.admits(limit, 5) == 5
-    assert app.ask(limit).fields_to_set(200, nothing) == {}
-
-
 def test_a_paced_limit_holds_the_request_back(app: Application) -> None:
     clock = ManualClock(1_000_000)
     limit = app.rate_limits(time=clock).limit("10/second paced 500ms")
@@ -358,14 +351,6 @@ def test_what_a_function_raises_is_raised_and_nothing_is_charged(app: Applicatio
 # -- several limits of one request ----------------------------------------------------------------
 
 
-def test_a_later_refusal_gives_back_what_earlier_limits_charged(app: Application) -> None:
-    rate_limits = app.rate_limits()
-    router, route = rate_limits.limit("9/minute", name="a"), rate_limits.limit("1/hour", name="b")
-    asked = [app.ask(router, route) for _ in range(4)]
-    assert [each[-1].decision.allowed for each in asked] == [True, False, False, False]
-    assert app.ask(router)[0].decision.remaining == 7
-
-
 def test_the_share_of_a_process_is_given_back_too(app: Application) -> None:
     """While the store is away, by `on_store_error="local"`."""
     rate_limits = app.rate_limits(AWAY, on_store_error="local", share=1.0)
@@ -374,15 +359,6 @@ def test_the_share_of_a_process_is_given_back_too(app: Application) -> None:
         False
     ] * 3
     assert app.admits(router, 20) == 7
-
-
-def test_fields_name_all_limits_that_were_asked(app: Application) -> None:
-    rate_limits = app.rate_limits()
-    router, route = rate_limits.limit("9/minute", name="a"), rate_limits.limit("1/hour", name="b")
-    app.ask(router, route)
-    fields = app.ask(router, route).fields_to_set(429, nothing)
-    assert fields["RateLimit-Policy"] == '"a";q=9;w=60, "b";q=1;w=3600'
-    assert fields["RateLimit"].startswith('"b";r=0;t=')
 
 
 def test_the_error_brings_the_response(app: Application) -> None:
@@ -568,22 +544,6 @@ def test_count_when_that_raises_is_logged_and_the_cost_stays(
 # -- while the store is away ----------------------------------------------------------------------
 
 
-def test_allow_serves_without_fields(app: Application) -> None:
-    limit = app.rate_limits(AWAY, on_store_error="allow").limit("1/minute")
-    asked = app.ask(limit)
-    assert asked[0].decision.reason == "store_down"
-    assert asked[0].decision.allowed
-    assert asked.fields_to_set(200, nothing) == {}
-
-
-def test_deny_is_503(app: Application) -> None:
-    limit = app.rate_limits(AWAY, on_store_error="deny").limit("1/minute")
-    with pytest.raises(http.RateLimited) as refused:
-        app.done(app.of.run(limit.decide({}, http.LimitedRequest())))
-    assert refused.value.status_code == 503
-    assert refused.value.headers == {"Retry-After": "1"}
-
-
 def test_local_decides_by_the_share_of_this_process(app: Application) -> None:
     limit = app.rate_limits(AWAY, on_store_error="local").limit("2/minute")
     assert app.admits(limit, 5) == 2
@@ -698,13 +658,6 @@ def test_mistakes_are_found_where_they_are_written(
 def test_what_a_request_gets_while_the_store_is_away_has_to_be_said() -> None:
     with pytest.raises(ConfigurationError, match=r'"allow" .* "deny" .* "raise" .* "local"'):
         Blocking("memory://")
-
-
-def test_the_decision_is_returned(app: Application) -> None:
-    limit = app.rate_limits().limit("5/minute")
-    decision = app.done(app.of.run(limit.decide({}, http.LimitedRequest())))
-    assert isinstance(decision, Decision)
-    assert decision.remaining == 4
 
 
 @pytest.mark.parametrize("given", [{}, {"prefix": "distwindow"}])

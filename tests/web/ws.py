@@ -1,13 +1,7 @@
-"""Websockets against a limit of handshakes, and one of messages.
-
-    python -m tests.web.ws ws://127.0.0.1:8001/ws
-
-opens six connections, and sends six messages over the first.
-"""
+"""Websockets against a limit of handshakes, and one of messages."""
 
 from __future__ import annotations
 
-import sys
 from typing import NamedTuple
 
 from websockets.exceptions import InvalidStatus
@@ -43,10 +37,3 @@ def attempt(url: str, handshakes: int = 6, messages: int = 6, source: str = "127
             retry_after = refused.response.headers.get("Retry-After")
             body = bytes(refused.response.body or b"")
     return Tried(statuses, retry_after, body, answers)
-
-
-if __name__ == "__main__":
-    tried = attempt(sys.argv[1])
-    print("handshakes:", *tried.statuses)
-    print("Retry-After:", tried.retry_after, tried.body.decode())
-    print("messages:", *tried.answers, sep="\n  ")

@@ -56,9 +56,8 @@ def limited_request(request: Any) -> tuple[http.LimitedRequest, bool]:
 async def _respond(
     limit: Any, request: Any, view: Callable[[], Any], *, awaits: bool, block: bool = True
 ) -> Any:
-    """Return the response to `request`: that of `view`, or a refusal by `limit`. Each gives back
-    what its limit charged where the response is a refusal, as an inner one may be served all the
-    same. The first of a request sets the header fields. `awaits`: there is an event loop.
+    """Return the response to `request`: that of `view`, or a refusal by `limit`, which gives back
+    what it charged. The first of a request sets the fields. `awaits`: there is an event loop.
     """
     limited, begins = limited_request(request)
     request.limited = getattr(request, "limited", False)
@@ -102,16 +101,13 @@ async def _settle_rest(limited: http.LimitedRequest, response: Any, awaits: bool
             for each in limited.charges()
             if isinstance(each.limit.rate_limits, AsyncRateLimits) is of_tasks
         ]
-        if not own:
-            continue
-        if of_tasks and not awaits:
-            async_to_sync(limited.settle)(response, response.status_code, own)
-            continue
-        steps = limited.settle(response, response.status_code, own)
-        if awaits and not of_tasks:
-            await sync_to_async(rate_limits().run)(steps)
-        else:
-            await steps
+        settle = functools.partial(limited.settle, response, response.status_code, own)
+        if own and of_tasks is awaits:
+            await settle()
+        elif own and of_tasks:
+            async_to_sync(settle)()
+        elif own:
+            await sync_to_async(rate_limits().run)(settle())
 
 
 async def _refusal(request: Any, refused: http.RateLimited, awaits: bool) -> Any:
@@ -242,10 +238,8 @@ def _name_and_kind(view: Any) -> tuple[str, bool]:
             'and @method_decorator(rate_limit("5/minute"), name="dispatch") above a class'
         )
     if of is not None:
-        name = f"{type(of).__name__}.{function.__name__}"
-        return f"{type(of).__module__}.{name}", iscoroutinefunction(view) or getattr(
-            of, "view_is_async", False
-        )
+        awaits = iscoroutinefunction(view) or getattr(of, "view_is_async", False)
+        return f"{type(of).__module__}.{type(of).__name__}.{function.__name__}", awaits
     if not hasattr(found, "__qualname__"):
         found = type(found)
     name = found.__name__ if isinstance(found, type) else found.__qualname__

@@ -1,6 +1,4 @@
-"""What `settings.DISTWINDOW` describes: the limits in threads and in tasks, keys by words, and the
-system checks.
-"""
+"""What `settings.DISTWINDOW` describes: limits, keys by words, and the system checks."""
 
 from __future__ import annotations
 
@@ -20,10 +18,8 @@ from ... import ConfigurationError
 from ...errors import short_repr
 from .. import http
 
-_OF_THE_OBJECT = set(inspect.signature(http.BlockingRateLimits).parameters) - {
-    "default_limits",
-    "time",
-}
+_OF_THE_OBJECT = {*inspect.signature(http.BlockingRateLimits).parameters}
+_OF_THE_OBJECT -= {"default_limits", "time"}
 _OF_ALL_REQUESTS = {"limits", "key", "exempt", "shadow"}
 _KNOWN = {*_OF_THE_OBJECT, *_OF_ALL_REQUESTS, "refusal_view"}
 
@@ -114,9 +110,7 @@ def _key_of_value(kind: str, name: str, request: Any) -> str:
 
 
 def settings_options() -> dict[str, Any]:
-    """Return `settings.DISTWINDOW`, checked, with functions and an observer in place of their
-    dotted paths.
-    """
+    """Return `settings.DISTWINDOW`, checked, with what dotted paths name in their place."""
     given = getattr(settings, "DISTWINDOW", None)
     if isinstance(given, dict) and (unknown := sorted(map(str, given.keys() - _KNOWN))):
         raise ConfigurationError(
@@ -149,14 +143,12 @@ def rate_limits(*, awaits: bool = False, under_wsgi: bool = False) -> Any:
     object of each in a process. Raises `ConfigurationError` for mistakes in the settings.
     """
     kind = (RateLimitsUnderWSGI if under_wsgi else AsyncRateLimits) if awaits else RateLimits
-    made = _made.get(kind)
-    if made is None:
+    if kind not in _made:
         given = settings_options()
         options = {name: given[name] for name in _OF_THE_OBJECT & given.keys()}
-        made = kind(**options)
         # Of two threads that come here at once, one has its object kept; neither has connected.
-        made = _made.setdefault(kind, made)
-    return made
+        return _made.setdefault(kind, kind(**options))
+    return _made[kind]
 
 
 def limit_of_all_requests(awaits: bool) -> ViewLimit | None:

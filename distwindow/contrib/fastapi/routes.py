@@ -54,12 +54,10 @@ def _response(headers: http.Headers, description: str, *, fields: bool = False) 
     names = [policy, limit] if fields and headers in ("ietf", "both") else []
     names += older if fields and headers in ("x-ratelimit", "both") else []
     integers = {retry_after, *older}
+    types = {name: "integer" if name in integers else "string" for name in [*names, retry_after]}
     return {
         "description": description,
-        "headers": {
-            name: {"schema": {"type": "integer" if name in integers else "string"}}
-            for name in [*names, retry_after]
-        },
+        "headers": {name: {"schema": {"type": kind}} for name, kind in types.items()},
         "content": {http.PROBLEM_MEDIA_TYPE: {"schema": http.PROBLEM_SCHEMA}},
     }
 
@@ -102,16 +100,12 @@ def route_of(scope: Scope) -> Any:
 
 def first_with_dependencies(routes: Sequence[BaseRoute]) -> str | None:
     """Return the path template of the first route that may have dependencies, if there is one."""
-    for path, route in _walk(routes, into_mounts=False):
-        if hasattr(_effective(route), "dependant"):
-            return path
-    return None
+    found = _walk(routes, into_mounts=False)
+    return next((path for path, route in found if hasattr(_effective(route), "dependant")), None)
 
 
 def limits_after(limit: Any, route: Any) -> list[Any]:
-    """Return the limits at `route` that stand behind `limit`: where it is one of the application,
-    those of routers and of the route.
-    """
+    """Return the limits at `route` behind `limit`, one of the application: also of routers."""
     dependencies = _dependencies_of(route)
     calls = [each.call for each in dependencies]
     return list(_limits_in(dependencies[calls.index(limit) + 1 :] if limit in calls else ()))
@@ -142,15 +136,12 @@ def _limits_in(dependencies: Sequence[Any]) -> Iterator[Any]:
 
 def _dependencies_of(route: Any) -> Sequence[Any]:
     """Return the dependencies of a route or of its context, of the application first."""
-    dependencies: Sequence[Any] = getattr(
-        getattr(_effective(route), "dependant", None), "dependencies", ()
-    )
+    dependant = getattr(_effective(route), "dependant", None)
+    dependencies: Sequence[Any] = getattr(dependant, "dependencies", ())
     return dependencies
 
 
 def _effective(route: Any) -> Any:
-    """Return what has the path and the dependencies: of a websocket in a router, a route that its
-    context has.
-    """
+    """Return what has the path and the dependencies: of a websocket, the route in its context."""
     inner = getattr(route, "starlette_route", None)
     return route if inner is None else inner

@@ -258,7 +258,6 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
                 of_app.decide(default)
 
     def is_exempt_request(self) -> bool:
-        """Return whether the route of the current request is exempt."""
         return self.has_exemptions and any(map(self.is_exempt, places_of_request()))
 
     def _after(self, response: Response) -> Response:
@@ -273,18 +272,19 @@ class RateLimits(http.ExemptsViews, http.MakesLimits[DeclaredLimit]):
             headers[name] = value
         if limited.needs_response:
             of_app, status_code = self.of_app(), response.status_code
-            run = of_app.run
+
+            def settle() -> None:
+                of_app.run(limited.settle(response, status_code))
+
             is_served = status_code < 400  # an exception is streamed, too, but its status is known
             # Werkzeug does not close what the server sends as a file.
             if is_served and response.is_streamed and not response.direct_passthrough:
-                settle = functools.partial(limited.settle, response, status_code)
-                of_app.streams.add(response, lambda: run(settle()))
+                of_app.streams.add(response, settle)
             else:
-                run(limited.settle(response, status_code))
+                settle()
         return response
 
     def _respond_exceeded(self, exceeded: RateLimitExceeded) -> Any:
-        """Answer what a limiter has raised in a view."""
         return self.of_app().refusal_of(exceeded).get_response()
 
     def _after_error(self, error: BaseException | None) -> None:

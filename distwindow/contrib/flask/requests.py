@@ -46,9 +46,7 @@ class ClientAddress(http.ClientAddress):
 
 class _CurrentAddress(ClientAddress):
     def __call__(self, request: Any = None) -> str:
-        """Return the address of the client by the `trusted_proxies` of the application's
-        `RateLimits`, if it has one.
-        """
+        """Return the address by `trusted_proxies` of the application's `RateLimits`, if any."""
         rate_limits = current_app.extensions.get("distwindow")
         return super().__call__(request) if rate_limits is None else rate_limits.client_address()
 
@@ -60,13 +58,10 @@ class RequestLimit(http.RequestLimit):
     """One limit in one application."""
 
     blueprint: Blueprint | None = None
-
     takes_request = False
 
     def name_of(self, request: Any) -> str:
-        """Return the name that the limited blueprint was registered with, or else methods and rule
-        of the route: a view has one window for its methods.
-        """
+        """Return the registered name of the blueprint, or methods and rule of the route."""
         if self.blueprint is not None:
             all_of = current_app.blueprints
             return str(next(one for one in request.blueprints if all_of[one] is self.blueprint))

@@ -32,9 +32,7 @@ def add_limit(place: Any, declared: Any) -> None:
 
 
 def check_order(app: Flask) -> None:
-    """Raise `ConfigurationError` for a limit above the decorator of a route, which registers the
-    function without it.
-    """
+    """Raise `ConfigurationError` for a limit above the decorator of a route."""
     reached: set[Any] = set()
     for view in app.view_functions.values():
         inspect.unwrap(view, stop=reached.add)  # which adds each, and stops at none
@@ -50,9 +48,7 @@ def check_order(app: Flask) -> None:
 
 
 def places_of_request() -> Iterator[Any]:
-    """Yield what serves the current request: its blueprints, its view, and of a class the methods
-    that are called.
-    """
+    """Yield what serves the current request: blueprints, its view, and methods of a class."""
     request = flask.request
     yield from (current_app.blueprints[name] for name in request.blueprints)
     view = current_app.view_functions.get(request.endpoint or "")

@@ -24,7 +24,7 @@ _NO_ADDRESSES = (None, "", "<local>", "localhost")
 """What servers say of the client of a Unix socket: uvicorn, gunicorn and uWSGI, Werkzeug, waitress.
 """
 _MAX_KNOWN = 4096
-"""Texts of addresses of which the result is kept, the most recently used."""
+"""Texts of addresses of which the result is kept."""
 _LOOKS = 100
 """Of so many requests the fields are looked at, for a proxy that was forgotten."""
 _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
@@ -80,8 +80,6 @@ class ClientAddress:
         # Kept for peers once more, with what is not an address, so that a request is one look-up.
         self._read_peer = functools.lru_cache(_MAX_KNOWN)(self._read_peer_uncached)
 
-    # Each framework has requests of its own.
-
     def peer(self, request: Any) -> str | None:
         """Return what the server says is the host of the peer of `request`."""
         raise NotImplementedError
@@ -102,9 +100,8 @@ class ClientAddress:
         return peer
 
     def _look_for_proxies(self, peer: str, request: Any) -> None:
-        """Log once that `peer` seems to be a proxy that nobody has named: its clients have its
-        address. Where a server or a middleware has read the field already, `peer` is in it, and
-        what stands before it tells a proxy from a client.
+        """Log once that `peer` seems to be a proxy that nobody has named. Where a server has read
+        the field already, `peer` is in it, and what stands before it tells a proxy from a client.
         """
         self._looks_left -= 1
         for name in {"x-forwarded-for", "forwarded", self._header}:
@@ -146,9 +143,7 @@ class ClientAddress:
         return _UNIX, True
 
     def _walk(self, peer: str, values: Sequence[str]) -> str:
-        """Return the client's address, which the trusted `peer` names in the values of the header
-        field.
-        """
+        """Return the client's address, which the trusted `peer` names in the header field."""
         found = peer
         entries: Iterable[str] = _entries(self._header, values)
         if self._header not in ("forwarded", "x-forwarded-for"):
@@ -165,9 +160,7 @@ class ClientAddress:
         return found
 
     def _read_uncached(self, text: str) -> tuple[str, bool] | None:
-        """Return the address in `text` as a key has it, and whether it is a trusted proxy; None if
-        there is none.
-        """
+        """Return the address in `text` as `key_of` does, and whether it is a trusted proxy."""
         address = _parse(text)
         if address is None:
             return None
@@ -204,9 +197,7 @@ def _carried(address: _Address) -> _Address:
 
 
 def _entries(name: str, values: Sequence[str]) -> Iterator[str]:
-    """Yield the entries in the values of a header field from the right, where proxies have
-    appended.
-    """
+    """Yield the entries of a header field from the right, where proxies have appended."""
     for value in reversed(values):
         if name == "forwarded":
             yield from (_forwarded_for(each) for each in _elements(value) if each.strip())
@@ -215,8 +206,8 @@ def _entries(name: str, values: Sequence[str]) -> Iterator[str]:
 
 
 def _elements(value: str) -> Iterator[str]:
-    """Yield the elements of `Forwarded` from the right, where proxies have appended: whatever is
-    before an element, a quote that is never closed included, changes nothing of it.
+    """Yield the elements of `Forwarded` from the right: whatever is before an element, a quote that
+    is never closed included, changes nothing of it.
     """
     end, is_quoted = len(value), False
     for at in range(end - 1, -1, -1):
@@ -246,19 +237,13 @@ def _read_proxies(given: Iterable[str]) -> tuple[bool, list[_Network]]:
     shown = f"trusted_proxies={short_repr(given)}"
     example = 'write the addresses and networks of your proxies, such as ["10.0.0.0/8"]'
     if isinstance(given, (str, bytes, int)):
-        raise ConfigurationError(
-            f"{shown} is no list; {example}"
-            + (
-                ": with a number of hops, one proxy more or less would be a hole"
-                if isinstance(given, int)
-                else ""
-            )
-        )
-    trusts_unix = False
+        hops = ": with a number of hops, one proxy more or less would be a hole"
+        why = hops if isinstance(given, int) else ""
+        raise ConfigurationError(f"{shown} is no list; {example}{why}")
+    proxies = [*given]
     networks: list[_Network] = []
-    for proxy in given:
+    for proxy in proxies:
         if proxy == _UNIX:
-            trusts_unix = True
             continue
         try:
             if not isinstance(proxy, str):
@@ -281,4 +266,4 @@ def _read_proxies(given: Iterable[str]) -> tuple[bool, list[_Network]]:
                 f"write the address that it is limited by; {example}"
             )
         networks.append(network)
-    return trusts_unix, networks
+    return _UNIX in proxies, networks

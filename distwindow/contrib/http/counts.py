@@ -19,26 +19,13 @@ from ...ring.limit import Limit
 from ...rules.shadow import as_enforced
 
 if TYPE_CHECKING:
-    from .request_limit import AskedLimit, Question, RequestLimit
-
-
-def count(tally: Tally, asked: AskedLimit) -> None:
-    """Count one answer."""
-    decision = asked.decision
-    if decision[7] > 0:  # `wait`
-        tally.waited(decision, decision[7], asked.policies.given[0])
-    asked.limit.count(tally, asked)
+    from .request_limit import Question, RequestLimit
 
 
 def count_one(
-    tally: Tally,
-    of: RequestLimit,
-    decision: Decision,
-    name: str,
-    limit: Limit,
-    cost: int,
+    tally: Tally, of: RequestLimit, decision: Decision, name: str, limit: Limit, cost: int,
     calls: int,
-) -> None:
+) -> None:  # fmt: skip
     """Count the answer of one limit; with -1 `calls`, take it back."""
     # By index, as a name takes three times as long: 1 is `key`, 3 `limit`, 4 `remaining`,
     # 9 `source`.
@@ -58,9 +45,7 @@ def count_failed(question: Question) -> None:
 
 
 def label_of_request(key_label: Callable[[AnyKey], str]) -> Callable[[AnyKey], str]:
-    """Return `key_label` for the key of a window: the name of the limit, ":", and the key of the
-    request.
-    """
+    """Return `key_label` for keys of windows, which begin with the name of the limit and ":"."""
     return lambda key: key_label(_key_of_request(key))
 
 

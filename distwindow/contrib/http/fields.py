@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
+from urllib.parse import quote
 
 from ...ring.decision import Decision
 from ...ring.limit import UNITS_MS, Limit
@@ -54,59 +54,46 @@ class Policies:
         "text",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        name: str,
-        limits: tuple[Limit, ...],
-        unit: Unit,
-        headers: Headers,
-        *,
-        in_full: bool = False,
-    ) -> None:
-        """With `in_full`, the names have the limits in them."""
+    def __init__(self, name: str, limits: tuple[Limit, ...], unit: Unit, headers: Headers) -> None:
         self.given = name, limits, unit, headers
         self._all: Sequence[Policies] = (self,)
         """Those that were asked together."""
         self.has_ietf = headers in ("ietf", "both")
         self.has_x = headers in ("x-ratelimit", "both")
-        self._write(in_full)
+        self.write()
 
-    def _write(self, in_full: bool) -> None:
+    def write(self, in_full: bool = False) -> None:
+        """Make the names, and what has them. With `in_full` the limits are in them."""
         name, limits, unit, headers = self.given
         several = len(limits) > 1
-        self.names = {
-            limit: f"{name} {limit}"
-            if in_full
-            else f"{name}-{_interval_text(limit)}"
-            if several
-            else name
-            for limit in limits
-        }
+
+        def name_of(limit: Limit) -> str:
+            if in_full:
+                return f"{name} {limit}"
+            return f"{name}-{_interval_text(limit)}" if several else name
+
+        self.names = {limit: name_of(limit) for limit in limits}
+        self._strings = {limit: _string(shown).encode() for limit, shown in self.names.items()}
+        self._only_string = b"" if several else self._strings[limits[0]]
         quota_unit = "" if unit == "requests" else f';qu="{unit}"'
         self.text = ", ".join(
-            f"{_string(self.names[limit])};q={limit.amount}{quota_unit}{_window(limit)}"
-            for limit in limits
+            f"{text.decode()};q={limit.amount}{quota_unit}{_window(limit)}"
+            for limit, text in self._strings.items()
         )
         """The items of `RateLimit-Policy`."""
         self.raw_policy = (b"ratelimit-policy", self.text.encode()) if headers == "ietf" else None
         """The field, as ASGI has it; None if others are written, too."""
-        self._strings = {limit: _string(shown).encode() for limit, shown in self.names.items()}
-        self._only_string = b"" if several else self._strings[limits[0]]
-
-    def show_in_full(self) -> None:
-        """Change the names to those with the limits in them."""
-        self._write(in_full=True)
 
     def in_full(self) -> Policies:
         """Return the same with names that other limits of the name do not have."""
         if len(self._all) > 1:
             return self.with_all([each.in_full() for each in self._all])
-        return Policies(*self.given, in_full=True)
+        own = Policies(*self.given)
+        own.write(in_full=True)
+        return own
 
     def with_all(self, asked: Sequence[Policies]) -> Policies:
-        """Return these for a decision on all that were `asked`: `RateLimit` names these, which
-        bind, and `RateLimit-Policy` all.
-        """
+        """Return these, which bind, for a decision on all that were `asked`."""
         shown = distinct_policies(asked)
         own = copy.copy(next(each for each in shown if each.given == self.given))
         own._all, own.text = shown, ", ".join(each.text for each in shown)
@@ -119,9 +106,8 @@ class Policies:
         return [name for each in self._all for name in each.names.values()]
 
     def raw_item(self, decision: Decision) -> bytes:
-        """Return the item of `RateLimit` for a decision by these limits. `t` is after how many
-        whole seconds the same call is admitted, or of an admitted one, when all permits are free
-        again, which promises less than there is.
+        """Return the item of `RateLimit`. `t` is after how many whole seconds the same call is
+        admitted, or of an admitted one, when all permits are free again.
         """
         # A hash of a limit takes longer than all the rest, and a name three times as long as an
         # index: 0 is `allowed`, 4 `remaining`, 6 `reset_after`.
@@ -151,7 +137,7 @@ class PolicyNames:
         known = list(of_name.items())
         if any(other != id(owner) and others != limits for (other, others), _ in known):
             for _, each in known:
-                each.show_in_full()
+                each.write(in_full=True)
 
 
 _MAX_NAMES = 1000
@@ -199,10 +185,10 @@ def fields_to_set(
 ) -> dict[str, str]:
     """Return the header fields to set in a response, by name.
 
-    `answers` is what was decided for its request, in the order in which it was; `get` returns the
-    present value of a field, of several lines joined by ", ", and None where there is none. What a
-    list has already is kept in the value returned, and what it has of ours is not doubled. Fields
-    of other kinds that are present are left as they are, but for a `Retry-After` that is earlier.
+    `answers` is what was decided for its request, in order; `get` returns the present value of a
+    field, of several lines joined by ", ", and None where there is none. What a list has already is
+    kept, and what it has of ours is not doubled. Fields of other kinds are left as they are, but
+    for a `Retry-After` that is earlier.
     """
     values: dict[str, str] = {}
     refused: Decision | None = None
@@ -251,7 +237,7 @@ def fields_to_set(
 
 def problem(answer: LimitAnswer, unit: str) -> dict[str, Any]:
     """Return the problem details (RFC 9457) of a refusal: 429, or 503 where the store was away, or
-    a call that the request needs was not sent. `unit` is what the limit counts, in the plural.
+    a call that the request needs was not sent. `unit` is in the plural.
     """
     decision = answer.decision
     if not answer.is_shown:
@@ -267,19 +253,16 @@ def problem(answer: LimitAnswer, unit: str) -> dict[str, Any]:
         }
     limit = decision.limit
     one = limit.amount == 1
-    is_never_admitted = decision.retry_after == math.inf
-    then = (
-        f"this request takes {decision.cost}"
-        if is_never_admitted
-        else f"try again in {retry_after(decision)} s"
-    )
+    counted = f"{limit.amount} {unit.removesuffix('s') if one else unit}"
+    allowed = f"{counted} per {_interval_words(limit)} {'is' if one else 'are'} allowed"
+    then = f"this request takes {decision.cost}"
+    if decision.retry_after < math.inf:
+        then = f"try again in {retry_after(decision)} s"
     return {
         "type": f"{_TYPES}quota-exceeded",
         "title": "Request cannot be satisfied as assigned quota has been exceeded",
         "status": 429,
-        "detail": f"{limit.amount} {unit.removesuffix('s') if one else unit} per "
-        f"{_interval_words(limit)} {'is' if one else 'are'} allowed; "
-        f"{then}",
+        "detail": f"{allowed}; {then}",
         "violated-policies": [answer.policies.names[limit]],
     }
 
@@ -299,15 +282,13 @@ def _seconds_of(value: str, now_ms: int) -> float:
         return 0
 
 
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
+
+
 def _string(name: str) -> str:
     """Return `name` as a String of RFC 9651; what it cannot have is percent-encoded."""
     escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    encoded = re.sub(
-        r"[^\x20-\x7e]+",
-        lambda part: "".join(f"%{byte:02X}" for byte in part[0].encode("utf-8", "surrogatepass")),
-        escaped,
-    )
-    return f'"{encoded}"'
+    return f'"{quote(escaped, _PRINTABLE, errors="surrogatepass")}"'
 
 
 def _window(limit: Limit) -> str:

@@ -32,9 +32,7 @@ _BODIES = ("http.response.body", "http.response.zerocopysend", "websocket.http.r
 
 
 async def receive_start(rate_limits: AsyncRateLimits[Any], receive: Any, send: Any) -> Message:
-    """Return the next message of the lifespan. Its start fails without the store of `rate_limits`,
-    if that is required.
-    """
+    """Return the next message of the lifespan, whose start fails without a required store."""
     message: Message = await receive()
     if message["type"] == "lifespan.startup":
         try:
@@ -65,20 +63,15 @@ class WatchedRequest(LimitedRequest):
 
     def __init__(self) -> None:
         super().__init__()
-        self.status_code = 0
-        """0 until the response begins."""
+        self.status_code = 0  # until the response begins
         self.headers: _RawHeaders = ()
         self.body_bytes = 0
         self.is_complete = False
-        self.is_answered = False
-        """True once a refusal was sent in the place of what the framework has made of it."""
-        self._around = sys.exc_info()[1]
-        """What is being handled around the request: a server may run in an `except`."""
+        self.is_answered = False  # until a refusal is sent in place of what the framework makes
+        self._around = sys.exc_info()[1]  # a server may run in an `except`
 
     def refusal_to_send(self, message: Message) -> Exception | None:
-        """Return the refusal that a handler has not caught, if `message` is what a framework sends
-        for an exception. Not for another exception after it.
-        """
+        """Return the refusal that a handler has not caught, if `message` is sent for that."""
         if message.get("status", message.get("code")) not in _FAILED:
             return None
         handled = sys.exc_info()[1]  # where the framework sends while it handles the exception
@@ -152,14 +145,12 @@ class WatchedRequest(LimitedRequest):
                 return [{"type": "websocket.close", "code": _TRY_AGAIN_LATER}]
             kind = "websocket."
         body = json.dumps(refused.problem).encode()
-        fields = {
-            "content-type": PROBLEM_MEDIA_TYPE,
-            "content-length": str(len(body)),
-            **refused.headers,
-        }
-        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
-        start = {"type": f"{kind}http.response.start", "headers": raw}
-        start = {**self.begin({**start, "status": refused.status_code})}
+        own = {"content-type": PROBLEM_MEDIA_TYPE, "content-length": str(len(body))}
+        fields = {**own, **refused.headers}.items()
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields]
+        start = self.begin(
+            {"type": f"{kind}http.response.start", "status": refused.status_code, "headers": raw}
+        )
         end = {"type": f"{kind}http.response.body", "body": body}
         self.go_on(end)
         return [start, end]
@@ -169,12 +160,10 @@ class Settlements:
     """The requests of one application, until their responses have decided about their charges."""
 
     def __init__(self) -> None:
-        self._open: dict[int, WatchedRequest] = {}
-        """Those that are being answered, by id."""
+        self._open: dict[int, WatchedRequest] = {}  # by id
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, limited: WatchedRequest) -> None:
-        """Note that a request has begun."""
         self._open[id(limited)] = limited
 
     def end(self, limited: WatchedRequest) -> Awaitable[object] | None:
@@ -191,9 +180,8 @@ class Settlements:
         for each in limited.charges():
             settling = limited.settle(response, response.status_code, [each])
             tasks.append(asyncio.get_running_loop().create_task(settling))
+            tasks[-1].add_done_callback(self._tasks.discard)
         self._tasks.update(tasks)
-        for task in tasks:
-            task.add_done_callback(self._tasks.discard)
         return asyncio.shield(asyncio.gather(*tasks)) if tasks else None
 
     async def end_all(self) -> None:

@@ -1,6 +1,4 @@
-"""The limits of one application, as all integrations with web frameworks have them: the object of
-its settings, which opens the store, makes the limits, and is started and closed with it.
-"""
+"""The limits of one application, as all integrations with web frameworks have them."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from ...ring.clock import SYSTEM, Clock
 from ...ring.key import AnyKey
 from ...ring.limit import LimitSpec
 from ...runtime.options import ClockChoice, Consistency, Options
-from ...support.async_use import only_async_with, running_loop
+from ...support.async_use import only_async_with, result_of, run_at_once, running_loop
 from ..limiter_pool import AsyncLimiterPool, LimiterPool
 from ..shared_windows import SharedWindows
 from .address import ClientAddress
@@ -158,10 +156,9 @@ class BaseRateLimits(MakesLimits[R]):
             raise ConfigurationError(
                 f'headers={short_repr(headers)} is none of "ietf", "x-ratelimit", "both", "none"'
             )
-        if not isinstance(enabled, bool):  # "false" of an environment would be true
-            raise ConfigurationError(f"enabled={short_repr(enabled)} is neither True nor False")
-        if not isinstance(require, bool):
-            raise ConfigurationError(f"require={short_repr(require)} is neither True nor False")
+        for option, given in (("enabled", enabled), ("require", require)):
+            if not isinstance(given, bool):  # "false" of an environment would be true
+                raise ConfigurationError(f"{option}={short_repr(given)} is neither True nor False")
         if on_store_error is NOT_GIVEN:
             raise ConfigurationError(
                 "on_store_error says what requests get while the store does not answer, and has no "
@@ -170,8 +167,7 @@ class BaseRateLimits(MakesLimits[R]):
             )
         self.on_store_error: Any = on_store_error
         self.headers: Headers = headers
-        self.enabled = enabled
-        self._require = require
+        self.enabled, self._require = enabled, require
         self.client_address = self.address_type(trusted_proxies)
         """The address of the client of a request, by `trusted_proxies`: for key functions."""
         self._given_store = store
@@ -187,21 +183,18 @@ class BaseRateLimits(MakesLimits[R]):
             self._options, observer=observer_of(observer) or UNOBSERVED,
             key_label=None if key_label is None else label_of_request(key_label),
         )  # fmt: skip
-        is_here = store_name(store).lower().startswith("memory")
-        self._has_own_names = prefix is not None or is_here
+        self._has_own_names = prefix is not None or store_name(store).lower().startswith("memory")
         self.shared_windows = SharedWindows(_LOG)
         self.policy_names = PolicyNames()
         self.namespace: object = (store_name(store), self._options.prefix)
         """The store and the prefix: limits of one name are one limit in it."""
-        self.opened = self._open()
-        """The limiters, from one closing to the next."""
+        self.opened = self._open()  # from one closing to the next
         self.default_limit: R | None = None
         """The limit of each route that has none of its own."""
-        if default_limits is not None:
-            if isinstance(default_limits, Mapping):
-                self.default_limit = self.limit(**default_limits)
-            else:
-                self.default_limit = self.limit(default_limits)
+        if isinstance(default_limits, Mapping):
+            self.default_limit = self.limit(**default_limits)
+        elif default_limits is not None:
+            self.default_limit = self.limit(default_limits)
 
     @property
     def is_required(self) -> bool:
@@ -231,18 +224,25 @@ class BaseRateLimits(MakesLimits[R]):
         health: Health = self._any_limiter().health()
         return health
 
-    def _pause_of_start(self, exc: DistwindowError, began_at: float) -> float | None:
-        """Return the seconds until a start asks the store again, which failed it with `exc`. None:
-        it goes on without, and that is logged. Raises the error of a start that needs the store.
-        """
-        if not self.is_required:
-            _LOG.error("limits of requests are not enforced now: %s", exc)
-            return None
-        is_late = self._options.time.monotonic() - began_at >= _START_S
-        if is_late or not isinstance(exc, StoreError):
-            kind = type(exc) if isinstance(exc, StoreError) else ConfigurationError
-            raise kind(f"limits of requests cannot be enforced, and require=True: {exc}") from exc
-        return _START_PAUSE_S
+    async def _start(self) -> None:
+        """Ask the store until it answers, or else do what `start` says."""
+        clock = self._options.time
+        began_at = clock.monotonic()
+        while True:
+            try:
+                await result_of(self._any_limiter().stats("start"))
+                return
+            except DistwindowError as exc:
+                if not self.is_required:
+                    _LOG.error("limits of requests are not enforced now: %s", exc)
+                    return
+                is_late = clock.monotonic() - began_at >= _START_S
+                if is_late or not isinstance(exc, StoreError):
+                    kind = type(exc) if isinstance(exc, StoreError) else ConfigurationError
+                    raise kind(
+                        f"limits of requests cannot be enforced, and require=True: {exc}"
+                    ) from exc
+            await result_of(self.sleep(_START_PAUSE_S))
 
     def _any_limiter(self) -> Any:
         return self.opened.get(_ANY_LIMIT, self.on_store_error)
@@ -294,15 +294,7 @@ class AsyncRateLimits(BaseRateLimits[R]):
         """Ask the store at the start of an application. With `require` this raises what
         `check_store` raises, or after 3 s without an answer; otherwise it is logged.
         """
-        began_at = self._options.time.monotonic()
-        while True:
-            try:
-                return await self.check_store()
-            except DistwindowError as exc:
-                pause = self._pause_of_start(exc, began_at)
-            if pause is None:
-                return None
-            await self.sleep(pause)
+        await self._start()
 
     async def aclose(self) -> None:
         """Send what was counted, give back what is held, and close the connection. The next
@@ -357,22 +349,13 @@ class BlockingRateLimits(BaseRateLimits[R]):
         self._any_limiter().stats("start")
 
     def start(self) -> None:
-        """Ask the store at the start of an application with `require`, and raise as
-        `AsyncRateLimits.start`.
-        """
-        if not self.is_required:
-            return None
-        began_at = self._options.time.monotonic()
-        try:
-            while True:
-                try:
-                    return self.check_store()
-                except DistwindowError as exc:
-                    pause = self._pause_of_start(exc, began_at)
-                self.sleep(pause or 0.0)
-        except BaseException:  # nobody else would close it
-            self.close()
-            raise
+        """Ask the store if it is required, and raise as `AsyncRateLimits.start`."""
+        if self.is_required:
+            try:
+                run_at_once(self._start())
+            except BaseException:  # nobody else would close it
+                self.close()
+                raise
 
     def close(self) -> None:
         """Send what was counted, give back what is held, and close the connections, once the calls

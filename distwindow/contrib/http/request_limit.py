@@ -3,13 +3,13 @@ for one request.
 
 What it does with a request is a coroutine, which raises what the framework is to handle. In threads
 its limiter has answered already, so it awaits nothing, and `BlockingRateLimits.run` takes it to its
-end in one step. `RequestLimit.decide_at_once` is a shorter way for the most frequent request of
-tasks.
+end in one step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import math
@@ -28,7 +28,7 @@ from ...ring.limit import LimitSpec, parse_limits
 from ...rules.shadow import is_in_shadow, log_mistake
 from ...support.async_use import result_of
 from ...support.callables import check_not_async, check_takes, function_name, stable_name
-from .counts import count, count_failed, count_one
+from .counts import count_failed, count_one
 from .fields import LimitAnswer, Policies, Unit, distinct, fields_to_set, problem
 
 if TYPE_CHECKING:
@@ -41,47 +41,34 @@ NOT_GIVEN: Any = object()
 _REFUSALS = (429, 503)
 """The statuses of refusals."""
 MAX_REMEMBERED = 1000
-"""How many distinct limits, and names with their limits, are kept of one limit."""
+"""How many names with their limits are kept of one limit, and limits that functions return."""
+_parse_limits = functools.lru_cache(MAX_REMEMBERED)(parse_limits)
 
 
 class RequestLimit:
-    """One limit of requests: what `RateLimits.limit` makes, which documents the arguments.
-
-    An integration has a subclass that defines `name_of`.
-    """
+    """One limit of requests: what `RateLimits.limit` makes, which documents the arguments."""
 
     takes_request = True
     """True if `key`, `cost`, `exempt` and `limits` are called with the request."""
 
     def __init__(
-        self,
-        rate_limits: BaseRateLimits[Any],
-        limits: LimitSpec | Callable[..., Any],
-        *,
-        name: str | None = None,
-        key: Callable[..., Any] | None = None,
-        cost: int | Callable[..., Any] = 1,
-        exempt: Callable[..., Any] | None = None,
-        methods: Collection[str] | None = None,
-        on_store_error: OnStoreError | None = None,
-        count_when: Callable[..., Any] | None = None,
-        cost_after: Callable[..., Any] | None = None,
-        priority: bool = False,
-        unit: Unit = "requests",
-        override_defaults: bool = True,
+        self, rate_limits: BaseRateLimits[Any], limits: LimitSpec | Callable[..., Any], *,
+        name: str | None = None, key: Callable[..., Any] | None = None,
+        cost: int | Callable[..., Any] = 1, exempt: Callable[..., Any] | None = None,
+        methods: Collection[str] | None = None, on_store_error: OnStoreError | None = None,
+        count_when: Callable[..., Any] | None = None, cost_after: Callable[..., Any] | None = None,
+        priority: bool = False, unit: Unit = "requests", override_defaults: bool = True,
         shadow: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.rate_limits = rate_limits
         self.shadow = is_in_shadow(shadow)
         self._methods = None if methods is None else _read_methods(methods)
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigurationError(f"name={short_repr(name)} is not the name of a limit, a str")
         self.name = name
-        self.on_store_error = (
-            rate_limits.on_store_error if on_store_error is None else on_store_error
-        )
-        self.count_when = count_when
-        self.cost_after = cost_after
+        of_all = rate_limits.on_store_error
+        self.on_store_error = of_all if on_store_error is None else on_store_error
+        self.count_when, self.cost_after = count_when, cost_after
         functions = {
             "key": key, "cost": None if cost == 1 else cost, "exempt": exempt,
             "count_when": count_when, "cost_after": cost_after,
@@ -93,8 +80,7 @@ class RequestLimit:
             if value is not None
         )
         """What distinguishes it from others without a name."""
-        self.settles = count_when is not None or cost_after is not None
-        """True if the response decides about the charge."""
+        self.settles = count_when is not None or cost_after is not None  # after the response
         for option, given in (("priority", priority), ("override_defaults", override_defaults)):
             if not isinstance(given, bool):
                 raise ConfigurationError(f"{option}={short_repr(given)} is no bool")
@@ -111,34 +97,24 @@ class RequestLimit:
             raise ConfigurationError(
                 f'unit={short_repr(unit)} is neither "requests" nor "content-bytes"'
             )
-        self._unit = unit
+        self._unit, self._cost, self._exempt = unit, cost, exempt
         self._key = rate_limits.key_function(key)
-        self._cost = cost
-        self._exempt = exempt
         self._limiter: Any = None
-        self._opened: object = None
-        """What `rate_limits` had open when `_limiter` was taken from it."""
-        self._limits: tuple[Limit, ...] | None = None
-        """None where a function of the request returns them."""
+        self._opened: object = None  # what `rate_limits` had open when `_limiter` was taken
+        self._limits: tuple[Limit, ...] | None = None  # of a function: None
         self._limits_of = limits
-        self._dynamic: dict[Any, tuple[Limit, ...]] = {}
         self._named: dict[Any, tuple[str, Policies]] = {}
-        """By name, and by the limits where these differ: the beginning of keys, and what fields
-        say. Without a name of its own the limit is part of the beginning, so that two of one route
-        have windows of their own.
-        """
+        """By name, and limits where these differ: the beginning of keys, and what fields say."""
         arguments = 1 if self.takes_request else 0
-        self._check_function("key", self._key, arguments)
         for option, function, takes in (
-            ("exempt", exempt, arguments),
-            ("count_when", count_when, 1),
-            ("cost_after", cost_after, arguments + 1),
-        ):
+            ("key", self._key, arguments), ("exempt", exempt, arguments),
+            ("count_when", count_when, 1), ("cost_after", cost_after, arguments + 1),
+            ("limits", limits if callable(limits) else None, arguments),
+            ("cost", cost if callable(cost) else None, arguments),
+        ):  # fmt: skip
             if function is not None:
                 self._check_function(option, function, takes)
-        if callable(limits):
-            self._check_function("limits", limits, arguments)
-        else:
+        if not callable(limits):
             self._limits = parse_limits(limits)
             shaped = next((each for each in self._limits if each.is_shaped), None)
             if shaped is not None and self.settles:
@@ -153,9 +129,7 @@ class RequestLimit:
                 rate_limits.policy_names.add(
                     self, Policies(name, self._limits, unit, rate_limits.headers)
                 )
-        if callable(cost):
-            self._check_function("cost", cost, arguments)
-        else:
+        if not callable(cost):
             self._check_fixed_cost(cost)
         only_asks = (
             exempt is None
@@ -172,21 +146,12 @@ class RequestLimit:
             return function_name(self._limits_of)
         return "; ".join(map(str, self._limits))
 
-    @property
-    def text_in_keys(self) -> str:
-        """The limits and their functions, which tell the keys of two limits without names apart."""
-        of = stable_name(self._limits_of) if self._limits is None else self.text
-        return f"{of}{self.marks}"
-
     def method_of(self, request: Any) -> str:
         """Return the method as which a request counts."""
-        method: str = request.method
-        return "GET" if method == "HEAD" else method
+        return "GET" if request.method == "HEAD" else str(request.method)
 
     def name_of(self, request: Any) -> str:
-        """Return the name of the limit at `request` where it was given none: method and path
-        template of the route. Raises `ConfigurationError` where these cannot be read.
-        """
+        """Return the name where none was given: method and path template of the route."""
         raise NotImplementedError  # each framework has routes of its own
 
     async def decide(
@@ -198,12 +163,11 @@ class RequestLimit:
         limits: Any = NOT_GIVEN,
     ) -> Decision | None:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
-        the decision; None if the request is not limited: it is exempt, or the limits are
-        switched off. `cost`, `key` and `limits` replace those of the limit.
+        the decision; None if the request is not limited. `cost`, `key` and `limits` replace those
+        of the limit.
 
         To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
-        back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
-        `on_store_error="raise"`, and always `ConfigurationError`.
+        back, and the error of `RateLimits.error_type` is raised.
         """
         if self.shadow:
             await self.decide_in_shadow(request, earlier, cost=cost, key=key, limits=limits)
@@ -246,8 +210,13 @@ class RequestLimit:
         """Ask the store, and conclude; see `decide`."""
         limiter, arguments = question.limiter, question.arguments
         clamp = self.cost_after is not None  # so that no guess refuses every request
-        if question.is_above_limit():
-            await conclude(earlier, never_admitted(question), self.rate_limits)  # which raises
+        if question.is_above_limit():  # which no store has to decide
+            smallest = min(question.limits, key=lambda limit: limit.amount)
+            decision = Decision(
+                False, question.key, question.cost, smallest, 0, math.inf, math.inf, 0.0,
+                "over_limit", "local", 0,
+            )  # fmt: skip
+            await self._conclude(earlier, decision, question.policies, limiter)  # which raises
         try:
             if self.settles:
                 steps = limiter.try_reserve(question.key, question.cost, clamp=clamp)
@@ -320,8 +289,7 @@ class RequestLimit:
         self, request: Any, earlier: LimitedRequest, key: Any = NOT_GIVEN
     ) -> Decision | Coroutine[Any, Any, Decision | None]:
         """Do `decide`, and return the decision where this process admits the request at once, which
-        takes 40 % less time. In all other cases return a coroutine that does it: a limit with
-        `priority`, or with a function besides `key`; a refusal, a wait, a question to the store.
+        takes 40 % less time. In all other cases return a coroutine that does it.
 
         Unlike `AsyncLimiter`, it does not let other tasks run after some calls in a row: it is for
         requests that have a task each.
@@ -356,18 +324,10 @@ class RequestLimit:
         return self._conclude(earlier, decision, policies, limiter, key=full_key)
 
     async def _conclude(
-        self,
-        earlier: LimitedRequest,
-        decision: Any,
-        policies: Policies,
-        limiter: Any,
-        reservation: Any = None,
-        arguments: tuple[Any, ...] = (),
-        key: AnyKey = "",
-    ) -> Decision:
-        """Add an answer to `earlier`, and raise or wait as it says. The `decision` of an
-        `AsyncLimiter` is awaited, for `key`.
-        """
+        self, earlier: LimitedRequest, decision: Any, policies: Policies, limiter: Any,
+        reservation: Any = None, arguments: tuple[Any, ...] = (), key: AnyKey = "",
+    ) -> Decision:  # fmt: skip
+        """Do `conclude` for an answer: that of an `AsyncLimiter` is awaited, for `key`."""
         if type(decision) is not Decision:  # `result_of`, without a call of Python
             try:
                 decision = await decision
@@ -435,9 +395,7 @@ class RequestLimit:
     async def actual(
         self, cost: int, arguments: tuple[Any, ...], response: Any, was_refused: bool
     ) -> int:
-        """Return what a request has cost. `count_when` sees refusals, too; without it they cost
-        nothing.
-        """
+        """Return what a request has cost; a refusal nothing, unless `count_when` counts it."""
         if self.count_when is None:
             if was_refused:
                 return 0
@@ -467,18 +425,11 @@ class RequestLimit:
     def _parsed(self, spec: Any) -> tuple[Limit, ...]:
         """Return the limits that a function has returned."""
         try:
-            known = spec if isinstance(spec, (str, Limit)) else tuple(spec)
-            if known in self._dynamic:
-                return self._dynamic[known]
-            limits = parse_limits(spec)
+            return _parse_limits(spec if isinstance(spec, (str, Limit)) else tuple(spec))
         except (TypeError, ConfigurationError) as exc:
             raise ConfigurationError(
                 f"limits={function_name(self._limits_of)} has returned {short_repr(spec)}: {exc}"
             ) from None
-        if len(self._dynamic) >= MAX_REMEMBERED:
-            self._dynamic.clear()
-        self._dynamic[known] = limits
-        return limits
 
     def _remember(
         self, known_as: object, name: str, limits: tuple[Limit, ...]
@@ -487,7 +438,9 @@ class RequestLimit:
         self.rate_limits.log_shared_names(name)
         if len(self._named) >= MAX_REMEMBERED:
             self._named.clear()  # the path of a mount may have parameters
-        window = name if self.name else f"{name} {self.text_in_keys}"
+        # Without names, the limits and their functions tell the windows of one route apart.
+        of = stable_name(self._limits_of) if self._limits is None else self.text
+        window = name if self.name else f"{name} {of}{self.marks}"
         # So that no key of one limit is one of another.
         beginning = f"{window.replace('%', '%25').replace(':', '%3A')}:"
         policies = Policies(name, limits, self._unit, self.rate_limits.headers)
@@ -550,9 +503,7 @@ class RateLimited(RateLimitExceeded):
 
 
 class LimitedRequest(list["AskedLimit"]):
-    """What was decided for one request, in the order of the framework: a list that an integration
-    keeps with the request from its first limit on.
-    """
+    """What was decided for one request, in order: kept with it from its first limit on."""
 
     __slots__ = (
         "in_shadow", "is_refused", "is_refused_in_shadow", "needs_response", "under_way",
@@ -563,29 +514,23 @@ class LimitedRequest(list["AskedLimit"]):
     def __init__(self) -> None:
         self.needs_response = False
         """True if what the response is decides about a charge, so that `settle` has to be run."""
-        self.is_refused = False
-        """True once a refusal has been made the response, whatever its status is."""
+        self.is_refused = False  # until a refusal is the response, whatever its status is
         self.in_shadow: Sequence[AskedLimit] = ()
-        """The answers of limits in shadow: they are nothing to the response, but it may be to what
-        they charge.
-        """
-        self.is_refused_in_shadow = False
-        """True once one of them would have refused the request."""
+        """The answers of limits in shadow, whose charges the response may decide about."""
+        self.is_refused_in_shadow = False  # until one of them would have refused the request
         self.under_way: dict[asyncio.Event, Sequence[Question]] = {}
         """What tasks are asking for it now; each event is set when its call has ended."""
 
     async def others_ended(self, questions: Sequence[Question], again: bool) -> None:
-        """Wait until no other task asks one of `questions` for this request: what that is charged
-        will do for both. `again` is that of `charged_before`.
-        """
+        """Wait until no other task asks one of `questions`: one charge will do for both."""
         while (ended := self._asking_the_same(questions, again)) is not None:
             await ended.wait()
 
     def _asking_the_same(self, questions: Sequence[Question], again: bool) -> asyncio.Event | None:
         for ended, others in self.under_way.items():
-            for question, other in itertools.product(questions, others):
-                if is_charged_once(question, other, again):
-                    return ended
+            pairs = itertools.product(questions, others)
+            if any(is_charged_once(question, other, again) for question, other in pairs):
+                return ended
         return None
 
     @contextmanager
@@ -600,9 +545,7 @@ class LimitedRequest(list["AskedLimit"]):
             ended.set()
 
     def fields_to_set(self, status_code: int, get: Callable[[str], str | None]) -> dict[str, str]:
-        """Return the header fields to set in the response, by name; see `fields.fields_to_set`.
-        `get` returns the present value of a field, None where there is none.
-        """
+        """See `fields.fields_to_set`."""
         return fields_to_set(self, status_code, get)
 
     async def settle(
@@ -614,8 +557,7 @@ class LimitedRequest(list["AskedLimit"]):
         has served the request: a 401 that cost nothing would be a password that cost nothing.
 
         To be run by `RateLimits.run` with the last part of `response`, or when it ends without.
-        The store is told at once. Raises no `Exception`: what the functions raise is logged, and
-        the charge stays.
+        Raises no `Exception`: what the functions raise is logged, and the charge stays.
         """
         self.needs_response = False
         was_refused = self.is_refused or (status_code in _REFUSALS and self.refusal() is not None)
@@ -630,15 +572,6 @@ class LimitedRequest(list["AskedLimit"]):
             except Exception:
                 _LOG.exception("the cost of a request could not be settled; it stays charged")
             each.arguments = ()
-
-    async def serve_nothing(self) -> None:
-        """Note that the request was cancelled while a limit was asked, so that all is given back:
-        with the end of the response, or now, if nobody sees one.
-        """
-        self.is_refused = True
-        self.needs_response = bool(self.charges())
-        if self.needs_response and not self.is_watched:
-            await asyncio.shield(self.settle(None, 0))
 
     def charges(self) -> list[AskedLimit]:
         """Return what is still to be settled, of limits in shadow, too."""
@@ -662,32 +595,20 @@ class AskedLimit(LimitAnswer):
     __slots__ = ("arguments", "limit", "limiter", "reservation", "settled")
 
     def __init__(
-        self,
-        decision: Decision,
-        policies: Policies,
-        limit: Any,
-        limiter: Any,
-        reservation: Any = None,
-        arguments: tuple[Any, ...] = (),
-    ) -> None:
+        self, decision: Decision, policies: Policies, limit: Any, limiter: Any,
+        reservation: Any = None, arguments: tuple[Any, ...] = (),
+    ) -> None:  # fmt: skip
         self.decision = decision
         self.policies = policies
-        self.limit = limit
-        """A `RequestLimit`, or `LimitsTogether`."""
+        self.limit = limit  # a `RequestLimit`, or `LimitsTogether`
         self.limiter = limiter
-        self.reservation = reservation
-        """What `count_when` and `cost_after` settle; None without them."""
+        self.reservation = reservation  # what `count_when` and `cost_after` settle
         self.arguments = arguments
-        """Of `cost_after`, or of that of each limit. With those of a framework the request is kept,
-        which keeps this: without a need for it, each request would be left to the garbage
-        collector.
+        """Of `cost_after`, or of that of each limit. Where it is not needed it is empty: a request
+        that is in it keeps this, and would be left to the garbage collector.
         """
         self.settled = decision.charged is None
         """True from when its charge is given back or committed on, or if nothing was charged."""
-
-    def questions(self) -> Sequence[Question]:
-        questions: Sequence[Question] = self.limit.questions_of(self)
-        return questions
 
 
 class Question(NamedTuple):
@@ -699,8 +620,7 @@ class Question(NamedTuple):
     cost: int
     policies: Policies
     limiter: Any
-    arguments: tuple[Any, ...] = ()
-    """Of the functions of the limit."""
+    arguments: tuple[Any, ...] = ()  # of the functions of the limit
 
     def is_above_limit(self) -> bool:
         """Return whether the cost can never be admitted."""
@@ -716,9 +636,12 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
         earlier.append(asked)
     tally = rate_limits.opened.tally
     if tally is not None:
-        count(tally, asked)
+        name = asked.policies.given[0]
+        if asked.decision.wait > 0:
+            tally.waited(asked.decision, asked.decision.wait, name)
+        asked.limit.count(tally, asked)
         if not asked.limit.shadow:
-            tally.in_request(asked.decision, asked.policies.given[0])
+            tally.in_request(asked.decision, name)
     if asked.decision.allowed:
         if asked.decision.wait > 0:  # borrowed, or paced: it begins later
             await result_of(rate_limits.sleep(asked.decision.wait))
@@ -730,16 +653,6 @@ async def conclude(earlier: LimitedRequest, asked: AskedLimit, rate_limits: Any)
         earlier.needs_response = True  # the response says whether it is one
     # No variable has it: its traceback has this frame, and would be left to the garbage collector.
     raise asked.limit.refusal(earlier, asked)
-
-
-def never_admitted(question: Question) -> AskedLimit:
-    """Return the refusal of a cost above the limit, which no store has to decide."""
-    smallest = min(question.limits, key=lambda limit: limit.amount)
-    decision = Decision(
-        False, question.key, question.cost, smallest, 0, math.inf, math.inf, 0.0, "over_limit",
-        "local", 0,
-    )  # fmt: skip
-    return AskedLimit(decision, question.policies, question.limit, question.limiter)
 
 
 def charged_before(
@@ -754,7 +667,7 @@ def charged_before(
     for each in earlier:
         if not each.decision.charged:
             continue
-        for part in each.questions():
+        for part in each.limit.questions_of(each):
             if is_charged_once(question, part, again):
                 return each.decision
     return None
@@ -766,9 +679,7 @@ def is_charged_once(question: Question, other: Question, again: bool) -> bool:
 
 
 def is_same_question(question: Question, other: Question) -> bool:
-    """Return whether both ask for the same. Raises `ConfigurationError` for limits that differ, and
-    have one window.
-    """
+    """Return whether both ask for the same; see `charged_before`."""
     one, two = question.limit, other.limit
     if (one.rate_limits.namespace, one.shadow) != (two.rate_limits.namespace, two.shadow):
         return False
@@ -779,18 +690,13 @@ def is_same_question(question: Question, other: Question) -> bool:
         return False
     differs = question.limits != other.limits or question.cost != other.cost
     if differs or (one.count_when, one.cost_after) != (two.count_when, two.cost_after):
-        raise two_limits_of_one_window(question.policies)
+        names = ", ".join(map(short_repr, question.policies.names.values()))
+        raise ConfigurationError(
+            f"two limits of this request that differ have the name {names} and one interval, so "
+            "they count in one window, and it would be charged twice; give each a name of its own: "
+            'limit("100/minute", name="all"), limit("5/minute", name="search")'
+        )
     return True
-
-
-def two_limits_of_one_window(policies: Policies) -> ConfigurationError:
-    """Return the error for two limits that differ, of one request and one window."""
-    names = ", ".join(map(short_repr, policies.names.values()))
-    return ConfigurationError(
-        f"two limits of this request that differ have the name {names} and one interval, so they "
-        "count in one window, and it would be charged twice; give each a name of its own: "
-        'limit("100/minute", name="all"), limit("5/minute", name="search")'
-    )
 
 
 async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
@@ -800,14 +706,15 @@ async def decided(steps: Awaitable[T], earlier: LimitedRequest) -> T:
     try:
         return await steps
     except asyncio.CancelledError:
-        await earlier.serve_nothing()
+        earlier.is_refused = True
+        earlier.needs_response = bool(earlier.charges())
+        if earlier.needs_response and not earlier.is_watched:
+            await asyncio.shield(earlier.settle(None, 0))
         raise
 
 
 def counted_by(decision: Decision) -> str:
-    """Return what a limit counts of which only this decision is known: of a cost above 1 it is
-    something else than requests, such as tokens.
-    """
+    """Return what a limit counts by a decision: a cost above 1 is of tokens, say."""
     return "requests" if decision.cost == 1 else "units"
 
 

@@ -1,6 +1,4 @@
-"""Which limits that are not a route's own hold there: none where it is exempt, and default ones
-where it has none of its own.
-"""
+"""Which limits that are not a route's own hold there."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ class ExemptsViews:
 
     groups_of_views: ClassVar[tuple[type, ...]] = ()
     """What else it takes."""
-    has_exemptions = False
-    """True once something is exempt: until then no request looks for that."""
+    has_exemptions = False  # until then no request looks for that
 
     def exempt(self, view: V) -> V:
         """Return `view`, a function, at whose routes these limits are not asked: those of the
@@ -46,8 +43,6 @@ class ExemptsViews:
 
 
 def replace_default(limits: Iterable[Any], method: str) -> bool:
-    """Return whether a route that has `limits` has no default one, at the method as which a request
-    counts.
-    """
+    """Return whether a route that has `limits` has no default one, at this method."""
     without = [limit.methods_without_default for limit in limits]
     return any(methods is None or method in methods for methods in without)

@@ -16,17 +16,13 @@ def scope_of(connection: Any) -> Scope:
 
 
 def method_of(scope: Scope) -> str:
-    """Return the method as which a request counts: HEAD is GET without a body, and no second
-    window beside it.
-    """
+    """Return the method as which a request counts: HEAD is no second window beside GET."""
     method: str = scope.get("method", "WEBSOCKET")
     return "GET" if method == "HEAD" else method
 
 
 def root_template(scope: Scope) -> str:
-    """Return the root path with the parameters of mounts in place of what the client has written
-    for them: another value would be another limit.
-    """
+    """Return the root path with `{name}` for what a client writes as a parameter of a mount."""
     root: str = scope.get("root_path", "")
     server = scope.get("app_root_path", "")
     if not root or not scope.get("path_params"):

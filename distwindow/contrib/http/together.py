@@ -95,8 +95,6 @@ async def _ask(questions: Sequence[Question], earlier: LimitedRequest) -> Decisi
             items = [(each.key, each.limits, _estimate(each)) for each in questions]
             reservation = await result_of(limiter.reserve_all(items))
             decision: Decision = reservation.decision
-            if decision.charged is not None:
-                earlier.needs_response = True
         else:
             items = [each[1:4] for each in questions]
             decision = await result_of(limiter.try_acquire_all(items))
@@ -104,18 +102,17 @@ async def _ask(questions: Sequence[Question], earlier: LimitedRequest) -> Decisi
         for question in questions:
             count_failed(question)
         raise
-    binding = next(
-        (
-            each
-            for each in questions
-            if normalize_key(each.key) == decision.key and decision.limit in each.limits
-        ),
-        questions[0],
-    )
+    deciding = [
+        each
+        for each in questions
+        if normalize_key(each.key) == decision.key and decision.limit in each.limits
+    ]
+    binding = (deciding or questions)[0]
     policies = binding.policies.with_all([each.policies for each in questions])
     without = [each._replace(arguments=()) for each in questions]
     limit = LimitsTogether(without, binding._replace(arguments=()))
     has_charge = reservation is not None and decision.charged is not None
+    earlier.needs_response |= has_charge
     arguments = tuple(each.arguments for each in questions) if has_charge else ()
     asked = AskedLimit(decision, policies, limit, limiter, reservation, arguments)
     await conclude(earlier, asked, binding.limit.rate_limits)

@@ -72,16 +72,10 @@ def strict_limit(item: LimitsItem, buckets: int | None) -> Limit:
 
 @lru_cache(MAX_LIMITS)
 def leap_limit(item: LimitsItem, buckets: int | None) -> Limit:
-    """Return the limit of a sliding window."""
+    """Return the limit of a sliding window; of a fixed one with 1 of `buckets`."""
     return Limit(min(item.amount, MAX_AMOUNT), per=item.expiry, buckets=buckets)
-
-
-@lru_cache(MAX_LIMITS)
-def fixed_limit(item: LimitsItem) -> Limit:
-    """Return the limit of a fixed window."""
-    return Limit(min(item.amount, MAX_AMOUNT), per=item.expiry, buckets=1)
 
 
 def total_limit(expiry: int) -> Limit:
     """Return the limit of a fixed window that counts all hits, and refuses none."""
-    return fixed_limit(LimitsItem(MAX_AMOUNT, expiry))
+    return leap_limit(LimitsItem(MAX_AMOUNT, expiry), 1)

@@ -23,13 +23,13 @@ from ...ring.limit import MAX_AMOUNT, Limit
 from ...rules.shadow import as_enforced, is_in_shadow
 from ...stores.memory import MemoryStore
 from ...stores.redis.handshake import connect_failure
+from ...support.async_use import result_of
 from ...support.fork import register_after_fork
 from ..limiter_pool import AsyncLimiterPool
 from .items import (
     MAX_LIMITS,
     LimitsItem,
     MakeLimit,
-    fixed_limit,
     item_in,
     leap_limit,
     maker_of_storage,
@@ -62,8 +62,7 @@ class Windows:
     def __init__(self, pool_type: Any, uri: str | None, options: dict[str, Any]) -> None:
         self._pool_type, self._awaits = pool_type, pool_type is AsyncLimiterPool
         self._settings = read_settings(uri or "", options)
-        self.store_name = store_name(self._settings.url)
-        """The URL of the store, without a password."""
+        self.store_name = store_name(self._settings.url)  # without a password
         self._is_in_shadow = is_in_shadow() != ""
         self._maker = maker_of_storage()
         self._earlier: WeakSet[Any] = WeakSet()
@@ -88,9 +87,6 @@ class Windows:
             self._totals = self._pool_type(observed_store, replace(options, consistency="direct"))
         pool.capacity = self._totals.capacity = MAX_LIMITS
         self._items, self._refused_costs = _LastByKey(), _LastByKey()
-
-    async def _result(self, answer: Any) -> Any:
-        return await answer if self._awaits else answer
 
     # -- hits ----------------------------------------------------------------------------------
 
@@ -131,12 +127,12 @@ class Windows:
             if left < 0 and decision.reason == "ok":  # the strategy decides so by the total
                 decision = decision._replace(allowed=False, reason="over_limit")
             decision = decision._replace(remaining=max(left, 0))
-            self._count_decision(key, fixed_limit(item), decision)
+            self._count_decision(key, leap_limit(item, 1), decision)
         return 0 if self._is_in_shadow else total
 
     async def _ask(self, limiter: Any, key: str, amount: int) -> Decision:
         try:
-            decision: Decision = await self._result(limiter.try_acquire(key, amount))
+            decision: Decision = await result_of(limiter.try_acquire(key, amount))
         except StoreError:
             if self._tally is not None:
                 self._tally.failed(key, amount, limiter.limits, scope_in(key, self._maker))
@@ -146,9 +142,7 @@ class Windows:
     # -- what is asked about a window ----------------------------------------------------------
 
     async def moving_window(self, key: str, item: LimitsItem) -> tuple[float, int]:
-        """Return the start of a moving window, after whose interval a hit is allowed again, and
-        what is used of it.
-        """
+        """Return the start of a moving window, and what is used of it."""
         used, seconds = await self._peek(key, item, strict_limit)
         if not used:
             return self._reset_time(0.0), 0
@@ -166,15 +160,13 @@ class Windows:
         return 0, 0.0, used, min(left, expiry - _ALWAYS_BELOW_S)
 
     async def _peek(self, key: str, item: LimitsItem, make_limit: MakeLimit) -> tuple[int, float]:
-        """Return what is used of a window, and the seconds until the next hit is allowed; or, where
-        one is allowed now, until all is free.
-        """
+        """Return what is used, and the seconds until a hit is allowed, or else all is free."""
         if not item.amount:
             return 0, float(item.expiry)
         limiter = self._pool.get((make_limit(item, self._settings.buckets),))
         # What was refused last may have cost more than 1, for which there is room later, or never.
         cost = self._refused_costs.get(key, 1)
-        found: Decision = await self._result(limiter.decider.peek(key, min(cost, item.amount)))
+        found: Decision = await result_of(limiter.decider.peek(key, min(cost, item.amount)))
         if self._is_in_shadow:
             return 0, found.reset_after
         seconds = found.reset_after if found.allowed else found.retry_after
@@ -195,7 +187,7 @@ class Windows:
         if item is None:
             return None
         limiter = self._totals.get((total_limit(item.expiry),))
-        window: Decision = await self._result(limiter.peek(key))
+        window: Decision = await result_of(limiter.peek(key))
         return window
 
     def _reset_time(self, seconds: float) -> float:
@@ -221,12 +213,12 @@ class Windows:
                 limits = [each(item, self._settings.buckets) for each in (strict_limit, leap_limit)]
                 limiters += [self._pool.get((limit,)) for limit in limits]
             for limiter in limiters:
-                await self._result(limiter.reset(key))
+                await result_of(limiter.reset(key))
 
     async def check(self) -> bool:
         """Return whether the store answers."""
         try:
-            await self._result(self._totals.get((total_limit(1),)).stats("check"))
+            await result_of(self._totals.get((total_limit(1),)).stats("check"))
         except DistwindowError:
             return False
         return True
@@ -259,7 +251,7 @@ class Windows:
     async def close(self) -> None:
         """Send what was counted, give back what is held, and close the connections."""
         for each in dict.fromkeys((*self._earlier, self._totals, self._pool, self._store)):
-            await self._result(each.aclose() if self._awaits else each.close())
+            await result_of(each.aclose() if self._awaits else each.close())
 
     # -- what is noted -------------------------------------------------------------------------
 
