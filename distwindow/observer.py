@@ -337,10 +337,19 @@ class Tally(ScheduledSource):
                 row.near += near
 
     def counted(
-        self, key: AnyKey, limit: Limit | str, result: Result, reason: str, source: str, calls: int,
-        permits: int, waited: Sequence[float] = (), near: int = 0, name: str | None = None,
+        self,
+        key: AnyKey,
+        limit: Limit | str,
+        result: Result,
+        reason: str,
+        source: str,
+        calls: int,
+        permits: int,
+        waited: Sequence[float] = (),
+        near: int = 0,
+        name: str | None = None,
         shadow: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Note decisions that were counted elsewhere. `calls` may be below 0 where earlier ones
         were too many. `name` takes the place of that of the object.
         """

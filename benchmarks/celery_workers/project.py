@@ -73,11 +73,12 @@ def work_as(name: str) -> None:
 
 options: dict[str, Any] = {}
 if SETUP in ("distwindow", "parked"):
-    from distwindow.contrib.celery import RateLimits, settings, task_sent_back
+    from distwindow.contrib.celery import RateLimits, task_sent_back
+    from distwindow.contrib.limiter_pool import LimiterPool
 
     RateLimits(app, os.environ["STORE"], max_parked=100_000 if SETUP == "parked" else None)
     options["limits"] = f"{PER_SECOND}/second" if SETUP == "distwindow" else "1/hour"
-    vars(settings)["Limiter"] = CountingLimiter
+    LimiterPool._limiter_type = CountingLimiter
     task_sent_back.connect(retried)
 elif SETUP == "shares":
     from distwindow.contrib.celery import RateLimits

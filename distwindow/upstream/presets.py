@@ -193,9 +193,15 @@ def _with_digest(key: str, request: Any, names: tuple[str, ...]) -> str:
 
 
 def _of_models(
-    accounts: tuple[str, ...], used: Callable[[bytes], int | None], model: Any, requests: Any,
-    tokens: Any, estimate: Any, account: Any, together: Any,
-) -> APILimits:  # fmt: skip
+    accounts: tuple[str, ...],
+    used: Callable[[bytes], int | None],
+    model: Any,
+    requests: Any,
+    tokens: Any,
+    estimate: Any,
+    account: Any,
+    together: Any,
+) -> APILimits:
     """Check the options of `openai`. `accounts` are the fields that tell accounts apart."""
     _check_account(account)
     if not isinstance(together, bool):

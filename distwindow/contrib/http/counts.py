@@ -23,9 +23,14 @@ if TYPE_CHECKING:
 
 
 def count_one(
-    tally: Tally, of: RequestLimit, decision: Decision, name: str, limit: Limit, cost: int,
+    tally: Tally,
+    of: RequestLimit,
+    decision: Decision,
+    name: str,
+    limit: Limit,
+    cost: int,
     calls: int,
-) -> None:  # fmt: skip
+) -> None:
     """Count the answer of one limit; with -1 `calls`, take it back."""
     # By index, as a name takes three times as long: 1 is `key`, 3 `limit`, 4 `remaining`,
     # 9 `source`.

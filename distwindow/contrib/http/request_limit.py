@@ -52,14 +52,23 @@ class RequestLimit:
     """True if `key`, `cost`, `exempt` and `limits` are called with the request."""
 
     def __init__(
-        self, rate_limits: BaseRateLimits[Any], limits: LimitSpec | Callable[..., Any], *,
-        name: str | None = None, key: Callable[..., Any] | None = None,
-        cost: int | Callable[..., Any] = 1, exempt: Callable[..., Any] | None = None,
-        methods: Collection[str] | None = None, on_store_error: OnStoreError | None = None,
-        count_when: Callable[..., Any] | None = None, cost_after: Callable[..., Any] | None = None,
-        priority: bool = False, unit: Unit = "requests", override_defaults: bool = True,
+        self,
+        rate_limits: BaseRateLimits[Any],
+        limits: LimitSpec | Callable[..., Any],
+        *,
+        name: str | None = None,
+        key: Callable[..., Any] | None = None,
+        cost: int | Callable[..., Any] = 1,
+        exempt: Callable[..., Any] | None = None,
+        methods: Collection[str] | None = None,
+        on_store_error: OnStoreError | None = None,
+        count_when: Callable[..., Any] | None = None,
+        cost_after: Callable[..., Any] | None = None,
+        priority: bool = False,
+        unit: Unit = "requests",
+        override_defaults: bool = True,
         shadow: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rate_limits = rate_limits
         self.shadow = is_in_shadow(shadow)
         self._methods = None if methods is None else _read_methods(methods)
@@ -324,9 +333,15 @@ class RequestLimit:
         return self._conclude(earlier, decision, policies, limiter, key=full_key)
 
     async def _conclude(
-        self, earlier: LimitedRequest, decision: Any, policies: Policies, limiter: Any,
-        reservation: Any = None, arguments: tuple[Any, ...] = (), key: AnyKey = "",
-    ) -> Decision:  # fmt: skip
+        self,
+        earlier: LimitedRequest,
+        decision: Any,
+        policies: Policies,
+        limiter: Any,
+        reservation: Any = None,
+        arguments: tuple[Any, ...] = (),
+        key: AnyKey = "",
+    ) -> Decision:
         """Do `conclude` for an answer: that of an `AsyncLimiter` is awaited, for `key`."""
         if type(decision) is not Decision:  # `result_of`, without a call of Python
             try:
@@ -595,9 +610,14 @@ class AskedLimit(LimitAnswer):
     __slots__ = ("arguments", "limit", "limiter", "reservation", "settled")
 
     def __init__(
-        self, decision: Decision, policies: Policies, limit: Any, limiter: Any,
-        reservation: Any = None, arguments: tuple[Any, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        decision: Decision,
+        policies: Policies,
+        limit: Any,
+        limiter: Any,
+        reservation: Any = None,
+        arguments: tuple[Any, ...] = (),
+    ) -> None:
         self.decision = decision
         self.policies = policies
         self.limit = limit  # a `RequestLimit`, or `LimitsTogether`
