@@ -78,14 +78,8 @@ class AdaptiveKeyState(CachedBreaker):
         return dropped
 
 
-class AdaptiveAdmission(NamedTuple):
-    """A call that was let through."""
-
-    state: AdaptiveKeyState
-
-
-class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveAdmission]):
-    """Base class of both adaptive breakers."""
+class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveKeyState]):
+    """Base class of both adaptive breakers. A call that was let through is its breaker's state."""
 
     _rule_name = "adaptive"
 
@@ -131,7 +125,7 @@ class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         return f"k={algorithm.k!r}, window={window!r}, buckets={algorithm.buckets!r}"
 
 
-class AdaptiveBreaker(_BaseAdaptiveBreaker, BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+class AdaptiveBreaker(_BaseAdaptiveBreaker, BlockingBreaker[AdaptiveKeyState, AdaptiveKeyState]):
     """go-zero's adaptive breaker over the calls of the whole fleet. Safe to share between threads;
     survives `fork`.
 
@@ -160,7 +154,7 @@ class AdaptiveBreaker(_BaseAdaptiveBreaker, BlockingBreaker[AdaptiveKeyState, Ad
         return self._drop_probability(self._refreshed(key))
 
 
-class AsyncAdaptiveBreaker(_BaseAdaptiveBreaker, AsyncBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+class AsyncAdaptiveBreaker(_BaseAdaptiveBreaker, AsyncBreaker[AdaptiveKeyState, AdaptiveKeyState]):
     """`AdaptiveBreaker` for tasks: the same names and signatures, awaited where there is I/O."""
 
     async def drop_probability(self, key: AnyKey) -> float:
@@ -195,7 +189,7 @@ def adaptive_options(
     return AdaptiveOptions(k, width, buckets, draw)
 
 
-class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
+class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
     """The adaptive breakers of one `AdaptiveBreaker` in this process, by key: go-zero's algorithm,
     decided on what the fleet had counted at the last sync, and what this process has counted since.
     Safe to share between threads.
@@ -223,12 +217,12 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
     def new_state(self, key: AnyKey, offset_ms: float) -> AdaptiveKeyState:
         return AdaptiveKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
-    def decide_by_known(self, state: AdaptiveKeyState, now: float) -> AdaptiveAdmission | None:
+    def decide_by_known(self, state: AdaptiveKeyState, now: float) -> AdaptiveKeyState | None:
         """See `BreakerCache`. None if the call may claim the forced pass."""
         now_ms = self._now_ms(state, now)
         ratio, probability = self._ratios(state, now_ms)
         if ratio <= 0:
-            return AdaptiveAdmission(state)
+            return state
         forced_due = 0 < state.passed_ms < now_ms - FORCE_PASS_MS
         if forced_due and not state.pass_asked:
             return None
@@ -255,21 +249,21 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
         state.pass_asked = True
         return request
 
-    def decide_probe(self, state: AdaptiveKeyState, request: ProbeRequest) -> AdaptiveAdmission:
+    def decide_probe(self, state: AdaptiveKeyState, request: ProbeRequest) -> AdaptiveKeyState:
         if request.granted:
-            return AdaptiveAdmission(state)
+            return state
         if request.granted is None:
             return self.local_probe(state)
         now_ms = self._now_ms(state, self.monotonic())
         ratio, probability = self._ratios(state, now_ms)
         if ratio <= 0:
-            return AdaptiveAdmission(state)
+            return state
         return self._decide_by_draw(state, probability, now_ms)
 
-    def local_probe(self, state: AdaptiveKeyState) -> AdaptiveAdmission:
+    def local_probe(self, state: AdaptiveKeyState) -> AdaptiveKeyState:
         """See `BreakerCache`: the forced pass of this process."""
         state.passed_ms = self._now_ms(state, self.monotonic())
-        return AdaptiveAdmission(state)
+        return state
 
     def abandon(self, state: AdaptiveKeyState, request: ProbeRequest) -> None:
         """See `BreakerCache`. A pass that was granted is lost; the next is a second later."""
@@ -277,13 +271,13 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
 
     def _decide_by_draw(
         self, state: AdaptiveKeyState, probability: float, now_ms: int
-    ) -> AdaptiveAdmission:
+    ) -> AdaptiveKeyState:
         if self._draw() < probability:
             self._count(state, now_ms, 2)
             wait_ms = max(0, state.passed_ms + FORCE_PASS_MS - now_ms)
             raise BreakerOpen(state.key, "closed", wait_ms / 1000)
         state.passed_ms = now_ms
-        return AdaptiveAdmission(state)
+        return state
 
     def _ratios(self, state: AdaptiveKeyState, now_ms: int) -> tuple[float, float]:
         """Return go-zero's drop ratio, and the probability that it is reduced to."""
@@ -307,15 +301,15 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
                 merged[number] = (known[0] + success, known[1] + failure, known[2] + drop)
         return history_of(counted for _, counted in sorted(merged.items()))
 
-    def record(self, admission: AdaptiveAdmission, failed: bool | None) -> bool:
+    def record(self, admission: AdaptiveKeyState, failed: bool | None) -> bool:
         if failed is None:
             return False
-        state = self.state_of(admission)
+        state = self.current(admission)
         self._count(state, self._now_ms(state, self.monotonic()), int(failed))
         return self.in_process
 
-    def state_of(self, admission: AdaptiveAdmission) -> AdaptiveKeyState:
-        return self.current(admission.state)
+    def state_of(self, admission: AdaptiveKeyState) -> AdaptiveKeyState:
+        return self.current(admission)
 
     def _count(self, state: AdaptiveKeyState, now_ms: int, which: int) -> None:
         """Count a success (0), a failure (1) or a drop (2)."""

@@ -266,8 +266,10 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
 
     def send_state(self, state: S) -> Operation[DistwindowError | None]:
         """Send what has been counted of one breaker, and have its state refreshed. Return the
-        error, if there is one.
+        error, if there is one. Once the breaker is closed, what is left was sent by that.
         """
+        if self.is_closed:
+            return None
         return (yield from send_all(self.outgoing_of(state), self.monotonic))
 
     def must_query_store(self, state: S, now: float) -> bool:

@@ -61,6 +61,7 @@ class BaseBreaker(Flushed, Generic[S, A]):
     _states: BreakerCache[S, A]
     _rule_name: str
     """The kind of rule by which calls are refused."""
+    _run: Any
 
     def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -91,6 +92,22 @@ class BaseBreaker(Flushed, Generic[S, A]):
         if self._tally is not None:
             rule = self._rule_name
             self._tally.counted(refused.key, rule, "refused", "open", "local", 1, 0)
+
+    def _ask(self, key: AnyKey) -> Any:
+        """Have the store decide a call of `key`; awaited in tasks."""
+        return self._run(self._states.admit(self._states.get_or_create(key)))
+
+    def _send(self, admission: A) -> Any:
+        """Send what was counted, as the end of this call decides; awaited in tasks. If the store
+        does not take it now, the worker sends it again.
+        """
+        return self._run(self._states.send_state(self._states.state_of(admission)))
+
+    def finish(self, admission: A, failed: bool | None) -> Any:
+        """End a call that `admit` has let through; None: its end says nothing. In tasks, what is
+        returned is awaited unless it is None.
+        """
+        return self._send(admission) if self._states.record(admission, failed) else None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
@@ -192,22 +209,15 @@ def protect_function(
 
     @functools.wraps(function)
     def protected(*args: Any, **kwargs: Any) -> Any:
-        # Only a refusal of this call leads to the fallback, and not a `BreakerOpen` that the
-        # function itself raises.
-        call = breaker.call(key_of(args, kwargs))
+        is_let_through = False
         try:
-            call.__enter__()
+            with breaker.call(key_of(args, kwargs)):
+                is_let_through = True
+                return function(*args, **kwargs)
         except BreakerOpen:
-            if fallback is None:
+            # The function itself may raise one, which leads to no fallback.
+            if fallback is None or is_let_through:
                 raise
-        else:
-            try:
-                value = function(*args, **kwargs)
-            except BaseException as exc:
-                call.__exit__(type(exc), exc, exc.__traceback__)
-                raise
-            call.__exit__(None, None, None)
-            return value
         return fallback(*args, **kwargs)
 
     return protected
@@ -224,20 +234,14 @@ def protect_async_function(
 
     @functools.wraps(function)
     async def protected(*args: Any, **kwargs: Any) -> Any:
-        call = breaker.call(key_of(args, kwargs))
+        is_let_through = False
         try:
-            await call.__aenter__()
+            async with breaker.call(key_of(args, kwargs)):
+                is_let_through = True
+                return await function(*args, **kwargs)
         except BreakerOpen:
-            if fallback is None:
+            if fallback is None or is_let_through:
                 raise
-        else:
-            try:
-                value = await function(*args, **kwargs)
-            except BaseException as exc:
-                await call.__aexit__(type(exc), exc, exc.__traceback__)
-                raise
-            await call.__aexit__(None, None, None)
-            return value
         value = fallback(*args, **kwargs)
         return await value if inspect.isawaitable(value) else value
 
@@ -292,17 +296,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
             self.count_refused(refused)
             raise
 
-    async def _ask(self, key: AnyKey) -> A:
-        return await self._run(self._states.admit(self._states.get_or_create(key)))
-
-    async def finish(self, admission: A, failed: bool | None) -> None:
-        if self._states.record(admission, failed):
-            await self._send(admission)
-
-    async def _send(self, admission: A) -> None:
-        if not self._states.is_closed:
-            await self._run(self._states.send_state(self._states.state_of(admission)))
-
 
 class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
     """A breaker for threads."""
@@ -353,19 +346,6 @@ class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
         except BreakerOpen as refused:
             self.count_refused(refused)
             raise
-
-    def _ask(self, key: AnyKey) -> A:
-        return self._run(self._states.admit(self._states.get_or_create(key)))
-
-    def finish(self, admission: A, failed: bool | None) -> None:
-        """End a call that `admit` has let through; None: its end says nothing."""
-        if self._states.record(admission, failed):
-            self._send(admission)
-
-    def _send(self, admission: A) -> None:
-        if not self._states.is_closed:
-            # If the store does not take it now, the worker sends it again.
-            self._run(self._states.send_state(self._states.state_of(admission)))
 
 
 _THIS_OBJECT: Any = object()
