@@ -19,12 +19,7 @@ from ..runtime.steps import Operation
 from ..sentinel.circuit_breakers import BreakerState
 from ..support import fork
 from .cache import BreakerCache, CachedBreaker, InFlight, ProbeRequest
-from .commands import (
-    BreakerFlush,
-    BreakerProbe,
-    BreakerReply,
-    ProbeAction,
-)
+from .commands import BreakerFlush, BreakerProbe, BreakerReply, ProbeAction
 from .record import STATES, BreakerChange, BreakerOpen, CallCounts
 from .rules import BreakerRule, settings_of
 
@@ -437,13 +432,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
     def _probe_command(
         self, state: BreakerKeyState, action: ProbeAction, probe_id: str
     ) -> BreakerProbe:
-        return BreakerProbe(
-            (),
-            rule=self.rule,
-            name=state.name,
-            action=action,
-            probe_id=probe_id,
-        )
+        return BreakerProbe((), rule=self.rule, name=state.name, action=action, probe_id=probe_id)
 
     def _end_command(
         self, state: BreakerKeyState, probe_id: str, action: ProbeAction

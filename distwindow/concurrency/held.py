@@ -19,16 +19,7 @@ from ..runtime.flush_job import FlushJob
 from ..runtime.shutdown import SHUTDOWN
 from ..support.backoff import Backoff
 from ..waiting.waiting import WaitQueues
-from .commands import (
-    MAX_HOLDERS,
-    Free,
-    FreeReply,
-    Hold,
-    HolderName,
-    HoldReply,
-    Renew,
-    RenewReply,
-)
+from .commands import MAX_HOLDERS, Free, FreeReply, Hold, HolderName, HoldReply, Renew, RenewReply
 
 LOG = logging.getLogger("distwindow")
 _RETRIES = Backoff(0.05, 2.0)
@@ -544,9 +535,7 @@ class SlotJob(FlushJob):
         )  # fmt: skip
 
 
-def _batches(
-    by_name: dict[bytes, list[SlotClaim]],
-) -> Iterator[tuple[bytes, list[SlotClaim]]]:
+def _batches(by_name: dict[bytes, list[SlotClaim]]) -> Iterator[tuple[bytes, list[SlotClaim]]]:
     """Yield the claims of each name, as many at a time as one command may name."""
     for name, claims in by_name.items():
         for first in range(0, len(claims), MAX_HOLDERS):

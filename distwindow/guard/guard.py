@@ -330,8 +330,7 @@ def _sorted(slots: list[Any]) -> Chain:
 def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
     """Return the rules as the slots of a kind ask them: those for origins first, as in Sentinel."""
     return sorted(
-        rules,
-        key=lambda rule: isinstance(rule, FlowRule) and rule.limit_app == LIMIT_APP_DEFAULT,
+        rules, key=lambda rule: isinstance(rule, FlowRule) and rule.limit_app == LIMIT_APP_DEFAULT
     )
 
 

@@ -124,13 +124,7 @@ class ThrottlingController(TrafficShapingController):
     it rounds to 0, by which Sentinel then divides.
     """
 
-    __slots__ = (
-        "_queue",
-        "count",
-        "max_queueing_time_ms",
-        "stat_duration_ms",
-        "use_nano_seconds",
-    )
+    __slots__ = ("_queue", "count", "max_queueing_time_ms", "stat_duration_ms", "use_nano_seconds")
 
     def __init__(
         self, max_queueing_time_ms: int, count: float, stat_duration_ms: int = 1000
@@ -332,11 +326,7 @@ class WarmUpRateLimiterController(WarmUpController):
     __slots__ = ("_queue", "max_queueing_time_ms")
 
     def __init__(
-        self,
-        count: float,
-        warm_up_period_sec: int,
-        max_queueing_time_ms: int,
-        cold_factor: int = 3,
+        self, count: float, warm_up_period_sec: int, max_queueing_time_ms: int, cold_factor: int = 3
     ) -> None:
         super().__init__(count, warm_up_period_sec, cold_factor)
         if count == 0:

@@ -253,12 +253,7 @@ class Shaping:
         return -((self.max_wait_us - moment[0] - (moment[1] > 0)) // 1000)
 
     def window_retry_at(
-        self,
-        state: ShapingState,
-        used: int,
-        cost: int,
-        now_ms: int,
-        room_at: Callable[[int], int],
+        self, state: ShapingState, used: int, cost: int, now_ms: int, room_at: Callable[[int], int]
     ) -> int:
         """See `paced_retry_at`, for a limit not paced. `room_at(need)`: when so many left, ms."""
         at = now_ms

@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import (
-    AsyncCircuitBreaker,
-    AsyncLimiter,
-    CircuitBreaker,
-    ErrorCount,
-    Limiter,
-)
+from distwindow import AsyncCircuitBreaker, AsyncLimiter, CircuitBreaker, ErrorCount, Limiter
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 

@@ -42,9 +42,7 @@ def handler(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("handler")
-def test_an_interruption_in_a_listener_reaches_the_caller(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_interruption_in_a_listener_reaches_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     breaker = CircuitBreaker("memory://", ErrorCount(1, open_for=5), time=(clock := ManualClock()))
     heard: list[str] = []
 

@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import (
-    AsyncConcurrency,
-    Concurrency,
-    ConcurrencyExceeded,
-    ConfigurationError,
-    Key,
-)
+from distwindow import AsyncConcurrency, Concurrency, ConcurrencyExceeded, ConfigurationError, Key
 from distwindow.concurrency import operations as slot_operations
 from distwindow.concurrency.slot import Slot
 from distwindow.stores.memory import MemoryStore

@@ -22,10 +22,7 @@ class World:
         self.guard = kind(self.store, rules, time=self.clock, **options)
 
     async def call(
-        self,
-        resource: str = "r",
-        body: Callable[[], object] = lambda: None,
-        **arguments: Any,
+        self, resource: str = "r", body: Callable[[], object] = lambda: None, **arguments: Any
     ) -> None:
         """Go through one entry."""
         entry = self.guard.entry(resource, **arguments)

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow import (
-    AuthorityRule,
-    Concurrency,
-    ConfigurationError,
-    DegradeRule,
-    FlowRule,
-    Limit,
-)
+from distwindow import AuthorityRule, Concurrency, ConfigurationError, DegradeRule, FlowRule, Limit
 from distwindow.guard.rules import MAX_RUNNING, breaker_rule_of, limit_of, place_of, slots_of
 from distwindow.sentinel.rules import breaker_of
 

@@ -48,10 +48,7 @@ qps = 500
 """
 TABLES = {
     "store": "memory://",
-    "flow": [
-        {"resource": "r", "count": 1},
-        {"resource": "s", "count": 10, "grade": "thread"},
-    ],
+    "flow": [{"resource": "r", "count": 1}, {"resource": "s", "count": 10, "grade": "thread"}],
     "degrade": [{"resource": "r", "grade": "error_ratio", "count": 0.5, "time_window_s": 5}],
     "authority": [{"resource": "r", "limit_app": "app-a,app-b", "strategy": "deny"}],
     "system": [{"qps": 500}],
@@ -147,10 +144,7 @@ def test_the_store_is_the_argument_else_the_file_else_the_environment(
             ": FlowRule of 'r': one with count=1 and one with count=2 (limit_app 'default'"
             ", grade 'qps') would count the same calls in the same place; leave one out",
         ),
-        (
-            TOML + "[[system]]\nqps = 2",
-            ": SystemRule: there are two; give all thresholds in one",
-        ),
+        (TOML + "[[system]]\nqps = 2", ": SystemRule: there are two; give all thresholds in one"),
         (
             TOML + '[[authority]]\nresource = "r"\nlimit_app = "c"',
             ": AuthorityRule of 'r': there are two; list all its origins in the limit_app",
@@ -213,10 +207,7 @@ def test_a_mistake_in_toml_is_an_error_that_names_the_rule(
             "flow rule 2: the field 'count' is missing",
         ),
         ('{"flow": [\n{"resource": "r", "count": 1,]}', ": this is not JSON: "),
-        (
-            '{"flow": [{"count": 1,\n"count": 2}]}',
-            ": 'count' is written twice in one object",
-        ),
+        ('{"flow": [{"count": 1,\n"count": 2}]}', ": 'count' is written twice in one object"),
         ('{"flow": [],\n"flow": []}', ": 'flow' is written twice in one object"),
         (
             '{"flow": [\n{"resource": "r", "count": NaN}]}',
