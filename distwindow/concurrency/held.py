@@ -352,22 +352,9 @@ class SlotClaim:
     """
 
     __slots__ = (
-        "_may_be_stored",
-        "_may_have_place",
-        "_unsettled",
-        "command",
-        "deadline",
-        "ended",
-        "extended_at",
-        "frees",
-        "key",
-        "lost",
-        "name",
-        "next_due_at",
-        "owner",
-        "process",
-        "ttl_s",
-    )
+        "_may_be_stored", "_may_have_place", "_unsettled", "command", "deadline", "ended",
+        "extended_at", "frees", "key", "lost", "name", "next_due_at", "owner", "process", "ttl_s",
+    )  # fmt: skip
 
     def __init__(self, key: AnyKey, command: Hold, process: str = "") -> None:
         self.key = key

@@ -121,18 +121,14 @@ class SlotAdapter(NamedTuple):
 def adapt_slot(slot: Any) -> SlotAdapter:
     return SlotAdapter(
         slot,
-        "question" if getattr(slot, "_settle", None) else _kind_of(slot.enter),
-        _kind_of(slot.exit),
+        "question" if getattr(slot, "_settle", None) else kind_of(slot.enter),
+        kind_of(slot.exit),
         getattr(slot.exit, "__func__", None) is not ChainSlot.exit,
     )
 
 
-def is_coroutine_function(method: Any) -> bool:
-    """True if `method` is a coroutine function, or an object whose `__call__` is one."""
-    return _kind_of(method) == "coroutine"
-
-
-def _kind_of(method: Any) -> str | None:
+def kind_of(method: Any) -> str | None:
+    """Return the kind of a function, or of the `__call__` of an object: see `SlotAdapter`."""
     for function in (method, getattr(method, "__call__", None)):  # noqa: B004  # not whether
         if inspect.isgeneratorfunction(function):
             return "steps"
