@@ -52,7 +52,6 @@ class AdaptiveKeyState(CachedBreaker):
 
     @property
     def has_counts(self) -> bool:
-        """True if there is anything that the store has not acknowledged."""
         return bool(self.pending or self.in_flight)
 
     def own_counts(self) -> Iterator[AdaptiveCounts]:
@@ -63,11 +62,9 @@ class AdaptiveKeyState(CachedBreaker):
             yield AdaptiveCounts(start, *counted)
 
     def unacknowledged(self) -> int:
-        """Return how many calls the store has not acknowledged."""
         return sum(counts.calls for counts in self.own_counts())
 
     def drop_before(self, start_ms: int) -> int:
-        """Drop the counts of buckets that begin before `start_ms`. Return how many calls."""
         dropped = 0
         for start in [start for start in self.pending if start < start_ms]:
             dropped += sum(self.pending.pop(start))

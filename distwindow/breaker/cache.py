@@ -78,13 +78,11 @@ class CachedBreaker(ABC):
 
     @abstractmethod
     def unacknowledged(self) -> int:
-        """Return how many calls the store has not acknowledged."""
+        """Return how many calls, and ends of probes, the store has not acknowledged."""
 
     @abstractmethod
     def drop_before(self, start_ms: int) -> int:
-        """Drop the counts of buckets that begin before `start_ms`, as no window has them any more.
-        Return how many calls they were.
-        """
+        """Drop the counts of buckets before `start_ms`, and return how many calls."""
 
 
 class InFlight(NamedTuple):
@@ -159,9 +157,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
 
     @abstractmethod
     def decide_by_known(self, state: S, now: float) -> A | None:
-        """Decide a call by what is known; None if the store has to be asked for it. Raises
-        `BreakerOpen` if it is refused.
-        """
+        """Decide a call by what is known, or raise `BreakerOpen`; None: ask the store."""
 
     @abstractmethod
     def request_probe(self, state: S) -> ProbeRequest:
@@ -207,9 +203,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         return self.current(made)
 
     def current(self, state: S) -> S:
-        """Return what is kept of the key of `state`: `state` itself, unless there is another one,
-        as it was evicted while a call ran. Where there is none, `state` is kept.
-        """
+        """Return what is kept of the key of `state`: it may be evicted while a call runs."""
         if self._states.get(state.key) is state:
             return state
         with self._lock:
@@ -265,9 +259,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         return self.decide_probe(state, request)
 
     def send_state(self, state: S) -> Operation[DistwindowError | None]:
-        """Send what has been counted of one breaker, and have its state refreshed. Return the
-        error, if there is one. Once the breaker is closed, what is left was sent by that.
-        """
+        """Send what one breaker has counted, and refresh its state. Return the error, if any."""
         if self.is_closed:
             return None
         return (yield from send_all(self.outgoing_of(state), self.monotonic))

@@ -100,9 +100,7 @@ class BreakerCall(_BaseBreakerCall[A]):
             self._breaker._send(to_send)
 
     def withdraw(self) -> None:
-        """End a call that was let through, if it was, and is not made: nothing is counted, and a
-        probe goes to another call.
-        """
+        """End a call that is not made: nothing is counted, and a probe goes to another call."""
         to_send = self._withdraw()
         if to_send is not None:
             self._breaker._send(to_send)

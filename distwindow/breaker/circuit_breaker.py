@@ -98,15 +98,11 @@ class BaseBreaker(Flushed, Generic[S, A]):
         return self._run(self._states.admit(self._states.get_or_create(key)))
 
     def _send(self, admission: A) -> Any:
-        """Send what was counted, as the end of this call decides; awaited in tasks. If the store
-        does not take it now, the worker sends it again.
-        """
+        """Send what was counted; awaited in tasks. What the store does not take is sent again."""
         return self._run(self._states.send_state(self._states.state_of(admission)))
 
     def finish(self, admission: A, failed: bool | None) -> Any:
-        """End a call that `admit` has let through; None: its end says nothing. In tasks, what is
-        returned is awaited unless it is None.
-        """
+        """End a call that `admit` has let through; in tasks, what is not None is awaited."""
         return self._send(admission) if self._states.record(admission, failed) else None
 
     def __repr__(self) -> str:
@@ -138,9 +134,7 @@ Listener = Callable[[BreakerChange], object]
 
 
 class Listeners:
-    """Calls each listener with each change once, in the order of the changes, in the thread that
-    has learned of it: that of a call, or the worker's.
-    """
+    """Calls each listener with each change once, in order, in the thread that learned of it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -277,7 +271,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
         return functools.partial(protect_async_function, self, source, fallback)
 
     async def _refreshed(self, key: AnyKey) -> S:
-        """Return what the store knows of `key` now."""
         if self._states.is_closed:
             raise closed_failure("circuit breaker")
         state = self._states.get_or_create(key)

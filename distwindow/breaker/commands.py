@@ -145,9 +145,7 @@ class BreakerFlush(BreakerCommand):
 
 @dataclass(slots=True, eq=False)
 class BreakerProbe(BreakerCommand):
-    """Ask for a probe, renew one, or report how one ended; or open or close the breaker by hand,
-    whatever the id is. Each may be sent again.
-    """
+    """Ask for a probe, renew or end one; or open or close by hand (any id). May be sent again."""
 
     script: ClassVar[str] = "breaker_probe"
 
@@ -170,9 +168,7 @@ def _counts_argument(counts: Sequence[CallCounts]) -> str:
 
 
 def adaptive_name_suffix(k: float, bucket_ms: int, buckets: int) -> bytes:
-    """Return what follows `ring_name_prefix` in the Redis key of an adaptive breaker. It has the
-    form of other breakers' names.
-    """
+    """Return what follows `ring_name_prefix` in the Redis key, in the form of other breakers."""
     settings = {"k": k, "window": bucket_ms * buckets / 1000, "buckets": buckets}
     return breaker_name_suffix(ADAPTIVE_KIND, settings)
 

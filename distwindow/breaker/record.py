@@ -115,9 +115,7 @@ class BreakerRecord:
         return False
 
     def renew_probe(self, rule: BreakerRule, probe_id: str, now: int) -> bool:
-        """Renew a probe, as its process lives: it has its whole time again, also where that had run
-        out, and the probe is not replaced. Return False for one that is not under way.
-        """
+        """Give a probe its whole time again, even late. False: it is not under way."""
         if self.state != HALF_OPEN or probe_id not in self.probes:
             return False
         self.probes[probe_id] = now + rule.probe_ms
@@ -125,9 +123,7 @@ class BreakerRecord:
         return True
 
     def end_probe(self, rule: BreakerRule, probe_id: str, outcome: str, now: int) -> bool:
-        """End a probe: `succeed`, `fail`, or `free` if it says nothing about the service. Return
-        False for a probe that is not under way, which changes nothing.
-        """
+        """End a probe: `succeed`, `fail`, `free` (says nothing). False: it is not under way."""
         if self.state != HALF_OPEN or probe_id not in self.probes:
             return False
         del self.probes[probe_id]
@@ -234,11 +230,7 @@ class BreakerOpen(Blocked):  # the usual name for it, hence no "Error"
 
 
 class AdaptiveRecord:
-    """One adaptive breaker. Not locked. Times are ms of the store's clock.
-
-    It has no state: only the calls of the window, and when a call last passed although some are
-    dropped.
-    """
+    """One adaptive breaker: its calls, and its last pass. Not locked. Times are the store's, ms."""
 
     __slots__ = ("buckets", "expires_at_ms", "passed_ms")
 
@@ -251,9 +243,7 @@ class AdaptiveRecord:
     def live_counts(
         self, counts: Iterable[AdaptiveCounts], bucket_ms: int, span: int, now: int
     ) -> list[tuple[int, int, int, int]]:
-        """Return the counts whose bucket is in the window, by its number. What ended after now is
-        counted in the newest bucket.
-        """
+        """Return the counts of the window by bucket; later ones are in the newest."""
         newest = now // bucket_ms
         placed = ((min(newest, c.start // bucket_ms), c) for c in counts)
         return [(n, c.success, c.failure, c.drop) for n, c in placed if n > newest - span]

@@ -83,7 +83,6 @@ class BreakerKeyState(CachedBreaker):
 
     @property
     def has_counts(self) -> bool:
-        """True if there is anything that the store has not acknowledged."""
         return bool(self.pending or self.in_flight or self.ends)
 
     def add_probe(self, probe: Probe) -> None:
@@ -101,9 +100,6 @@ class BreakerKeyState(CachedBreaker):
         return found
 
     def drop_before(self, start_ms: int) -> int:
-        """Drop the counts of buckets that begin before `start_ms`, as no window has them any more.
-        Return how many calls they were.
-        """
         dropped = 0
         for at in [at for at in self.pending if at[1] < start_ms]:
             dropped += self.pending.pop(at)[0]
@@ -114,7 +110,6 @@ class BreakerKeyState(CachedBreaker):
         return dropped
 
     def unacknowledged(self) -> int:
-        """Return how many calls, and ends of probes, the store has not acknowledged."""
         sent: tuple[CallCounts, ...] = () if self.in_flight is None else self.in_flight.counts
         # A copy: callers add to it meanwhile.
         waiting = sum(counted[0] for counted in list(self.pending.values()))
@@ -226,9 +221,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         return None
 
     def request_probe(self, state: BreakerKeyState) -> ProbeRequest:
-        """Return a request for a probe, to be sent. Raises `BreakerOpen` while another caller of
-        this process asks for one.
-        """
+        """Return a request for a probe; raise `BreakerOpen` while another caller asks for one."""
         has_asked = False
         try:
             with self._lock:
@@ -525,9 +518,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
 
 
 def _counts_of(pending: dict[tuple[int, int], list[int]]) -> Iterator[CallCounts]:
-    """Yield what was counted, in the order in which it is sent: bad calls before the first good one
-    are counts of their own.
-    """
+    """Yield the counts in the order of sending: those before the first good call apart."""
     for at, (total, bad, first_bad) in pending.items():
         if first_bad:
             yield CallCounts(*at, first_bad, first_bad)

@@ -205,9 +205,7 @@ class BaseGuard:
         )
 
     def _make_flushed_with(self, limit: Limit) -> Any:
-        """Return a limiter that nobody asks, with which the refusals that are counted here are
-        told.
-        """
+        """Return a limiter that nobody asks, which tells the refusals that are counted here."""
         assert self._tally is not None
         limiter = self._new_limiter(limit, observer=UNOBSERVED)
         limiter.decider.policy.flush_source.add_first(self._tally)

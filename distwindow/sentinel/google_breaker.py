@@ -41,9 +41,7 @@ class BreakerHistory(NamedTuple):
 
 
 def history_of(buckets: Iterable[tuple[int, int, int]]) -> BreakerHistory:
-    """Return what these buckets are together: the successes, failures and drops of each, the oldest
-    first.
-    """
+    """Return what buckets (successes, failures, drops), the oldest first, are together."""
     accepts = total = failing = working = 0
     for success, failure, drop in buckets:
         accepts += success

@@ -9,10 +9,11 @@ Not here: the slots for logs, authority, system load and default circuit breaker
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple, get_args
 
 from ..errors import ConfigurationError, short_repr
 from .circuit_breakers import BreakerState, CircuitBreakerBase
@@ -29,7 +30,6 @@ from .rules import (
 )
 
 EntryType = Literal["IN", "OUT"]
-K = TypeVar("K")  # the names of a node
 
 
 class CallNodes(NamedTuple):
@@ -68,26 +68,19 @@ class NodeRegistry:
         self._config = config
         self.entry = self._new()
         """Of all calls of type `"IN"`."""
-        self.cluster: dict[str, StatisticNode] = {}
+        self.cluster: dict[str, StatisticNode] = defaultdict(self._new)
         """By resource."""
-        self.default: dict[tuple[str, str], StatisticNode] = {}
+        self.default: dict[tuple[str, str], StatisticNode] = defaultdict(self._new)
         """By context and resource."""
-        self.origin: dict[tuple[str, str], StatisticNode] = {}
+        self.origin: dict[tuple[str, str], StatisticNode] = defaultdict(self._new)
         """By resource and origin."""
 
     def nodes_of(self, call: Call) -> CallNodes:
         """Return the nodes that count `call`; an empty origin has none."""
-        default = self._node(self.default, (call.context, call.resource))
-        cluster = self._node(self.cluster, call.resource)
-        origin = self._node(self.origin, (call.resource, call.origin)) if call.origin else None
+        default = self.default[call.context, call.resource]
+        origin = self.origin[call.resource, call.origin] if call.origin else None
         entry = self.entry if call.entry_type == "IN" else None
-        return CallNodes(default, cluster, origin, entry)
-
-    def _node(self, nodes: dict[K, StatisticNode], key: K) -> StatisticNode:
-        node = nodes.get(key)
-        if node is None:
-            node = nodes[key] = self._new()
-        return node
+        return CallNodes(default, self.cluster[call.resource], origin, entry)
 
     def _new(self) -> StatisticNode:
         return StatisticNode(**self._config._asdict())
