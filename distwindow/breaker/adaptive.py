@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..observer import Observer
@@ -17,10 +17,9 @@ from ..sentinel.google_breaker import (
     FORCE_PASS_MS,
     MIN_K,
     BreakerHistory,
+    GoogleBreaker,
     checked_k,
-    drop_ratio,
     history_of,
-    weighted_k,
 )
 from ..support.failure_types import ErrorTypes, IgnoredErrors
 from ..support.fork import register_after_fork
@@ -101,7 +100,7 @@ class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveKeyState]):
         metric_name: str | None = None,
         time: Clock = SYSTEM,
     ) -> None:
-        self._algorithm = adaptive_options(k, window, buckets, draw)
+        self._algorithm = _algorithm_of(k, window, buckets, draw)
         options = Options(
             prefix=prefix, errors=errors, ignore=ignore, on_store_error="allow", timeout=timeout,
             clock=clock, name=name, sync_interval=sync_interval, flush_interval=flush_interval,
@@ -117,9 +116,9 @@ class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveKeyState]):
         return states
 
     def _settings_text(self) -> str:
-        algorithm = self._algorithm
-        window = algorithm.bucket_ms * algorithm.buckets / 1000
-        return f"k={algorithm.k!r}, window={window!r}, buckets={algorithm.buckets!r}"
+        algorithm, buckets = self._algorithm, self._algorithm.bucket_count
+        window = algorithm.window.bucket_ms * buckets / 1000
+        return f"k={algorithm.k!r}, window={window!r}, buckets={buckets!r}"
 
 
 class AdaptiveBreaker(_BaseAdaptiveBreaker, BlockingBreaker[AdaptiveKeyState, AdaptiveKeyState]):
@@ -159,23 +158,14 @@ class AsyncAdaptiveBreaker(_BaseAdaptiveBreaker, AsyncBreaker[AdaptiveKeyState, 
         return self._drop_probability(await self._refreshed(key))
 
 
-class AdaptiveOptions(NamedTuple):
-    """The settings of the algorithm."""
-
-    k: float
-    bucket_ms: int
-    buckets: int
-    draw: Callable[[], float]
-
-
-def adaptive_options(
+def _algorithm_of(
     k: Any, window: Any, buckets: Any, draw: Callable[[], float] | None
-) -> AdaptiveOptions:
-    """Return the checked settings of the algorithm."""
+) -> GoogleBreaker:
+    """Return the algorithm with these settings, which are checked."""
     checked_k(k, MIN_K)
     check_whole("buckets", buckets, MAX_BREAKER_BUCKETS)
-    width, rest = divmod(milliseconds("window", window), buckets)
-    if rest:
+    window_ms = milliseconds("window", window)
+    if window_ms % buckets:
         raise ConfigurationError(
             f"window={window!r} cannot be divided evenly into buckets={buckets!r} of whole ms"
         )
@@ -183,7 +173,7 @@ def adaptive_options(
         draw = random.random
     if not callable(draw):
         raise ConfigurationError(f"draw={draw!r} is not a function")
-    return AdaptiveOptions(k, width, buckets, draw)
+    return GoogleBreaker(0, k=k, window_ms=window_ms, buckets=buckets, draw=draw)
 
 
 class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
@@ -202,14 +192,13 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
         options: Options,
         store: Store | AsyncStore,
         store_name: str,
-        algorithm: AdaptiveOptions,
+        algorithm: GoogleBreaker,
     ) -> None:
-        window_ms = algorithm.bucket_ms * algorithm.buckets
-        super().__init__(options, store, store_name, window_ms, algorithm.bucket_ms)
-        self._k = algorithm.k
-        self._buckets = algorithm.buckets
-        self._draw = algorithm.draw
-        self._suffix = adaptive_name_suffix(algorithm.k, algorithm.bucket_ms, algorithm.buckets)
+        """`algorithm` has the settings and the formulas, but counts nothing itself."""
+        self._algorithm, self._buckets = algorithm, algorithm.bucket_count
+        bucket_ms = algorithm.window.bucket_ms
+        super().__init__(options, store, store_name, bucket_ms * self._buckets, bucket_ms)
+        self._suffix = adaptive_name_suffix(algorithm.k, bucket_ms, self._buckets)
 
     def new_state(self, key: AnyKey, offset_ms: float) -> AdaptiveKeyState:
         return AdaptiveKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
@@ -269,7 +258,7 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
     def _decide_by_draw(
         self, state: AdaptiveKeyState, probability: float, now_ms: int
     ) -> AdaptiveKeyState:
-        if self._draw() < probability:
+        if self._algorithm.draw() < probability:
             self._count(state, now_ms, 2)
             wait_ms = max(0, state.passed_ms + FORCE_PASS_MS - now_ms)
             raise BreakerOpen(state.key, "closed", wait_ms / 1000)
@@ -284,9 +273,8 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
         with self._lock:
             counts = [*state.window, *state.own_counts()]
         history = self._history(counts, now_ms)
-        weight = weighted_k(self._k, history.failing_buckets, self._buckets)
-        ratio = drop_ratio(history.accepts, history.total, weight)
-        return ratio, ratio * ((self._buckets - history.working_buckets) / self._buckets)
+        ratio = self._algorithm.ratio(history)
+        return ratio, self._algorithm.reduced(ratio, history)
 
     def _history(self, counts: Iterable[AdaptiveCounts], now_ms: int) -> BreakerHistory:
         newest = now_ms // self._bucket_ms

@@ -51,6 +51,7 @@ from .states import BreakerAdmission, BreakerKeyState, BreakerStates, OnBreakerS
 
 S = TypeVar("S", bound=CachedBreaker)
 A = TypeVar("A")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class BaseBreaker(Flushed, Generic[S, A]):
@@ -111,6 +112,24 @@ class BaseBreaker(Flushed, Generic[S, A]):
     def _settings_text(self) -> str:
         """Return the settings for `repr`."""
         raise NotImplementedError  # each kind of breaker has settings of its own
+
+    def protect(
+        self,
+        text: AnyKey | None = None,
+        *,
+        key: AnyKey | Callable[..., AnyKey] | None = None,
+        fallback: Callable[..., Any] | None = None,
+    ) -> Callable[[F], F]:
+        """Return a decorator: each call of the function goes through the breaker. A refused call
+        returns what `fallback` returns for the same arguments, or raises `BreakerOpen`.
+
+        `text` and `key` are those of `Limiter.limit`. Raises `TypeError` for a function in the
+        place of `text`, and `ConfigurationError` for what can never work, when it is applied.
+        A breaker for tasks takes coroutine functions; its `fallback` may be one, too.
+        """
+        source = DecoratorKey("breaker.protect", self._prefix, text, key)
+        check_handler("protect: fallback", fallback, may_be_async=isinstance(self, AsyncBreaker))
+        return functools.partial(protect_function, self, source, fallback)
 
     @property
     def prefix(self) -> str:
@@ -186,18 +205,19 @@ class Listeners:
                 LOG.exception("a listener of %s has failed on %r: %r", self._name, change, listener)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def protect_function(
-    breaker: BlockingBreaker[Any, Any], key: DecoratorKey, fallback: Any, function: Any
-) -> Any:
-    """Return `function` with its calls inside `breaker.call`."""
-    _check(function, fallback)
-    if is_async_callable(function):
+def protect_function(breaker: Any, key: DecoratorKey, fallback: Any, function: Any) -> Any:
+    """Return `function` with its calls inside `breaker.call`. Raises `ConfigurationError` for what
+    cannot be protected.
+    """
+    check_decorated("protect", function)
+    check_call_ends_with_work(function, "breaker.call")
+    check_signatures(function, {"protect: fallback": fallback})
+    is_async = isinstance(breaker, AsyncBreaker)
+    if is_async_callable(function) != is_async:
+        instead = "AsyncCircuitBreaker.protect, as its call ends before its work begins"
         raise ConfigurationError(
-            f"{describe_function(function)}; use AsyncCircuitBreaker.protect, as its call ends "
-            "before its work begins"
+            f"{describe_function(function)}; use "
+            f"{'CircuitBreaker.protect' if is_async else instead}"
         )
     key_of = key.bind(function)
 
@@ -214,20 +234,8 @@ def protect_function(
                 raise
         return fallback(*args, **kwargs)
 
-    return protected
-
-
-def protect_async_function(
-    breaker: AsyncBreaker[Any, Any], key: DecoratorKey, fallback: Any, function: Any
-) -> Any:
-    """Do as `protect_function`, for coroutine functions. The fallback may be of either kind."""
-    _check(function, fallback)
-    if not is_async_callable(function):
-        raise ConfigurationError(f"{describe_function(function)}; use CircuitBreaker.protect")
-    key_of = key.bind(function)
-
     @functools.wraps(function)
-    async def protected(*args: Any, **kwargs: Any) -> Any:
+    async def protected_async(*args: Any, **kwargs: Any) -> Any:
         is_let_through = False
         try:
             async with breaker.call(key_of(args, kwargs)):
@@ -239,14 +247,7 @@ def protect_async_function(
         value = fallback(*args, **kwargs)
         return await value if inspect.isawaitable(value) else value
 
-    return protected
-
-
-def _check(function: Any, fallback: Any) -> None:
-    """Raise `ConfigurationError` for what cannot be protected."""
-    check_decorated("protect", function)
-    check_call_ends_with_work(function, "breaker.call")
-    check_signatures(function, {"protect: fallback": fallback})
+    return protected_async if is_async else protected
 
 
 class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
@@ -257,18 +258,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
         if key.__class__ is not str:
             check_is_no_function(key)
         return AsyncBreakerCall(self, key)
-
-    def protect(
-        self,
-        text: AnyKey | None = None,
-        *,
-        key: AnyKey | Callable[..., AnyKey] | None = None,
-        fallback: Callable[..., Any] | None = None,
-    ) -> Callable[[F], F]:
-        """See `CircuitBreaker.protect`; for coroutine functions. `fallback` may be one, too."""
-        source = DecoratorKey("breaker.protect", self._prefix, text, key)
-        check_handler("protect: fallback", fallback, may_be_async=True)
-        return functools.partial(protect_async_function, self, source, fallback)
 
     async def _refreshed(self, key: AnyKey) -> S:
         if self._states.is_closed:
@@ -301,23 +290,6 @@ class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
         if key.__class__ is not str:
             check_is_no_function(key)
         return BreakerCall(self, key)
-
-    def protect(
-        self,
-        text: AnyKey | None = None,
-        *,
-        key: AnyKey | Callable[..., AnyKey] | None = None,
-        fallback: Callable[..., Any] | None = None,
-    ) -> Callable[[F], F]:
-        """Return a decorator: each call of the function goes through the breaker. A refused call
-        returns what `fallback` returns for the same arguments, or raises `BreakerOpen`.
-
-        `text` and `key` are those of `Limiter.limit`. Raises `TypeError` for a function in the
-        place of `text`, and `ConfigurationError` for what can never work, when it is applied.
-        """
-        source = DecoratorKey("breaker.protect", self._prefix, text, key)
-        check_handler("protect: fallback", fallback, may_be_async=False)
-        return functools.partial(protect_function, self, source, fallback)
 
     def _refreshed(self, key: AnyKey) -> S:
         """Return what the store knows of `key` now."""

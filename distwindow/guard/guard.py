@@ -153,9 +153,7 @@ class BaseGuard:
                 raise ConfigurationError(f"{os.fspath(path)}: store: {exc}") from exc
         if store is None:
             store = content.store or os.environ.get("DISTWINDOW_URL") or _DEFAULT_URL
-        make: Any = cls
-        guard: Self = make(store, content.rules, **options)
-        return guard
+        return cls(store, content.rules, **options)
 
     def _make_chains(self) -> None:
         """Create the chains of all resources that have rules, on the store that is open now."""
