@@ -188,11 +188,7 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
     """
 
     def __init__(
-        self,
-        options: Options,
-        store: Store | AsyncStore,
-        store_name: str,
-        algorithm: GoogleBreaker,
+        self, options: Options, store: Store | AsyncStore, store_name: str, algorithm: GoogleBreaker
     ) -> None:
         """`algorithm` has the settings and the formulas, but counts nothing itself."""
         self._algorithm, self._buckets = algorithm, algorithm.bucket_count

@@ -212,8 +212,8 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
             if state.key not in self._states:
                 if len(self._states) >= self._max_keys:
                     _, evicted = self._states.popitem(last=False)
-                    is_full = len(self._active) > 2 * self._max_keys
-                    if is_full and evicted.has_counts and self.store_is_down(evicted):
+                    is_full = evicted.has_counts and len(self._active) > 2 * self._max_keys
+                    if is_full and self.store_is_down(evicted, self.monotonic()):
                         # The store does not take them, and nothing else bounds their number.
                         self.dropped += evicted.unacknowledged()
                         self._deactivate(evicted)
@@ -248,7 +248,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         admission = self.decide_by_known(state, self.monotonic())
         if admission is not None:
             return admission
-        if self.store_is_down(state):
+        if self.store_is_down(state, self.monotonic()):
             return self.local_probe(state)
         request = self.request_probe(state)
         try:
@@ -270,13 +270,10 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
             return True
         # The worker refreshes an active one; with a clock that only tests move, there is none.
         longest_s = 2 * self._sync_s if state.is_active else self._sync_s
-        return now - state.known_at > longest_s and not self._store_is_down(state, now)
+        return now - state.known_at > longest_s and not self.store_is_down(state, now)
 
-    def store_is_down(self, state: S) -> bool:
+    def store_is_down(self, state: S, now: float) -> bool:
         """True if the store has just not answered, so that no call asks it."""
-        return self._store_is_down(state, self.monotonic())
-
-    def _store_is_down(self, state: S, now: float) -> bool:
         return now < self._away_until or now < state.away_until
 
     def on_failure(self, state: S, failure: object, now: float) -> None:

@@ -9,7 +9,6 @@ not count each other's calls, or take each other's probe.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar, Literal, NamedTuple, get_args
@@ -140,7 +139,8 @@ class BreakerFlush(BreakerCommand):
     seq: int = 0
 
     def arguments(self) -> list[bytes | int | str]:
-        return [*self.rule_arguments(), self.sender, self.seq, _counts_argument(self.counts)]
+        counts = "".join(f"{c.epoch} {c.start} {c.total} {c.bad};" for c in self.counts)
+        return [*self.rule_arguments(), self.sender, self.seq, counts]
 
 
 @dataclass(slots=True, eq=False)
@@ -161,10 +161,6 @@ BREAKER_COMMANDS: dict[str, type[BreakerCommand]] = {
     command.script: command for command in (BreakerFlush, BreakerProbe)
 }
 """Every command on breakers by the name of its script."""
-
-
-def _counts_argument(counts: Sequence[CallCounts]) -> str:
-    return "".join(f"{c.epoch} {c.start} {c.total} {c.bad};" for c in counts)
 
 
 def adaptive_name_suffix(k: float, bucket_ms: int, buckets: int) -> bytes:

@@ -104,7 +104,7 @@ class BreakerRecord:
         if self.state == CLOSED:
             return False
         if self.state == OPEN:
-            if self._retry_in_ms(rule, now):
+            if self.retry_in_ms(rule, now):
                 return False
             self._change(HALF_OPEN, now)
         alive = {i: d for i, d in self.probes.items() if _wait_ms(d, now, rule.probe_ms)}
@@ -140,14 +140,11 @@ class BreakerRecord:
     def retry_in_ms(self, rule: BreakerRule, now: int) -> int:
         """Return in how many ms a call may be let through; 0 for now."""
         if self.state == OPEN:
-            return self._retry_in_ms(rule, now)
+            return _wait_ms(self.retry_ms, now, rule.open_ms)
         if self.state == CLOSED:
             return 0
         waits = [wait for d in self.probes.values() if (wait := _wait_ms(d, now, rule.probe_ms))]
         return min(waits) if len(waits) + self.in_a_row >= rule.probes else 0
-
-    def _retry_in_ms(self, rule: BreakerRule, now: int) -> int:
-        return _wait_ms(self.retry_ms, now, rule.open_ms)
 
     def open(self, rule: BreakerRule, now: int) -> None:
         """Open it for the whole `open_for`, whatever its state is."""

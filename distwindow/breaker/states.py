@@ -379,7 +379,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
             state.own_probe_until = now
         elif bad:
             state.own_probe_until = state.retry_at = now + self.rule.open_ms / 1000
-        elif state.state != "closed" and self.store_is_down(state):
+        elif state.state != "closed" and self.store_is_down(state, now):
             change = BreakerChange(state.key, state.state, "closed", 0)
             state.state = "closed"
             state.generation += 1

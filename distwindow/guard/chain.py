@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
@@ -248,14 +249,12 @@ async def run_in_task(steps: Steps) -> Any:
         return end.value
 
 
+@dataclass(slots=True)
 class CallContext:
     """The entrance of the calls of a thread or task, and who calls; empty if that is not known."""
 
-    __slots__ = ("name", "origin")
-
-    def __init__(self, name: str, origin: str) -> None:
-        self.name = name
-        self.origin = origin
+    name: str
+    origin: str
 
 
 NO_CONTEXT = CallContext("", "")

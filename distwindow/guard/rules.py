@@ -87,9 +87,7 @@ class SystemRule(Rule):
     max_thread: int | None = None
 
     def __post_init__(self) -> None:
-        given = {
-            f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None
-        }
+        given = self._given()
         if not given:
             raise ConfigurationError("SystemRule: give at least one threshold")
         for name, value in given.items():
@@ -112,10 +110,11 @@ class SystemRule(Rule):
 
     def __repr__(self) -> str:
         """Return the rule without the thresholds that it does not have."""
-        given = (
-            f"{f.name}={v!r}" for f in fields(self) if (v := getattr(self, f.name)) is not None
-        )
-        return f"SystemRule({', '.join(given)})"
+        given = ", ".join(f"{name}={value!r}" for name, value in self._given().items())
+        return f"SystemRule({given})"
+
+    def _given(self) -> dict[str, Any]:
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
 
     @property
     def needs_sample(self) -> bool:

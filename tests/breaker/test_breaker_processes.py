@@ -274,7 +274,8 @@ def test_an_interrupted_exchange_does_not_mean_that_the_store_is_away(
             patch.setattr(breaker._store, "execute_many", interrupted)
             with pytest.raises(SoftTimeLimit), breaker.call("k"):
                 pass
-        assert not breaker._states.store_is_down(breaker._states.get_or_create("k"))
+        states = breaker._states
+        assert not states.store_is_down(states.get_or_create("k"), states.monotonic())
         with breaker.call("k"):
             pass
 
