@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ HOSTILE = (
 )  # fmt: skip
 
 
+def evalsha(server: redis.Redis, name: str, keys: Sequence[bytes], words: list[Any]) -> Any:
+    """Return the reply of a script, or its error."""
+    try:
+        return server.evalsha(load_script(name).sha, len(keys), *keys, *words)
+    except redis.ResponseError as exc:
+        return exc
+
+
 class Target:
     """The rings of one key in some state, and the calls of them."""
 
@@ -79,11 +88,7 @@ class Target:
         return COMMANDS[name](self.charges).keys
 
     def run(self, name: str, words: list[Any]) -> Any:
-        keys = self.keys(name)
-        try:
-            return self.server.evalsha(load_script(name).sha, len(keys), *keys, *words)
-        except redis.ResponseError as exc:
-            return exc
+        return evalsha(self.server, name, self.keys(name), words)
 
     def content(self) -> list[Any]:
         """Return the bytes of the rings and of their sender records."""
