@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,6 @@ HOSTILE = (
     "9223372036854775807", "9223372036854775808", "1e3", "1e13", "0x10", "1.5", "+1", " 1", "1 ",
     "1\n", "1\x00", "", "abc", "١", "1'2", "{}", "nil", "true",
 )  # fmt: skip
-
-
-def evalsha(server: redis.Redis, name: str, keys: Sequence[bytes], words: list[Any]) -> Any:
-    """Return the reply of a script, or its error."""
-    try:
-        return server.evalsha(load_script(name).sha, len(keys), *keys, *words)
-    except redis.ResponseError as exc:
-        return exc
 
 
 class Target:
@@ -180,6 +171,14 @@ def places(name: str, count: int, rings: int) -> list[str]:
     }.get(name, ["write_limit"])
     ring = ["permits", "limit", "bucket_ms", "shape"] * rings
     return ["stamp", *ring, "calls", "now_ms", *last][:count]
+
+
+def evalsha(server: redis.Redis, name: str, keys: list[bytes], words: list[Any]) -> Any:
+    """Return the reply of a script, or its error."""
+    try:
+        return server.evalsha(load_script(name).sha, len(keys), *keys, *words)
+    except redis.ResponseError as exc:
+        return exc
 
 
 def malformed(reply: Any) -> bool:
