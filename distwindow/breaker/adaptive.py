@@ -217,14 +217,7 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
 
     def request_probe(self, state: AdaptiveKeyState) -> ProbeRequest:
         request = ProbeRequest("")
-        command = AdaptiveFlush(
-            (),
-            name=state.name,
-            bucket_ms=self._bucket_ms,
-            buckets=self._buckets,
-            passed_ms=state.passed_ms,
-            force_ms=FORCE_PASS_MS,
-        )
+        command = self._new_command(state, force_ms=FORCE_PASS_MS)
         request.outgoing = OutgoingCommand(
             command, lambda reply, sent_at: self._on_claim(state, request, reply)
         )
@@ -308,17 +301,14 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
             if batch is None and state.pending:
                 batch = InFlight(next(self._numbers), tuple(state.own_counts()))
                 state.in_flight, state.pending = batch, {}
-            command = AdaptiveFlush(
-                (),
-                name=state.name,
-                bucket_ms=self._bucket_ms,
-                buckets=self._buckets,
-                passed_ms=state.passed_ms,
-                counts=batch.counts if batch is not None else (),
-                sender=self._sender if batch is not None else "",
-                seq=batch.seq if batch is not None else 0,
-            )
+            command = self._new_command(state, **self.sent_as(batch))
         return [OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))]
+
+    def _new_command(self, state: AdaptiveKeyState, **what: Any) -> AdaptiveFlush:
+        return AdaptiveFlush(
+            (), name=state.name, bucket_ms=self._bucket_ms, buckets=self._buckets,
+            passed_ms=state.passed_ms, **what,
+        )  # fmt: skip
 
     def _on_flush(
         self,

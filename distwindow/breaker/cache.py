@@ -193,6 +193,12 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
     def outgoing_of(self, state: S) -> list[OutgoingCommand]:
         """Return what has to be sent of `state`: its counts, and a request for its state."""
 
+    def sent_as(self, batch: InFlight | None) -> dict[str, Any]:
+        """Return the fields of a command that sends `batch`; None if there is nothing to send."""
+        if batch is None:
+            return {}
+        return {"counts": batch.counts, "sender": self._sender, "seq": batch.seq}
+
     def get_or_create(self, key: AnyKey) -> S:
         """Return the state of `key`. Raises `TypeError` and `ValueError` for what is no key."""
         known = self._states.get(key) if key.__class__ is str else None

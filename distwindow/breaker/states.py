@@ -31,6 +31,7 @@ _probes_around: ContextVar[tuple[ref[Probe], ...]] = ContextVar("distwindow_prob
 """The probes in whose blocks this code runs. Those that have ended are dropped at the next one: a
 block may be left in another context than the one in which it was entered, so nothing is reset."""
 OnBreakerStoreError = Literal["allow", "deny"]
+Answer = BreakerReply | Exception
 _new_tuple = tuple.__new__
 
 
@@ -409,14 +410,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
                 counts = tuple(_counts_of(state.pending))
                 batch = InFlight(next(self._numbers), counts)
                 state.in_flight, state.pending = batch, {}
-            command = BreakerFlush(
-                (),
-                rule=self.rule,
-                name=state.name,
-                counts=batch.counts if batch is not None else (),
-                sender=self._sender if batch is not None else "",
-                seq=batch.seq if batch is not None else 0,
-            )
+            command = BreakerFlush((), rule=self.rule, name=state.name, **self.sent_as(batch))
         outgoing.append(
             OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))
         )
@@ -432,7 +426,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
     ) -> OutgoingCommand:
         command = self._probe_command(state, action, probe_id)
 
-        def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
+        def on_reply(reply: Answer, sent_at: float) -> None:
             if isinstance(reply, BreakerReply):
                 state.ends.pop(probe_id, None)
             self._apply(state, reply, sent_at)
@@ -442,7 +436,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
     def _renewal(self, state: BreakerKeyState, probe: Probe) -> OutgoingCommand:
         command = self._probe_command(state, "renew", probe.probe_id)
 
-        def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
+        def on_reply(reply: Answer, sent_at: float) -> None:
             wait_s = self._renew_s
             if not isinstance(reply, BreakerReply):
                 wait_s = min(wait_s, self._tick_s)
@@ -456,11 +450,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         return OutgoingCommand(command, on_reply)
 
     def _on_probe(
-        self,
-        state: BreakerKeyState,
-        request: ProbeRequest,
-        reply: BreakerReply | Exception,
-        sent_at: float,
+        self, state: BreakerKeyState, request: ProbeRequest, reply: Answer, sent_at: float
     ) -> None:
         with self._lock:
             if request.granted is not None or not state.probe_asked:
@@ -475,20 +465,14 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         self._apply(state, reply, sent_at)
 
     def _on_flush(
-        self,
-        state: BreakerKeyState,
-        batch: InFlight | None,
-        reply: BreakerReply | Exception,
-        sent_at: float,
+        self, state: BreakerKeyState, batch: InFlight | None, reply: Answer, sent_at: float
     ) -> None:
         with self._lock:
             if state.in_flight is batch and isinstance(reply, BreakerReply):
                 state.in_flight = None  # after any error it is sent again, under its number
         self._apply(state, reply, sent_at)
 
-    def _apply(
-        self, state: BreakerKeyState, reply: BreakerReply | Exception, sent_at: float
-    ) -> None:
+    def _apply(self, state: BreakerKeyState, reply: Answer, sent_at: float) -> None:
         """Apply the state of a reply, and notify the listeners if another was known."""
         now = self.monotonic()
         if not isinstance(reply, BreakerReply):
