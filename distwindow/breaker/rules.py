@@ -60,7 +60,7 @@ class BreakerRule:
                 f"buckets={self.buckets!r}"
             )
         if type(self) is BreakerRule:
-            return  # for no breaker, which refuses it
+            return  # the base class itself: it has no measure, and no breaker takes it
         if self.measure == "ratio":
             check_ratio(self.threshold)
         else:
