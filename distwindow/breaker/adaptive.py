@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..observer import Observer
@@ -17,10 +17,9 @@ from ..sentinel.google_breaker import (
     FORCE_PASS_MS,
     MIN_K,
     BreakerHistory,
+    GoogleBreaker,
     checked_k,
-    drop_ratio,
     history_of,
-    weighted_k,
 )
 from ..support.failure_types import ErrorTypes, IgnoredErrors
 from ..support.fork import register_after_fork
@@ -52,7 +51,6 @@ class AdaptiveKeyState(CachedBreaker):
 
     @property
     def has_counts(self) -> bool:
-        """True if there is anything that the store has not acknowledged."""
         return bool(self.pending or self.in_flight)
 
     def own_counts(self) -> Iterator[AdaptiveCounts]:
@@ -63,11 +61,9 @@ class AdaptiveKeyState(CachedBreaker):
             yield AdaptiveCounts(start, *counted)
 
     def unacknowledged(self) -> int:
-        """Return how many calls the store has not acknowledged."""
         return sum(counts.calls for counts in self.own_counts())
 
     def drop_before(self, start_ms: int) -> int:
-        """Drop the counts of buckets that begin before `start_ms`. Return how many calls."""
         dropped = 0
         for start in [start for start in self.pending if start < start_ms]:
             dropped += sum(self.pending.pop(start))
@@ -78,14 +74,8 @@ class AdaptiveKeyState(CachedBreaker):
         return dropped
 
 
-class AdaptiveAdmission(NamedTuple):
-    """A call that was let through."""
-
-    state: AdaptiveKeyState
-
-
-class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveAdmission]):
-    """Base class of both adaptive breakers."""
+class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveKeyState]):
+    """Base class of both adaptive breakers. A call that was let through is its breaker's state."""
 
     _rule_name = "adaptive"
 
@@ -110,7 +100,7 @@ class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         metric_name: str | None = None,
         time: Clock = SYSTEM,
     ) -> None:
-        self._algorithm = adaptive_options(k, window, buckets, draw)
+        self._algorithm = _algorithm_of(k, window, buckets, draw)
         options = Options(
             prefix=prefix, errors=errors, ignore=ignore, on_store_error="allow", timeout=timeout,
             clock=clock, name=name, sync_interval=sync_interval, flush_interval=flush_interval,
@@ -126,12 +116,12 @@ class _BaseAdaptiveBreaker(BaseBreaker[AdaptiveKeyState, AdaptiveAdmission]):
         return states
 
     def _settings_text(self) -> str:
-        algorithm = self._algorithm
-        window = algorithm.bucket_ms * algorithm.buckets / 1000
-        return f"k={algorithm.k!r}, window={window!r}, buckets={algorithm.buckets!r}"
+        algorithm, buckets = self._algorithm, self._algorithm.bucket_count
+        window = algorithm.window.bucket_ms * buckets / 1000
+        return f"k={algorithm.k!r}, window={window!r}, buckets={buckets!r}"
 
 
-class AdaptiveBreaker(_BaseAdaptiveBreaker, BlockingBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+class AdaptiveBreaker(_BaseAdaptiveBreaker, BlockingBreaker[AdaptiveKeyState, AdaptiveKeyState]):
     """go-zero's adaptive breaker over the calls of the whole fleet. Safe to share between threads;
     survives `fork`.
 
@@ -160,7 +150,7 @@ class AdaptiveBreaker(_BaseAdaptiveBreaker, BlockingBreaker[AdaptiveKeyState, Ad
         return self._drop_probability(self._refreshed(key))
 
 
-class AsyncAdaptiveBreaker(_BaseAdaptiveBreaker, AsyncBreaker[AdaptiveKeyState, AdaptiveAdmission]):
+class AsyncAdaptiveBreaker(_BaseAdaptiveBreaker, AsyncBreaker[AdaptiveKeyState, AdaptiveKeyState]):
     """`AdaptiveBreaker` for tasks: the same names and signatures, awaited where there is I/O."""
 
     async def drop_probability(self, key: AnyKey) -> float:
@@ -168,23 +158,14 @@ class AsyncAdaptiveBreaker(_BaseAdaptiveBreaker, AsyncBreaker[AdaptiveKeyState, 
         return self._drop_probability(await self._refreshed(key))
 
 
-class AdaptiveOptions(NamedTuple):
-    """The settings of the algorithm."""
-
-    k: float
-    bucket_ms: int
-    buckets: int
-    draw: Callable[[], float]
-
-
-def adaptive_options(
+def _algorithm_of(
     k: Any, window: Any, buckets: Any, draw: Callable[[], float] | None
-) -> AdaptiveOptions:
-    """Return the checked settings of the algorithm."""
+) -> GoogleBreaker:
+    """Return the algorithm with these settings, which are checked."""
     checked_k(k, MIN_K)
     check_whole("buckets", buckets, MAX_BREAKER_BUCKETS)
-    width, rest = divmod(milliseconds("window", window), buckets)
-    if rest:
+    window_ms = milliseconds("window", window)
+    if window_ms % buckets:
         raise ConfigurationError(
             f"window={window!r} cannot be divided evenly into buckets={buckets!r} of whole ms"
         )
@@ -192,10 +173,10 @@ def adaptive_options(
         draw = random.random
     if not callable(draw):
         raise ConfigurationError(f"draw={draw!r} is not a function")
-    return AdaptiveOptions(k, width, buckets, draw)
+    return GoogleBreaker(0, k=k, window_ms=window_ms, buckets=buckets, draw=draw)
 
 
-class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
+class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
     """The adaptive breakers of one `AdaptiveBreaker` in this process, by key: go-zero's algorithm,
     decided on what the fleet had counted at the last sync, and what this process has counted since.
     Safe to share between threads.
@@ -207,28 +188,23 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
     """
 
     def __init__(
-        self,
-        options: Options,
-        store: Store | AsyncStore,
-        store_name: str,
-        algorithm: AdaptiveOptions,
+        self, options: Options, store: Store | AsyncStore, store_name: str, algorithm: GoogleBreaker
     ) -> None:
-        window_ms = algorithm.bucket_ms * algorithm.buckets
-        super().__init__(options, store, store_name, window_ms, algorithm.bucket_ms)
-        self._k = algorithm.k
-        self._buckets = algorithm.buckets
-        self._draw = algorithm.draw
-        self._suffix = adaptive_name_suffix(algorithm.k, algorithm.bucket_ms, algorithm.buckets)
+        """`algorithm` has the settings and the formulas, but counts nothing itself."""
+        self._algorithm, self._buckets = algorithm, algorithm.bucket_count
+        bucket_ms = algorithm.window.bucket_ms
+        super().__init__(options, store, store_name, bucket_ms * self._buckets, bucket_ms)
+        self._suffix = adaptive_name_suffix(algorithm.k, bucket_ms, self._buckets)
 
     def new_state(self, key: AnyKey, offset_ms: float) -> AdaptiveKeyState:
         return AdaptiveKeyState(key, ring_name_prefix(self._prefix, key) + self._suffix, offset_ms)
 
-    def decide_by_known(self, state: AdaptiveKeyState, now: float) -> AdaptiveAdmission | None:
+    def decide_by_known(self, state: AdaptiveKeyState, now: float) -> AdaptiveKeyState | None:
         """See `BreakerCache`. None if the call may claim the forced pass."""
         now_ms = self._now_ms(state, now)
         ratio, probability = self._ratios(state, now_ms)
         if ratio <= 0:
-            return AdaptiveAdmission(state)
+            return state
         forced_due = 0 < state.passed_ms < now_ms - FORCE_PASS_MS
         if forced_due and not state.pass_asked:
             return None
@@ -241,35 +217,28 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
 
     def request_probe(self, state: AdaptiveKeyState) -> ProbeRequest:
         request = ProbeRequest("")
-        command = AdaptiveFlush(
-            (),
-            name=state.name,
-            bucket_ms=self._bucket_ms,
-            buckets=self._buckets,
-            passed_ms=state.passed_ms,
-            force_ms=FORCE_PASS_MS,
-        )
+        command = self._new_command(state, force_ms=FORCE_PASS_MS)
         request.outgoing = OutgoingCommand(
             command, lambda reply, sent_at: self._on_claim(state, request, reply)
         )
         state.pass_asked = True
         return request
 
-    def decide_probe(self, state: AdaptiveKeyState, request: ProbeRequest) -> AdaptiveAdmission:
+    def decide_probe(self, state: AdaptiveKeyState, request: ProbeRequest) -> AdaptiveKeyState:
         if request.granted:
-            return AdaptiveAdmission(state)
+            return state
         if request.granted is None:
             return self.local_probe(state)
         now_ms = self._now_ms(state, self.monotonic())
         ratio, probability = self._ratios(state, now_ms)
         if ratio <= 0:
-            return AdaptiveAdmission(state)
+            return state
         return self._decide_by_draw(state, probability, now_ms)
 
-    def local_probe(self, state: AdaptiveKeyState) -> AdaptiveAdmission:
+    def local_probe(self, state: AdaptiveKeyState) -> AdaptiveKeyState:
         """See `BreakerCache`: the forced pass of this process."""
         state.passed_ms = self._now_ms(state, self.monotonic())
-        return AdaptiveAdmission(state)
+        return state
 
     def abandon(self, state: AdaptiveKeyState, request: ProbeRequest) -> None:
         """See `BreakerCache`. A pass that was granted is lost; the next is a second later."""
@@ -277,13 +246,13 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
 
     def _decide_by_draw(
         self, state: AdaptiveKeyState, probability: float, now_ms: int
-    ) -> AdaptiveAdmission:
-        if self._draw() < probability:
+    ) -> AdaptiveKeyState:
+        if self._algorithm.draw() < probability:
             self._count(state, now_ms, 2)
             wait_ms = max(0, state.passed_ms + FORCE_PASS_MS - now_ms)
             raise BreakerOpen(state.key, "closed", wait_ms / 1000)
         state.passed_ms = now_ms
-        return AdaptiveAdmission(state)
+        return state
 
     def _ratios(self, state: AdaptiveKeyState, now_ms: int) -> tuple[float, float]:
         """Return go-zero's drop ratio, and the probability that it is reduced to."""
@@ -293,9 +262,8 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
         with self._lock:
             counts = [*state.window, *state.own_counts()]
         history = self._history(counts, now_ms)
-        weight = weighted_k(self._k, history.failing_buckets, self._buckets)
-        ratio = drop_ratio(history.accepts, history.total, weight)
-        return ratio, ratio * ((self._buckets - history.working_buckets) / self._buckets)
+        ratio = self._algorithm.ratio(history)
+        return ratio, self._algorithm.reduced(ratio, history)
 
     def _history(self, counts: Iterable[AdaptiveCounts], now_ms: int) -> BreakerHistory:
         newest = now_ms // self._bucket_ms
@@ -307,15 +275,15 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
                 merged[number] = (known[0] + success, known[1] + failure, known[2] + drop)
         return history_of(counted for _, counted in sorted(merged.items()))
 
-    def record(self, admission: AdaptiveAdmission, failed: bool | None) -> bool:
+    def record(self, admission: AdaptiveKeyState, failed: bool | None) -> bool:
         if failed is None:
             return False
-        state = self.state_of(admission)
+        state = self.current(admission)
         self._count(state, self._now_ms(state, self.monotonic()), int(failed))
         return self.in_process
 
-    def state_of(self, admission: AdaptiveAdmission) -> AdaptiveKeyState:
-        return self.current(admission.state)
+    def state_of(self, admission: AdaptiveKeyState) -> AdaptiveKeyState:
+        return self.current(admission)
 
     def _count(self, state: AdaptiveKeyState, now_ms: int, which: int) -> None:
         """Count a success (0), a failure (1) or a drop (2)."""
@@ -333,17 +301,14 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveAdmission]):
             if batch is None and state.pending:
                 batch = InFlight(next(self._numbers), tuple(state.own_counts()))
                 state.in_flight, state.pending = batch, {}
-            command = AdaptiveFlush(
-                (),
-                name=state.name,
-                bucket_ms=self._bucket_ms,
-                buckets=self._buckets,
-                passed_ms=state.passed_ms,
-                counts=batch.counts if batch is not None else (),
-                sender=self._sender if batch is not None else "",
-                seq=batch.seq if batch is not None else 0,
-            )
+            command = self._new_command(state, **self.sent_as(batch))
         return [OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))]
+
+    def _new_command(self, state: AdaptiveKeyState, **what: Any) -> AdaptiveFlush:
+        return AdaptiveFlush(
+            (), name=state.name, bucket_ms=self._bucket_ms, buckets=self._buckets,
+            passed_ms=state.passed_ms, **what,
+        )  # fmt: skip
 
     def _on_flush(
         self,

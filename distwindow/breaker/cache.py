@@ -78,13 +78,11 @@ class CachedBreaker(ABC):
 
     @abstractmethod
     def unacknowledged(self) -> int:
-        """Return how many calls the store has not acknowledged."""
+        """Return how many calls, and ends of probes, the store has not acknowledged."""
 
     @abstractmethod
     def drop_before(self, start_ms: int) -> int:
-        """Drop the counts of buckets that begin before `start_ms`, as no window has them any more.
-        Return how many calls they were.
-        """
+        """Drop the counts of buckets before `start_ms`, and return how many calls."""
 
 
 class InFlight(NamedTuple):
@@ -159,9 +157,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
 
     @abstractmethod
     def decide_by_known(self, state: S, now: float) -> A | None:
-        """Decide a call by what is known; None if the store has to be asked for it. Raises
-        `BreakerOpen` if it is refused.
-        """
+        """Decide a call by what is known, or raise `BreakerOpen`; None: ask the store."""
 
     @abstractmethod
     def request_probe(self, state: S) -> ProbeRequest:
@@ -197,6 +193,12 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
     def outgoing_of(self, state: S) -> list[OutgoingCommand]:
         """Return what has to be sent of `state`: its counts, and a request for its state."""
 
+    def sent_as(self, batch: InFlight | None) -> dict[str, Any]:
+        """Return the fields of a command that sends `batch`; None if there is nothing to send."""
+        if batch is None:
+            return {}
+        return {"counts": batch.counts, "sender": self._sender, "seq": batch.seq}
+
     def get_or_create(self, key: AnyKey) -> S:
         """Return the state of `key`. Raises `TypeError` and `ValueError` for what is no key."""
         known = self._states.get(key) if key.__class__ is str else None
@@ -207,9 +209,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         return self.current(made)
 
     def current(self, state: S) -> S:
-        """Return what is kept of the key of `state`: `state` itself, unless there is another one,
-        as it was evicted while a call ran. Where there is none, `state` is kept.
-        """
+        """Return what is kept of the key of `state`: it may be evicted while a call runs."""
         if self._states.get(state.key) is state:
             return state
         with self._lock:
@@ -218,8 +218,8 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
             if state.key not in self._states:
                 if len(self._states) >= self._max_keys:
                     _, evicted = self._states.popitem(last=False)
-                    is_full = len(self._active) > 2 * self._max_keys
-                    if is_full and evicted.has_counts and self.store_is_down(evicted):
+                    is_full = evicted.has_counts and len(self._active) > 2 * self._max_keys
+                    if is_full and self.store_is_down(evicted, self.monotonic()):
                         # The store does not take them, and nothing else bounds their number.
                         self.dropped += evicted.unacknowledged()
                         self._deactivate(evicted)
@@ -254,7 +254,7 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         admission = self.decide_by_known(state, self.monotonic())
         if admission is not None:
             return admission
-        if self.store_is_down(state):
+        if self.store_is_down(state, self.monotonic()):
             return self.local_probe(state)
         request = self.request_probe(state)
         try:
@@ -265,9 +265,9 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
         return self.decide_probe(state, request)
 
     def send_state(self, state: S) -> Operation[DistwindowError | None]:
-        """Send what has been counted of one breaker, and have its state refreshed. Return the
-        error, if there is one.
-        """
+        """Send what one breaker has counted, and refresh its state. Return the error, if any."""
+        if self.is_closed:
+            return None
         return (yield from send_all(self.outgoing_of(state), self.monotonic))
 
     def must_query_store(self, state: S, now: float) -> bool:
@@ -276,13 +276,10 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
             return True
         # The worker refreshes an active one; with a clock that only tests move, there is none.
         longest_s = 2 * self._sync_s if state.is_active else self._sync_s
-        return now - state.known_at > longest_s and not self._store_is_down(state, now)
+        return now - state.known_at > longest_s and not self.store_is_down(state, now)
 
-    def store_is_down(self, state: S) -> bool:
+    def store_is_down(self, state: S, now: float) -> bool:
         """True if the store has just not answered, so that no call asks it."""
-        return self._store_is_down(state, self.monotonic())
-
-    def _store_is_down(self, state: S, now: float) -> bool:
         return now < self._away_until or now < state.away_until
 
     def on_failure(self, state: S, failure: object, now: float) -> None:

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..ring.key import AnyKey
 from ..support import fork
 from ..support.async_use import EnteredBlock, only_async_with
-from ..support.failure_types import FailureTypes
-from .cache import BreakerCache
 from .record import BreakerOpen
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from .circuit_breaker import BaseBreaker
 
 A = TypeVar("A")  # a call that was let through
-
-
-class CallDriver(Protocol):
-    """A breaker as its calls use it. What it sends to the store is awaited in tasks."""
-
-    _failure_types: FailureTypes
-    _states: BreakerCache[Any, Any]
-
-    def _ask(self, key: AnyKey) -> Any:
-        """Have the store decide a call of `key`."""
-
-    def _send(self, admission: Any) -> Any:
-        """Send what was counted, as the end of this call decides."""
-
-    def count_refused(self, refused: BreakerOpen) -> None:
-        """Count a call that was refused."""
 
 
 class _BaseBreakerCall(EnteredBlock, Generic[A]):
@@ -39,7 +22,7 @@ class _BaseBreakerCall(EnteredBlock, Generic[A]):
 
     __slots__ = ("_admission", "_breaker", "_forks", "_key", "_marked_failed")
 
-    def __init__(self, breaker: CallDriver, key: AnyKey) -> None:
+    def __init__(self, breaker: BaseBreaker[Any, A], key: AnyKey) -> None:
         self._breaker = breaker
         self._key = key
         self._admission: A | None = None
@@ -117,9 +100,7 @@ class BreakerCall(_BaseBreakerCall[A]):
             self._breaker._send(to_send)
 
     def withdraw(self) -> None:
-        """End a call that was let through, if it was, and is not made: nothing is counted, and a
-        probe goes to another call.
-        """
+        """End a call that is not made: nothing is counted, and a probe goes to another call."""
         to_send = self._withdraw()
         if to_send is not None:
             self._breaker._send(to_send)

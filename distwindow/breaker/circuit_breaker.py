@@ -51,6 +51,7 @@ from .states import BreakerAdmission, BreakerKeyState, BreakerStates, OnBreakerS
 
 S = TypeVar("S", bound=CachedBreaker)
 A = TypeVar("A")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class BaseBreaker(Flushed, Generic[S, A]):
@@ -61,6 +62,7 @@ class BaseBreaker(Flushed, Generic[S, A]):
     _states: BreakerCache[S, A]
     _rule_name: str
     """The kind of rule by which calls are refused."""
+    _run: Any
 
     def __init__(self, store: Any, options: Options) -> None:
         if options.on_store_error not in get_args(OnBreakerStoreError):
@@ -92,12 +94,42 @@ class BaseBreaker(Flushed, Generic[S, A]):
             rule = self._rule_name
             self._tally.counted(refused.key, rule, "refused", "open", "local", 1, 0)
 
+    def _ask(self, key: AnyKey) -> Any:
+        """Have the store decide a call of `key`; awaited in tasks."""
+        return self._run(self._states.admit(self._states.get_or_create(key)))
+
+    def _send(self, admission: A) -> Any:
+        """Send what was counted; awaited in tasks. What the store does not take is sent again."""
+        return self._run(self._states.send_state(self._states.state_of(admission)))
+
+    def finish(self, admission: A, failed: bool | None) -> Any:
+        """End a call that `admit` has let through; in tasks, what is not None is awaited."""
+        return self._send(admission) if self._states.record(admission, failed) else None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
 
     def _settings_text(self) -> str:
         """Return the settings for `repr`."""
         raise NotImplementedError  # each kind of breaker has settings of its own
+
+    def protect(
+        self,
+        text: AnyKey | None = None,
+        *,
+        key: AnyKey | Callable[..., AnyKey] | None = None,
+        fallback: Callable[..., Any] | None = None,
+    ) -> Callable[[F], F]:
+        """Return a decorator: each call of the function goes through the breaker. A refused call
+        returns what `fallback` returns for the same arguments, or raises `BreakerOpen`.
+
+        `text` and `key` are those of `Limiter.limit`. Raises `TypeError` for a function in the
+        place of `text`, and `ConfigurationError` for what can never work, when it is applied.
+        A breaker for tasks takes coroutine functions; its `fallback` may be one, too.
+        """
+        source = DecoratorKey("breaker.protect", self._prefix, text, key)
+        check_handler("protect: fallback", fallback, may_be_async=isinstance(self, AsyncBreaker))
+        return functools.partial(protect_function, self, source, fallback)
 
     @property
     def prefix(self) -> str:
@@ -121,9 +153,7 @@ Listener = Callable[[BreakerChange], object]
 
 
 class Listeners:
-    """Calls each listener with each change once, in the order of the changes, in the thread that
-    has learned of it: that of a call, or the worker's.
-    """
+    """Calls each listener with each change once, in order, in the thread that learned of it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -175,80 +205,49 @@ class Listeners:
                 LOG.exception("a listener of %s has failed on %r: %r", self._name, change, listener)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def protect_function(
-    breaker: BlockingBreaker[Any, Any], key: DecoratorKey, fallback: Any, function: Any
-) -> Any:
-    """Return `function` with its calls inside `breaker.call`."""
-    _check(function, fallback)
-    if is_async_callable(function):
+def protect_function(breaker: Any, key: DecoratorKey, fallback: Any, function: Any) -> Any:
+    """Return `function` with its calls inside `breaker.call`. Raises `ConfigurationError` for what
+    cannot be protected.
+    """
+    check_decorated("protect", function)
+    check_call_ends_with_work(function, "breaker.call")
+    check_signatures(function, {"protect: fallback": fallback})
+    is_async = isinstance(breaker, AsyncBreaker)
+    if is_async_callable(function) != is_async:
+        instead = "AsyncCircuitBreaker.protect, as its call ends before its work begins"
         raise ConfigurationError(
-            f"{describe_function(function)}; use AsyncCircuitBreaker.protect, as its call ends "
-            "before its work begins"
+            f"{describe_function(function)}; use "
+            f"{'CircuitBreaker.protect' if is_async else instead}"
         )
     key_of = key.bind(function)
 
     @functools.wraps(function)
     def protected(*args: Any, **kwargs: Any) -> Any:
-        # Only a refusal of this call leads to the fallback, and not a `BreakerOpen` that the
-        # function itself raises.
-        call = breaker.call(key_of(args, kwargs))
+        is_let_through = False
         try:
-            call.__enter__()
+            with breaker.call(key_of(args, kwargs)):
+                is_let_through = True
+                return function(*args, **kwargs)
         except BreakerOpen:
-            if fallback is None:
+            # The function itself may raise one, which leads to no fallback.
+            if fallback is None or is_let_through:
                 raise
-        else:
-            try:
-                value = function(*args, **kwargs)
-            except BaseException as exc:
-                call.__exit__(type(exc), exc, exc.__traceback__)
-                raise
-            call.__exit__(None, None, None)
-            return value
         return fallback(*args, **kwargs)
 
-    return protected
-
-
-def protect_async_function(
-    breaker: AsyncBreaker[Any, Any], key: DecoratorKey, fallback: Any, function: Any
-) -> Any:
-    """Do as `protect_function`, for coroutine functions. The fallback may be of either kind."""
-    _check(function, fallback)
-    if not is_async_callable(function):
-        raise ConfigurationError(f"{describe_function(function)}; use CircuitBreaker.protect")
-    key_of = key.bind(function)
-
     @functools.wraps(function)
-    async def protected(*args: Any, **kwargs: Any) -> Any:
-        call = breaker.call(key_of(args, kwargs))
+    async def protected_async(*args: Any, **kwargs: Any) -> Any:
+        is_let_through = False
         try:
-            await call.__aenter__()
+            async with breaker.call(key_of(args, kwargs)):
+                is_let_through = True
+                return await function(*args, **kwargs)
         except BreakerOpen:
-            if fallback is None:
+            if fallback is None or is_let_through:
                 raise
-        else:
-            try:
-                value = await function(*args, **kwargs)
-            except BaseException as exc:
-                await call.__aexit__(type(exc), exc, exc.__traceback__)
-                raise
-            await call.__aexit__(None, None, None)
-            return value
         value = fallback(*args, **kwargs)
         return await value if inspect.isawaitable(value) else value
 
-    return protected
-
-
-def _check(function: Any, fallback: Any) -> None:
-    """Raise `ConfigurationError` for what cannot be protected."""
-    check_decorated("protect", function)
-    check_call_ends_with_work(function, "breaker.call")
-    check_signatures(function, {"protect: fallback": fallback})
+    return protected_async if is_async else protected
 
 
 class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
@@ -260,20 +259,7 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
             check_is_no_function(key)
         return AsyncBreakerCall(self, key)
 
-    def protect(
-        self,
-        text: AnyKey | None = None,
-        *,
-        key: AnyKey | Callable[..., AnyKey] | None = None,
-        fallback: Callable[..., Any] | None = None,
-    ) -> Callable[[F], F]:
-        """See `CircuitBreaker.protect`; for coroutine functions. `fallback` may be one, too."""
-        source = DecoratorKey("breaker.protect", self._prefix, text, key)
-        check_handler("protect: fallback", fallback, may_be_async=True)
-        return functools.partial(protect_async_function, self, source, fallback)
-
     async def _refreshed(self, key: AnyKey) -> S:
-        """Return what the store knows of `key` now."""
         if self._states.is_closed:
             raise closed_failure("circuit breaker")
         state = self._states.get_or_create(key)
@@ -292,17 +278,6 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
             self.count_refused(refused)
             raise
 
-    async def _ask(self, key: AnyKey) -> A:
-        return await self._run(self._states.admit(self._states.get_or_create(key)))
-
-    async def finish(self, admission: A, failed: bool | None) -> None:
-        if self._states.record(admission, failed):
-            await self._send(admission)
-
-    async def _send(self, admission: A) -> None:
-        if not self._states.is_closed:
-            await self._run(self._states.send_state(self._states.state_of(admission)))
-
 
 class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
     """A breaker for threads."""
@@ -315,23 +290,6 @@ class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
         if key.__class__ is not str:
             check_is_no_function(key)
         return BreakerCall(self, key)
-
-    def protect(
-        self,
-        text: AnyKey | None = None,
-        *,
-        key: AnyKey | Callable[..., AnyKey] | None = None,
-        fallback: Callable[..., Any] | None = None,
-    ) -> Callable[[F], F]:
-        """Return a decorator: each call of the function goes through the breaker. A refused call
-        returns what `fallback` returns for the same arguments, or raises `BreakerOpen`.
-
-        `text` and `key` are those of `Limiter.limit`. Raises `TypeError` for a function in the
-        place of `text`, and `ConfigurationError` for what can never work, when it is applied.
-        """
-        source = DecoratorKey("breaker.protect", self._prefix, text, key)
-        check_handler("protect: fallback", fallback, may_be_async=False)
-        return functools.partial(protect_function, self, source, fallback)
 
     def _refreshed(self, key: AnyKey) -> S:
         """Return what the store knows of `key` now."""
@@ -353,19 +311,6 @@ class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
         except BreakerOpen as refused:
             self.count_refused(refused)
             raise
-
-    def _ask(self, key: AnyKey) -> A:
-        return self._run(self._states.admit(self._states.get_or_create(key)))
-
-    def finish(self, admission: A, failed: bool | None) -> None:
-        """End a call that `admit` has let through; None: its end says nothing."""
-        if self._states.record(admission, failed):
-            self._send(admission)
-
-    def _send(self, admission: A) -> None:
-        if not self._states.is_closed:
-            # If the store does not take it now, the worker sends it again.
-            self._run(self._states.send_state(self._states.state_of(admission)))
 
 
 _THIS_OBJECT: Any = object()

@@ -9,7 +9,6 @@ not count each other's calls, or take each other's probe.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar, Literal, NamedTuple, get_args
@@ -140,14 +139,13 @@ class BreakerFlush(BreakerCommand):
     seq: int = 0
 
     def arguments(self) -> list[bytes | int | str]:
-        return [*self.rule_arguments(), self.sender, self.seq, _counts_argument(self.counts)]
+        counts = "".join(f"{c.epoch} {c.start} {c.total} {c.bad};" for c in self.counts)
+        return [*self.rule_arguments(), self.sender, self.seq, counts]
 
 
 @dataclass(slots=True, eq=False)
 class BreakerProbe(BreakerCommand):
-    """Ask for a probe, renew one, or report how one ended; or open or close the breaker by hand,
-    whatever the id is. Each may be sent again.
-    """
+    """Ask for a probe, renew or end one; or open or close by hand (any id). May be sent again."""
 
     script: ClassVar[str] = "breaker_probe"
 
@@ -165,14 +163,8 @@ BREAKER_COMMANDS: dict[str, type[BreakerCommand]] = {
 """Every command on breakers by the name of its script."""
 
 
-def _counts_argument(counts: Sequence[CallCounts]) -> str:
-    return "".join(f"{c.epoch} {c.start} {c.total} {c.bad};" for c in counts)
-
-
 def adaptive_name_suffix(k: float, bucket_ms: int, buckets: int) -> bytes:
-    """Return what follows `ring_name_prefix` in the Redis key of an adaptive breaker. It has the
-    form of other breakers' names.
-    """
+    """Return what follows `ring_name_prefix` in the Redis key, in the form of other breakers."""
     settings = {"k": k, "window": bucket_ms * buckets / 1000, "buckets": buckets}
     return breaker_name_suffix(ADAPTIVE_KIND, settings)
 

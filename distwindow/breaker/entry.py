@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import ConfigurationError, short_repr
-from ..limiter.entry import AsyncEntry, Entry
+from ..limiter.entry import AsyncEntry, BaseEntry, Entry
 from ..ring.key import AnyKey
 from .call import AsyncBreakerCall, BreakerCall
 from .circuit_breaker import AsyncBreaker, BlockingBreaker
@@ -40,12 +40,21 @@ EntryBreaker: TypeAlias = "BlockingBreaker[Any, Any] | BreakerCall[Any]"
 AsyncEntryBreaker: TypeAlias = "AsyncBreaker[Any, Any] | AsyncBreakerCall[Any]"
 
 
-class BreakerEntry(Entry):
-    """`with limiter.entry(key, breaker=...) as entry:`. `call` is that of the breaker."""
+class _WithCall(BaseEntry):
+    """An entry with the call of a breaker."""
 
-    def __init__(self, call: BreakerCall[Any], *arguments: Any) -> None:
+    def __init__(self, call: Any, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._call = call
+
+    def fail(self) -> None:
+        """See `Entry.fail`; the breaker counts a failure, too."""
+        super().fail()
+        self._call.fail()
+
+
+class BreakerEntry(_WithCall, Entry):
+    """`with limiter.entry(key, breaker=...) as entry:`. `call` is that of the breaker."""
 
     def __enter__(self) -> Self:
         self._begin()
@@ -58,11 +67,6 @@ class BreakerEntry(Entry):
         self._call.restart()
         return self
 
-    def fail(self) -> None:
-        """See `Entry.fail`; the breaker counts a failure, too."""
-        super().fail()
-        self._call.fail()
-
     def __exit__(self, *exc: Any) -> None:
         try:
             super().__exit__(*exc)
@@ -72,12 +76,8 @@ class BreakerEntry(Entry):
                 self._call.__exit__(*exc)
 
 
-class AsyncBreakerEntry(AsyncEntry):
+class AsyncBreakerEntry(_WithCall, AsyncEntry):
     """`async with limiter.entry(key, breaker=...) as entry:`, the same for tasks."""
-
-    def __init__(self, call: AsyncBreakerCall[Any], *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._call = call
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -90,11 +90,6 @@ class AsyncBreakerEntry(AsyncEntry):
         self._call.restart()
         return self
 
-    def fail(self) -> None:
-        """See `Entry.fail`; the breaker counts a failure, too."""
-        super().fail()
-        self._call.fail()
-
     async def __aexit__(self, *exc: Any) -> None:
         try:
             await super().__aexit__(*exc)
@@ -103,26 +98,16 @@ class AsyncBreakerEntry(AsyncEntry):
                 await self._call.__aexit__(*exc)
 
 
-def call_of(breaker: object, key: AnyKey) -> BreakerCall[Any]:
+def call_of(breaker: Any, key: AnyKey, in_tasks: bool = False) -> Any:
     """Return the call of `breaker` in one entry. Raises `ConfigurationError` for what is none."""
-    if isinstance(breaker, BlockingBreaker):
+    if isinstance(breaker, AsyncBreaker if in_tasks else BlockingBreaker):
         return breaker.call(key)
-    if isinstance(breaker, BreakerCall):
+    if isinstance(breaker, AsyncBreakerCall if in_tasks else BreakerCall):
         return breaker
-    raise _no_breaker(breaker, "a CircuitBreaker or an AdaptiveBreaker", "Limiter")
-
-
-def async_call_of(breaker: object, key: AnyKey) -> AsyncBreakerCall[Any]:
-    """Do as `call_of`, for tasks."""
-    if isinstance(breaker, AsyncBreaker):
-        return breaker.call(key)
-    if isinstance(breaker, AsyncBreakerCall):
-        return breaker
-    raise _no_breaker(breaker, "an AsyncCircuitBreaker or an AsyncAdaptiveBreaker", "AsyncLimiter")
-
-
-def _no_breaker(breaker: object, kinds: str, limiter: str) -> ConfigurationError:
-    return ConfigurationError(
+    kinds, limiter = "a CircuitBreaker or an AdaptiveBreaker", "Limiter"
+    if in_tasks:
+        kinds, limiter = "an AsyncCircuitBreaker or an AsyncAdaptiveBreaker", "AsyncLimiter"
+    raise ConfigurationError(
         f"breaker={short_repr(breaker)}: an entry of {limiter} takes {kinds}, or what its "
         "call(key) returns"
     )

@@ -81,11 +81,5 @@ class MemoryBreakers:
 def _reply(rule: BreakerRule, record: BreakerRecord, done: bool, now: int) -> BreakerReply:
     total, bad = record.totals(rule, now)
     return BreakerReply(
-        done,
-        record.state,
-        record.epoch,
-        record.retry_in_ms(rule, now),
-        total,
-        bad,
-        now,
+        done, record.state, record.epoch, record.retry_in_ms(rule, now), total, bad, now
     )

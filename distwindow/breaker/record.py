@@ -104,7 +104,7 @@ class BreakerRecord:
         if self.state == CLOSED:
             return False
         if self.state == OPEN:
-            if self._retry_in_ms(rule, now):
+            if self.retry_in_ms(rule, now):
                 return False
             self._change(HALF_OPEN, now)
         alive = {i: d for i, d in self.probes.items() if _wait_ms(d, now, rule.probe_ms)}
@@ -115,9 +115,7 @@ class BreakerRecord:
         return False
 
     def renew_probe(self, rule: BreakerRule, probe_id: str, now: int) -> bool:
-        """Renew a probe, as its process lives: it has its whole time again, also where that had run
-        out, and the probe is not replaced. Return False for one that is not under way.
-        """
+        """Give a probe its whole time again, even late. False: it is not under way."""
         if self.state != HALF_OPEN or probe_id not in self.probes:
             return False
         self.probes[probe_id] = now + rule.probe_ms
@@ -125,9 +123,7 @@ class BreakerRecord:
         return True
 
     def end_probe(self, rule: BreakerRule, probe_id: str, outcome: str, now: int) -> bool:
-        """End a probe: `succeed`, `fail`, or `free` if it says nothing about the service. Return
-        False for a probe that is not under way, which changes nothing.
-        """
+        """End a probe: `succeed`, `fail`, `free` (says nothing). False: it is not under way."""
         if self.state != HALF_OPEN or probe_id not in self.probes:
             return False
         del self.probes[probe_id]
@@ -144,14 +140,11 @@ class BreakerRecord:
     def retry_in_ms(self, rule: BreakerRule, now: int) -> int:
         """Return in how many ms a call may be let through; 0 for now."""
         if self.state == OPEN:
-            return self._retry_in_ms(rule, now)
+            return _wait_ms(self.retry_ms, now, rule.open_ms)
         if self.state == CLOSED:
             return 0
         waits = [wait for d in self.probes.values() if (wait := _wait_ms(d, now, rule.probe_ms))]
         return min(waits) if len(waits) + self.in_a_row >= rule.probes else 0
-
-    def _retry_in_ms(self, rule: BreakerRule, now: int) -> int:
-        return _wait_ms(self.retry_ms, now, rule.open_ms)
 
     def open(self, rule: BreakerRule, now: int) -> None:
         """Open it for the whole `open_for`, whatever its state is."""
@@ -234,11 +227,7 @@ class BreakerOpen(Blocked):  # the usual name for it, hence no "Error"
 
 
 class AdaptiveRecord:
-    """One adaptive breaker. Not locked. Times are ms of the store's clock.
-
-    It has no state: only the calls of the window, and when a call last passed although some are
-    dropped.
-    """
+    """One adaptive breaker: its calls, and its last pass. Not locked. Times are the store's, ms."""
 
     __slots__ = ("buckets", "expires_at_ms", "passed_ms")
 
@@ -251,9 +240,7 @@ class AdaptiveRecord:
     def live_counts(
         self, counts: Iterable[AdaptiveCounts], bucket_ms: int, span: int, now: int
     ) -> list[tuple[int, int, int, int]]:
-        """Return the counts whose bucket is in the window, by its number. What ended after now is
-        counted in the newest bucket.
-        """
+        """Return the counts of the window by bucket; later ones are in the newest."""
         newest = now // bucket_ms
         placed = ((min(newest, c.start // bucket_ms), c) for c in counts)
         return [(n, c.success, c.failure, c.drop) for n, c in placed if n > newest - span]

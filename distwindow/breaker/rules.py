@@ -59,11 +59,18 @@ class BreakerRule:
                 f"window={self.window!r}: {self.window_ms} ms cannot be divided evenly into "
                 f"buckets={self.buckets!r}"
             )
+        if type(self) is BreakerRule:
+            return  # the base class itself: it has no measure, and no breaker takes it
+        if self.measure == "ratio":
+            check_ratio(self.threshold)
+        else:
+            check_whole("count", self.threshold, MAX_CALLS)
 
     @property
     def threshold(self) -> float:
         """The ratio or number of bad calls at which the breaker opens."""
-        raise NotImplementedError  # each rule has one of its own
+        found: float = getattr(self, "ratio" if self.measure == "ratio" else "count")
+        return found
 
     def is_bad(self, failed: bool, rt_s: float) -> bool:
         """True if a call that ended so after `rt_s` seconds counts against the service."""
@@ -90,9 +97,7 @@ class BreakerRule:
         return round(self.probe_timeout * 1000)
 
     def reached_by(self, counts: Sequence[tuple[int, int]]) -> bool:
-        """True if the calls of a window, (all, bad) by bucket, the oldest first, open a closed
-        breaker.
-        """
+        """True if these (all, bad) of a window's buckets, oldest first, open a closed breaker."""
         total, bad = sum(c[0] for c in counts), sum(c[1] for c in counts)
         if total < self.min_calls:
             return False
@@ -107,15 +112,6 @@ class ErrorRatio(BreakerRule):
     measure: ClassVar[Measure] = "ratio"
 
     ratio: float
-
-    def __post_init__(self) -> None:
-        BreakerRule.__post_init__(self)
-        check_ratio(self.ratio)
-
-    @property
-    def threshold(self) -> float:
-        """The ratio."""
-        return self.ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +128,6 @@ class SlowRatio(BreakerRule):
 
     def __post_init__(self) -> None:
         BreakerRule.__post_init__(self)
-        check_ratio(self.ratio)
         if not is_number(self.max_rt) or not 0 <= self.max_rt <= MAX_SECONDS:
             raise ConfigurationError(
                 f"max_rt={self.max_rt!r} is not a number of seconds from 0 to {MAX_SECONDS}"
@@ -143,11 +138,6 @@ class SlowRatio(BreakerRule):
                 f"{self.window!r}; both are seconds: write {self.max_rt / 1000:g} for "
                 f"{self.max_rt:g} ms, or a longer window"
             )
-
-    @property
-    def threshold(self) -> float:
-        """The ratio."""
-        return self.ratio
 
     def is_bad(self, failed: bool, rt_s: float) -> bool:
         """True if the call was slow."""
@@ -163,15 +153,6 @@ class ErrorCount(BreakerRule):
 
     count: int
     min_calls: int = field(default=1, kw_only=True)
-
-    def __post_init__(self) -> None:
-        BreakerRule.__post_init__(self)
-        check_whole("count", self.count, MAX_CALLS)
-
-    @property
-    def threshold(self) -> float:
-        """The number of failed calls."""
-        return self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +174,6 @@ class ConsecutiveFailures(BreakerRule):
     window: float = field(default=600.0, init=False, repr=False)
     buckets: int = field(default=60, init=False, repr=False)
     min_calls: int = field(default=1, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        BreakerRule.__post_init__(self)
-        check_whole("count", self.count, MAX_CALLS)
-
-    @property
-    def threshold(self) -> float:
-        """The number of failed calls in a row."""
-        return self.count
 
 
 RULES: tuple[type[BreakerRule], ...] = (ErrorRatio, SlowRatio, ErrorCount, ConsecutiveFailures)

@@ -19,12 +19,7 @@ from ..runtime.steps import Operation
 from ..sentinel.circuit_breakers import BreakerState
 from ..support import fork
 from .cache import BreakerCache, CachedBreaker, InFlight, ProbeRequest
-from .commands import (
-    BreakerFlush,
-    BreakerProbe,
-    BreakerReply,
-    ProbeAction,
-)
+from .commands import BreakerFlush, BreakerProbe, BreakerReply, ProbeAction
 from .record import STATES, BreakerChange, BreakerOpen, CallCounts
 from .rules import BreakerRule, settings_of
 
@@ -36,6 +31,7 @@ _probes_around: ContextVar[tuple[ref[Probe], ...]] = ContextVar("distwindow_prob
 """The probes in whose blocks this code runs. Those that have ended are dropped at the next one: a
 block may be left in another context than the one in which it was entered, so nothing is reset."""
 OnBreakerStoreError = Literal["allow", "deny"]
+Answer = BreakerReply | Exception
 _new_tuple = tuple.__new__
 
 
@@ -88,7 +84,6 @@ class BreakerKeyState(CachedBreaker):
 
     @property
     def has_counts(self) -> bool:
-        """True if there is anything that the store has not acknowledged."""
         return bool(self.pending or self.in_flight or self.ends)
 
     def add_probe(self, probe: Probe) -> None:
@@ -106,9 +101,6 @@ class BreakerKeyState(CachedBreaker):
         return found
 
     def drop_before(self, start_ms: int) -> int:
-        """Drop the counts of buckets that begin before `start_ms`, as no window has them any more.
-        Return how many calls they were.
-        """
         dropped = 0
         for at in [at for at in self.pending if at[1] < start_ms]:
             dropped += self.pending.pop(at)[0]
@@ -119,7 +111,6 @@ class BreakerKeyState(CachedBreaker):
         return dropped
 
     def unacknowledged(self) -> int:
-        """Return how many calls, and ends of probes, the store has not acknowledged."""
         sent: tuple[CallCounts, ...] = () if self.in_flight is None else self.in_flight.counts
         # A copy: callers add to it meanwhile.
         waiting = sum(counted[0] for counted in list(self.pending.values()))
@@ -231,9 +222,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         return None
 
     def request_probe(self, state: BreakerKeyState) -> ProbeRequest:
-        """Return a request for a probe, to be sent. Raises `BreakerOpen` while another caller of
-        this process asks for one.
-        """
+        """Return a request for a probe; raise `BreakerOpen` while another caller asks for one."""
         has_asked = False
         try:
             with self._lock:
@@ -391,7 +380,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
             state.own_probe_until = now
         elif bad:
             state.own_probe_until = state.retry_at = now + self.rule.open_ms / 1000
-        elif state.state != "closed" and self.store_is_down(state):
+        elif state.state != "closed" and self.store_is_down(state, now):
             change = BreakerChange(state.key, state.state, "closed", 0)
             state.state = "closed"
             state.generation += 1
@@ -421,14 +410,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
                 counts = tuple(_counts_of(state.pending))
                 batch = InFlight(next(self._numbers), counts)
                 state.in_flight, state.pending = batch, {}
-            command = BreakerFlush(
-                (),
-                rule=self.rule,
-                name=state.name,
-                counts=batch.counts if batch is not None else (),
-                sender=self._sender if batch is not None else "",
-                seq=batch.seq if batch is not None else 0,
-            )
+            command = BreakerFlush((), rule=self.rule, name=state.name, **self.sent_as(batch))
         outgoing.append(
             OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))
         )
@@ -437,20 +419,14 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
     def _probe_command(
         self, state: BreakerKeyState, action: ProbeAction, probe_id: str
     ) -> BreakerProbe:
-        return BreakerProbe(
-            (),
-            rule=self.rule,
-            name=state.name,
-            action=action,
-            probe_id=probe_id,
-        )
+        return BreakerProbe((), rule=self.rule, name=state.name, action=action, probe_id=probe_id)
 
     def _end_command(
         self, state: BreakerKeyState, probe_id: str, action: ProbeAction
     ) -> OutgoingCommand:
         command = self._probe_command(state, action, probe_id)
 
-        def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
+        def on_reply(reply: Answer, sent_at: float) -> None:
             if isinstance(reply, BreakerReply):
                 state.ends.pop(probe_id, None)
             self._apply(state, reply, sent_at)
@@ -460,7 +436,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
     def _renewal(self, state: BreakerKeyState, probe: Probe) -> OutgoingCommand:
         command = self._probe_command(state, "renew", probe.probe_id)
 
-        def on_reply(reply: BreakerReply | Exception, sent_at: float) -> None:
+        def on_reply(reply: Answer, sent_at: float) -> None:
             wait_s = self._renew_s
             if not isinstance(reply, BreakerReply):
                 wait_s = min(wait_s, self._tick_s)
@@ -474,11 +450,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         return OutgoingCommand(command, on_reply)
 
     def _on_probe(
-        self,
-        state: BreakerKeyState,
-        request: ProbeRequest,
-        reply: BreakerReply | Exception,
-        sent_at: float,
+        self, state: BreakerKeyState, request: ProbeRequest, reply: Answer, sent_at: float
     ) -> None:
         with self._lock:
             if request.granted is not None or not state.probe_asked:
@@ -493,20 +465,14 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
         self._apply(state, reply, sent_at)
 
     def _on_flush(
-        self,
-        state: BreakerKeyState,
-        batch: InFlight | None,
-        reply: BreakerReply | Exception,
-        sent_at: float,
+        self, state: BreakerKeyState, batch: InFlight | None, reply: Answer, sent_at: float
     ) -> None:
         with self._lock:
             if state.in_flight is batch and isinstance(reply, BreakerReply):
                 state.in_flight = None  # after any error it is sent again, under its number
         self._apply(state, reply, sent_at)
 
-    def _apply(
-        self, state: BreakerKeyState, reply: BreakerReply | Exception, sent_at: float
-    ) -> None:
+    def _apply(self, state: BreakerKeyState, reply: Answer, sent_at: float) -> None:
         """Apply the state of a reply, and notify the listeners if another was known."""
         now = self.monotonic()
         if not isinstance(reply, BreakerReply):
@@ -536,9 +502,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
 
 
 def _counts_of(pending: dict[tuple[int, int], list[int]]) -> Iterator[CallCounts]:
-    """Yield what was counted, in the order in which it is sent: bad calls before the first good one
-    are counts of their own.
-    """
+    """Yield the counts in the order of sending: those before the first good call apart."""
     for at, (total, bad, first_bad) in pending.items():
         if first_bad:
             yield CallCounts(*at, first_bad, first_bad)

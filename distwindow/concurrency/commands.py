@@ -48,12 +48,10 @@ class HolderName(NamedTuple):
     @classmethod
     def parse(cls, member: bytes) -> HolderName | None:
         """Return the name in a member of the sorted set; None if it has another form."""
-        limit, _, rest = member.decode("ascii", "replace").partition(":")
-        ttl_ms, _, rest = rest.partition(":")
-        holder_id, _, owner = rest.partition(":")
-        if not (limit.isdecimal() and ttl_ms.isdecimal() and holder_id and owner):
+        words = member.decode("ascii", "replace").split(":", 3)
+        if len(words) < 4 or not all(words) or not all(map(str.isdecimal, words[:2])):
             return None
-        return cls(int(limit), int(ttl_ms), holder_id, owner)
+        return cls(int(words[0]), int(words[1]), *words[2:])
 
 
 class HoldReply(NamedTuple):

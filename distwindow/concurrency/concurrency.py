@@ -11,12 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from ..errors import (
-    ConfigurationError,
-    DistwindowError,
-    StoreError,
-    short_repr,
-)
+from ..errors import ConfigurationError, DistwindowError, StoreError, short_repr
 from ..lifecycle.connect import store_name
 from ..lifecycle.lifecycle import AsyncLifecycle, BlockingLifecycle, Flushed
 from ..observer import Observer

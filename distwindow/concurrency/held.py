@@ -19,16 +19,7 @@ from ..runtime.flush_job import FlushJob
 from ..runtime.shutdown import SHUTDOWN
 from ..support.backoff import Backoff
 from ..waiting.waiting import WaitQueues
-from .commands import (
-    MAX_HOLDERS,
-    Free,
-    FreeReply,
-    Hold,
-    HolderName,
-    HoldReply,
-    Renew,
-    RenewReply,
-)
+from .commands import MAX_HOLDERS, Free, FreeReply, Hold, HolderName, HoldReply, Renew, RenewReply
 
 LOG = logging.getLogger("distwindow")
 _RETRIES = Backoff(0.05, 2.0)
@@ -82,9 +73,7 @@ class HeldSlots(FlushSource):
         wakes nobody."""
 
     def new_claim(self, key: AnyKey, name: bytes, timeout: float | None = 0.0) -> SlotClaim:
-        """Return a claim to a slot of this name, which no other holder has had. It is not known
-        here before `add`. Raises `ConfigurationError` once this is closed.
-        """
+        """Return a claim for a new holder; raise `ConfigurationError` once this is closed."""
         if self._is_closed:
             raise closed_failure("concurrency limit")
         waited_ms = () if timeout == 0 else (0,)
@@ -113,9 +102,7 @@ class HeldSlots(FlushSource):
         self._set_due(claim, claim.extended_at + claim.ttl_s / 3)
 
     def end(self, claim: SlotClaim, free_at: float) -> None:
-        """Note that the block of `claim` has ended, or that its caller has given up. The worker
-        frees it at `free_at` (monotonic seconds), unless that is done before.
-        """
+        """Note that the block of `claim` has ended; the worker frees it at `free_at`."""
         was_held = claim.is_renewed
         claim.ended = True
         if claim.is_gone:
@@ -361,22 +348,9 @@ class SlotClaim:
     """
 
     __slots__ = (
-        "_may_be_stored",
-        "_may_have_place",
-        "_unsettled",
-        "command",
-        "deadline",
-        "ended",
-        "extended_at",
-        "frees",
-        "key",
-        "lost",
-        "name",
-        "next_due_at",
-        "owner",
-        "process",
-        "ttl_s",
-    )
+        "_may_be_stored", "_may_have_place", "_unsettled", "command", "deadline", "ended",
+        "extended_at", "frees", "key", "lost", "name", "next_due_at", "owner", "process", "ttl_s",
+    )  # fmt: skip
 
     def __init__(self, key: AnyKey, command: Hold, process: str = "") -> None:
         self.key = key
@@ -544,9 +518,7 @@ class SlotJob(FlushJob):
         )  # fmt: skip
 
 
-def _batches(
-    by_name: dict[bytes, list[SlotClaim]],
-) -> Iterator[tuple[bytes, list[SlotClaim]]]:
+def _batches(by_name: dict[bytes, list[SlotClaim]]) -> Iterator[tuple[bytes, list[SlotClaim]]]:
     """Yield the claims of each name, as many at a time as one command may name."""
     for name, claims in by_name.items():
         for first in range(0, len(claims), MAX_HOLDERS):

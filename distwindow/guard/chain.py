@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
@@ -121,18 +122,14 @@ class SlotAdapter(NamedTuple):
 def adapt_slot(slot: Any) -> SlotAdapter:
     return SlotAdapter(
         slot,
-        "question" if getattr(slot, "_settle", None) else _kind_of(slot.enter),
-        _kind_of(slot.exit),
+        "question" if getattr(slot, "_settle", None) else kind_of(slot.enter),
+        kind_of(slot.exit),
         getattr(slot.exit, "__func__", None) is not ChainSlot.exit,
     )
 
 
-def is_coroutine_function(method: Any) -> bool:
-    """True if `method` is a coroutine function, or an object whose `__call__` is one."""
-    return _kind_of(method) == "coroutine"
-
-
-def _kind_of(method: Any) -> str | None:
+def kind_of(method: Any) -> str | None:
+    """Return the kind of a function, or of the `__call__` of an object: see `SlotAdapter`."""
     for function in (method, getattr(method, "__call__", None)):  # noqa: B004  # not whether
         if inspect.isgeneratorfunction(function):
             return "steps"
@@ -252,14 +249,12 @@ async def run_in_task(steps: Steps) -> Any:
         return end.value
 
 
+@dataclass(slots=True)
 class CallContext:
     """The entrance of the calls of a thread or task, and who calls; empty if that is not known."""
 
-    __slots__ = ("name", "origin")
-
-    def __init__(self, name: str, origin: str) -> None:
-        self.name = name
-        self.origin = origin
+    name: str
+    origin: str
 
 
 NO_CONTEXT = CallContext("", "")

@@ -28,7 +28,7 @@ from ..ring.clock import SYSTEM, Clock
 from ..ring.key import AnyKey
 from ..ring.limit import Limit
 from ..runtime.options import ClockChoice, Consistency, Options, check_origin
-from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
+from ..runtime.worker import TASK_WORKER, THREAD_WORKER
 from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule
 from ..support import fork
 from ..support.async_use import EnteredBlock, only_async_with, running_loop
@@ -41,9 +41,10 @@ from .chain import (
     Outcome,
     SlotAdapter,
     SlotStack,
+    Steps,
     adapt_slot,
     current_context,
-    is_coroutine_function,
+    kind_of,
     make_installed_slots,
     run_in_task,
     run_in_thread,
@@ -82,7 +83,7 @@ class BaseGuard:
 
     _clock: Clock
     _store: Any
-    _worker: FlushWorker
+    _worker: Any
     _limiter_class: Any
     _concurrency_class: Any
     _breaker_class: Any
@@ -152,9 +153,7 @@ class BaseGuard:
                 raise ConfigurationError(f"{os.fspath(path)}: store: {exc}") from exc
         if store is None:
             store = content.store or os.environ.get("DISTWINDOW_URL") or _DEFAULT_URL
-        make: Any = cls
-        guard: Self = make(store, content.rules, **options)
-        return guard
+        return cls(store, content.rules, **options)
 
     def _make_chains(self) -> None:
         """Create the chains of all resources that have rules, on the store that is open now."""
@@ -167,7 +166,9 @@ class BaseGuard:
         for rule in self._rules:
             if isinstance(rule, FlowRule):
                 named.setdefault(rule.resource, set()).add(rule.limit_app)
-        for rule in _in_order(self._rules):
+        # Those for origins are asked first, as in Sentinel.
+        in_order: list[Any] = sorted(self._rules, key=_is_of_all_origins)
+        for rule in in_order:
             if isinstance(rule, SystemRule):
                 of_all = SystemSlot(rule, self._clock, self._sampling_of(rule))
                 slot: ChainSlot = register_after_fork(of_all)
@@ -202,9 +203,7 @@ class BaseGuard:
         )
 
     def _make_flushed_with(self, limit: Limit) -> Any:
-        """Return a limiter that nobody asks, with which the refusals that are counted here are
-        told.
-        """
+        """Return a limiter that nobody asks, which tells the refusals that are counted here."""
         assert self._tally is not None
         limiter = self._new_limiter(limit, observer=UNOBSERVED)
         limiter.decider.policy.flush_source.add_first(self._tally)
@@ -297,7 +296,44 @@ class BaseGuard:
         return SlotStack(chain, self._name, resource, caller, cost, context)
 
     def _checked_slot(self, slot: Any) -> Any:
-        return _checked_slot(slot, self._awaits_slots)
+        """Return `slot`. Raises `ConfigurationError` for what is none."""
+        if isinstance(slot, type) or not all(
+            callable(getattr(slot, method, None)) for method in ("enter", "exit")
+        ):
+            raise ConfigurationError(
+                f"{short_repr(slot)} is no slot: it needs the methods enter(call) and "
+                "exit(call, token, outcome); see ChainSlot"
+            )
+        for method in (slot.enter, slot.exit):
+            if not self._awaits_slots and kind_of(method) == "coroutine":
+                raise ConfigurationError(
+                    f"{function_name(method)} is a coroutine function, which only AsyncGuard "
+                    "awaits; give a Guard slots with plain functions"
+                )
+        return slot
+
+    def _flushing(self) -> Steps:
+        """Flush all parts, though one fails. Raises what the first one has raised."""
+        failure: Exception | None = None
+        if self._sampling is not None:
+            self._sampling.record(self._sampling.run())
+        for part in self._parts.values():
+            try:
+                yield part.flush()
+            except Exception as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure
+
+    def _closing(self, close: str) -> Steps:
+        """Close all parts, and the store if it is the guard's, by their methods `close`."""
+        self._is_closed = True
+        if self._sampling is not None:
+            yield self._worker.detach(self._sampling)
+        for part in self._parts.values():
+            yield getattr(part, close)()
+        if self._owns_store:
+            yield getattr(self._store, close)()
 
     def _outcome(self, admitted: bool, exc: BaseException | None, rt: float) -> Outcome:
         failed: bool | None = False
@@ -327,29 +363,8 @@ def _sorted(slots: list[Any]) -> Chain:
     return tuple(map(adapt_slot, in_order))
 
 
-def _in_order(rules: tuple[Rule, ...]) -> list[Any]:
-    """Return the rules as the slots of a kind ask them: those for origins first, as in Sentinel."""
-    return sorted(
-        rules,
-        key=lambda rule: isinstance(rule, FlowRule) and rule.limit_app == LIMIT_APP_DEFAULT,
-    )
-
-
-def _checked_slot(slot: Any, may_await: bool) -> Any:
-    if isinstance(slot, type) or not all(
-        callable(getattr(slot, method, None)) for method in ("enter", "exit")
-    ):
-        raise ConfigurationError(
-            f"{short_repr(slot)} is no slot: it needs the methods enter(call) and "
-            "exit(call, token, outcome); see ChainSlot"
-        )
-    for method in (slot.enter, slot.exit):
-        if not may_await and is_coroutine_function(method):
-            raise ConfigurationError(
-                f"{function_name(method)} is a coroutine function, which only AsyncGuard awaits; "
-                "give a Guard slots with plain functions"
-            )
-    return slot
+def _is_of_all_origins(rule: Rule) -> bool:
+    return isinstance(rule, FlowRule) and rule.limit_app == LIMIT_APP_DEFAULT
 
 
 class _BaseGuardEntry(EnteredBlock):
@@ -531,25 +546,10 @@ class AsyncGuard(BaseGuard, AsyncClosable):
 
     async def flush(self) -> None:
         """See `Guard.flush`."""
-        failure: Exception | None = None
-        if self._sampling is not None:
-            self._sampling.record(self._sampling.run())
-        for part in self._parts.values():
-            try:
-                await part.flush()
-            except Exception as exc:
-                failure = failure or exc
-        if failure is not None:
-            raise failure
+        await run_in_task(self._flushing())
 
     async def _close(self) -> None:
-        self._is_closed = True
-        if self._sampling is not None:
-            await TASK_WORKER.detach(self._sampling)
-        for part in self._parts.values():
-            await part.aclose()
-        if self._owns_store:
-            await self._store.aclose()
+        await run_in_task(self._closing("aclose"))
 
 
 class Guard(BaseGuard, BlockingClosable):
@@ -620,22 +620,7 @@ class Guard(BaseGuard, BlockingClosable):
         needs that; with a clock of one's own (`time=`) nothing else does. Raises what the first of
         the guard's limiters and breakers raised, when all have tried.
         """
-        failure: Exception | None = None
-        if self._sampling is not None:
-            self._sampling.record(self._sampling.run())
-        for part in self._parts.values():
-            try:
-                part.flush()
-            except Exception as exc:
-                failure = failure or exc
-        if failure is not None:
-            raise failure
+        run_in_thread(self._flushing())
 
     def _close(self) -> None:
-        self._is_closed = True
-        if self._sampling is not None:
-            THREAD_WORKER.detach(self._sampling)
-        for part in self._parts.values():
-            part.close()
-        if self._owns_store:
-            self._store.close()
+        run_in_thread(self._closing("close"))

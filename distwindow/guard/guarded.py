@@ -21,12 +21,11 @@ from ..support.callables import (
 from .guard import AsyncGuard, BaseGuard, Guard, check_cost, check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
-G = TypeVar("G", bound=Callable[..., Any])
 
 _HOW_TO_WRITE = 'write @guarded(guard, "name") above the function'
 
 
-def _requires_resource(guarded: G) -> G:
+def _requires_resource(guarded: F) -> F:
     """Return the function `guarded` with an error for `@guarded` and `@guarded("name")`."""
 
     @functools.wraps(guarded)
@@ -38,7 +37,7 @@ def _requires_resource(guarded: G) -> G:
             )
         return guarded(*args, **kwargs)
 
-    return cast(G, checked)
+    return cast(F, checked)
 
 
 @_requires_resource
@@ -78,10 +77,7 @@ def guarded(
     def decorate(function: Any) -> Any:
         check_decorated("guarded", function)
         check_call_ends_with_work(function, "guard.entry")
-        if isinstance(guard, AsyncGuard):
-            made = _guard_async(guard, call, handlers, function)
-        else:
-            made = _guard(guard, call, handlers, function)
+        made = _guarded_function(guard, call, handlers, function)
         check_signatures(
             function,
             {"resource": resource, "origin": origin, "cost": cost}
@@ -113,13 +109,14 @@ def _check_call_arguments(resource: Any, origin: Any, cost: Any) -> None:
 _Handlers = tuple["Callable[..., Any] | None", "Callable[..., Any] | None"]
 
 
-def _guard(
-    guard: Guard, call: tuple[Any, ...], handlers: _Handlers, function: Callable[..., Any]
+def _guarded_function(
+    guard: Any, call: tuple[Any, ...], handlers: _Handlers, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    if is_async_callable(function):
+    is_async = isinstance(guard, AsyncGuard)
+    if is_async_callable(function) != is_async:
+        instead = "an AsyncGuard, as its call ends before its work begins"
         raise ConfigurationError(
-            f"{describe_function(function)}; use an AsyncGuard, as its call ends before its work "
-            "begins"
+            f"{describe_function(function)}; use {'a Guard' if is_async else instead}"
         )
 
     @functools.wraps(function)
@@ -141,17 +138,8 @@ def _guard(
         finally:
             raised = None  # an exception refers to this frame, and the frame to the exception
 
-    return guarded_function
-
-
-def _guard_async(
-    guard: AsyncGuard, call: tuple[Any, ...], handlers: _Handlers, function: Callable[..., Any]
-) -> Callable[..., Any]:
-    if not is_async_callable(function):
-        raise ConfigurationError(f"{describe_function(function)}; use a Guard")
-
     @functools.wraps(function)
-    async def guarded_function(*args: Any, **kwargs: Any) -> Any:
+    async def guarded_coroutine_function(*args: Any, **kwargs: Any) -> Any:
         entered, raised = False, None
         try:
             async with guard.entry(*_resolve(call, args, kwargs)):
@@ -170,7 +158,7 @@ def _guard_async(
         finally:
             raised = None
 
-    return guarded_function
+    return guarded_coroutine_function if is_async else guarded_function
 
 
 def _handler_of(

@@ -20,7 +20,7 @@ from ..ring.limit import (
     warm_up_sizes,
 )
 from ..sentinel.nodes import check_threshold, check_word
-from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule
+from ..sentinel.rules import LIMIT_APP_DEFAULT, DegradeRule, FlowRule, Rule, checked_name
 
 AuthorityStrategy = Literal["allow", "deny"]
 
@@ -42,11 +42,7 @@ class AuthorityRule(Rule):
     strategy: AuthorityStrategy = "allow"
 
     def __post_init__(self) -> None:
-        if type(self.resource) is not str or not self.resource.strip():
-            raise ConfigurationError(
-                f"AuthorityRule: resource must be a name, not {short_repr(self.resource)}"
-            )
-        name = f"AuthorityRule of {short_repr(self.resource)}"
+        name = checked_name("AuthorityRule", self.resource)
         if type(self.limit_app) is not str or not all(self._listed()):
             raise ConfigurationError(
                 f"{name}: limit_app must be origins separated by commas, such as 'app-a,app-b', "
@@ -91,9 +87,7 @@ class SystemRule(Rule):
     max_thread: int | None = None
 
     def __post_init__(self) -> None:
-        given = {
-            f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None
-        }
+        given = self._given()
         if not given:
             raise ConfigurationError("SystemRule: give at least one threshold")
         for name, value in given.items():
@@ -116,10 +110,11 @@ class SystemRule(Rule):
 
     def __repr__(self) -> str:
         """Return the rule without the thresholds that it does not have."""
-        given = (
-            f"{f.name}={v!r}" for f in fields(self) if (v := getattr(self, f.name)) is not None
-        )
-        return f"SystemRule({', '.join(given)})"
+        given = ", ".join(f"{name}={value!r}" for name, value in self._given().items())
+        return f"SystemRule({given})"
+
+    def _given(self) -> dict[str, Any]:
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
 
     @property
     def needs_sample(self) -> bool:
@@ -140,32 +135,29 @@ def limit_of(rule: FlowRule) -> Limit:
     """Return the limit of a rule with the grade `"qps"`.
 
     A `count` that is not whole becomes whole permits in a longer interval: 0.5 is 1 per 2 s. Raises
-    `ConfigurationError`, which names the rule and its field, for what has no limit for the fleet.
+    `ConfigurationError`, which names the field, for what has no limit for the fleet.
     """
-    try:
-        _check_fields(rule)
-        amount, seconds = _per_seconds(rule.count)
-        paced = rule.control_behavior in ("rate_limiter", "warm_up_rate_limiter")
-        warms_up = rule.control_behavior in ("warm_up", "warm_up_rate_limiter")
-        _check_most("count", rule.count, MAX_AMOUNT, "the most that a limit counts")
-        if paced:
-            _check_most("max_queueing_time_ms", rule.max_queueing_time_ms, MAX_SHAPED_MS, "a day")
-        if warms_up:
-            _check_warm_up(rule, amount, seconds)
-        if (paced or warms_up) and amount > MAX_SHAPED_AMOUNT:
-            raise ConfigurationError(
-                f"count={rule.count!r} is {amount} calls in {seconds} s, and at most "
-                f"{MAX_SHAPED_AMOUNT} can be paced or warm up; round it, or lower it"
-            )
-        return Limit(
-            amount,
-            per=seconds,
-            max_wait=rule.max_queueing_time_ms / 1000 if paced else None,
-            warmup=float(rule.warm_up_period_sec) if warms_up else None,
-            cold_factor=rule.cold_factor if warms_up else None,
+    _check_fields(rule)
+    amount, seconds = _per_seconds(rule.count)
+    paced = rule.control_behavior in ("rate_limiter", "warm_up_rate_limiter")
+    warms_up = rule.control_behavior in ("warm_up", "warm_up_rate_limiter")
+    _check_most("count", rule.count, MAX_AMOUNT, "the most that a limit counts")
+    if paced:
+        _check_most("max_queueing_time_ms", rule.max_queueing_time_ms, MAX_SHAPED_MS, "a day")
+    if warms_up:
+        _check_warm_up(rule, amount, seconds)
+    if (paced or warms_up) and amount > MAX_SHAPED_AMOUNT:
+        raise ConfigurationError(
+            f"count={rule.count!r} is {amount} calls in {seconds} s, and at most "
+            f"{MAX_SHAPED_AMOUNT} can be paced or warm up; round it, or lower it"
         )
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
+    return Limit(
+        amount,
+        per=seconds,
+        max_wait=rule.max_queueing_time_ms / 1000 if paced else None,
+        warmup=float(rule.warm_up_period_sec) if warms_up else None,
+        cold_factor=rule.cold_factor if warms_up else None,
+    )
 
 
 def slots_of(rule: FlowRule) -> int:
@@ -173,14 +165,11 @@ def slots_of(rule: FlowRule) -> int:
 
     Raises `ConfigurationError` as `limit_of` does.
     """
-    try:
-        _check_fields(rule)
-        _check_count(rule.count)
-        if rule.count != int(rule.count):
-            raise ConfigurationError(f"count={rule.count!r} is not a whole number of running calls")
-        _check_most("count", rule.count, MAX_RUNNING, "the most calls that run at once")
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
+    _check_fields(rule)
+    _check_count(rule.count)
+    if rule.count != int(rule.count):
+        raise ConfigurationError(f"count={rule.count!r} is not a whole number of running calls")
+    _check_most("count", rule.count, MAX_RUNNING, "the most calls that run at once")
     return int(rule.count)
 
 
@@ -192,7 +181,7 @@ def breaker_rule_of(rule: DegradeRule) -> BreakerRule:
     1.0 stays: Sentinel opens there for slow calls, and for errors it never would. The interval has
     up to ten buckets, where Sentinel has one.
 
-    Raises `ConfigurationError`, which names the rule, for what cannot work.
+    Raises `ConfigurationError` for what cannot work.
     """
     window_ms = rule.stat_interval_ms
     buckets = next(n for n in range(_MAX_BUCKETS, 0, -1) if window_ms % n == 0)
@@ -202,23 +191,19 @@ def breaker_rule_of(rule: DegradeRule) -> BreakerRule:
         "open_for": float(rule.time_window_s),
         "buckets": buckets,
     }
-    try:
-        _check_text("resource", rule.resource)
-        _check_most("time_window_s", rule.time_window_s, MAX_SECONDS, "a week")
-        _check_most("stat_interval_ms", rule.stat_interval_ms, MAX_SECONDS * 1000, "a week")
-        _check_most("min_request_amount", rule.min_request_amount, MAX_CALLS, "the most counted")
-        if rule.grade == "slow_request_ratio":
-            most_ms = max(60_000, window_ms)
-            _check_most("count", rule.count, most_ms, "a minute, and stat_interval_ms")
-        _check_most("count", rule.count, MAX_CALLS - 1, "the most errors counted")
-        if rule.grade == "slow_request_ratio":
-            ratio = _above(rule.slow_ratio_threshold)
-            return SlowRatio(max_rt=rule.count / 1000, ratio=ratio, **settings)
-        if rule.grade == "error_ratio":
-            return ErrorRatio(ratio=_above(rule.count), **settings)
-        return ErrorCount(count=math.floor(rule.count) + 1, **settings)
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
+    _check_text("resource", rule.resource)
+    _check_most("time_window_s", rule.time_window_s, MAX_SECONDS, "a week")
+    _check_most("stat_interval_ms", rule.stat_interval_ms, MAX_SECONDS * 1000, "a week")
+    _check_most("min_request_amount", rule.min_request_amount, MAX_CALLS, "the most counted")
+    if rule.grade == "slow_request_ratio":
+        most_ms = max(60_000, window_ms)
+        _check_most("count", rule.count, most_ms, "a minute, and stat_interval_ms")
+        ratio = _above(rule.slow_ratio_threshold)
+        return SlowRatio(max_rt=rule.count / 1000, ratio=ratio, **settings)
+    _check_most("count", rule.count, MAX_CALLS - 1, "the most errors counted")
+    if rule.grade == "error_ratio":
+        return ErrorRatio(ratio=_above(rule.count), **settings)
+    return ErrorCount(count=math.floor(rule.count) + 1, **settings)
 
 
 def _above(ratio: float) -> float:
@@ -226,14 +211,6 @@ def _above(ratio: float) -> float:
     if ratio >= 1.0:
         return float(ratio)
     return max(math.nextafter(ratio, 1.0), _LEAST_RATIO)
-
-
-def check_authority(rule: AuthorityRule) -> None:
-    """Raise `ConfigurationError` for a rule that no call can meet."""
-    try:
-        _check_text("resource", rule.resource)
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
 
 
 def name_of(rule: FlowRule | DegradeRule | AuthorityRule) -> str:
@@ -358,15 +335,18 @@ def check_rules(rules: Any) -> tuple[Rule, ...]:
 
 def place_of(rule: Any) -> object:
     """Return what is equal for rules that cannot be together. Raises for one that cannot work."""
-    if isinstance(rule, FlowRule):
-        _ = slots_of(rule) if rule.grade == "thread" else limit_of(rule)
-        counted = () if rule.strategy == "direct" else (rule.strategy, rule.ref_resource)
-        return ("flow", rule.resource, rule.limit_app, rule.grade, *counted)
-    if isinstance(rule, DegradeRule):
-        return breaker_name("", rule.resource, breaker_rule_of(rule))
-    if isinstance(rule, AuthorityRule):
-        check_authority(rule)
-        return ("authority", rule.resource)
+    try:
+        if isinstance(rule, FlowRule):
+            _ = slots_of(rule) if rule.grade == "thread" else limit_of(rule)
+            counted = () if rule.strategy == "direct" else (rule.strategy, rule.ref_resource)
+            return ("flow", rule.resource, rule.limit_app, rule.grade, *counted)
+        if isinstance(rule, DegradeRule):
+            return breaker_name("", rule.resource, breaker_rule_of(rule))
+        if isinstance(rule, AuthorityRule):
+            _check_text("resource", rule.resource)
+            return ("authority", rule.resource)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{name_of(rule)}: {exc}") from exc
     if isinstance(rule, SystemRule):
         return "system"
     raise ConfigurationError(

@@ -58,8 +58,10 @@ class FlowRuleSlot(ChainSlot):
 
     order = 300
 
-    def __init__(self, rule: FlowRule, named_origins: frozenset[str]) -> None:
+    def __init__(self, rule: FlowRule, named_origins: frozenset[str], limit: Any) -> None:
         self.rule: FlowRule = rule
+        self._limit = limit
+        """The limiter, or the concurrency limit, that is asked."""
         self._named_origins = named_origins
         """The origins that have rules of their own, for `"other"`."""
         origin = "" if rule.limit_app == LIMIT_APP_DEFAULT else rule.limit_app
@@ -88,13 +90,9 @@ class FlowRuleSlot(ChainSlot):
 class RateSlot(FlowRuleSlot):
     """Takes the permits of a call, and records how it ended."""
 
-    def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:
-        super().__init__(rule, named_origins)
-        self._limiter = limiter
-
     def enter(self, call: GuardCall) -> Any:
         key = self.key_for(call)
-        return None if key is None else self._limiter.try_acquire(key, call.cost)
+        return None if key is None else self._limit.try_acquire(key, call.cost)
 
     def _settle(self, call: GuardCall, decision: Any) -> Any:
         if decision is not None:
@@ -107,10 +105,10 @@ class RateSlot(FlowRuleSlot):
         if token is None:
             return None
         if not outcome.admitted:
-            return self._limiter.refund(token)
+            return self._limit.refund(token)
         if outcome.failed is None:
             return None
-        return self._limiter.decider.record(token, outcome.failed, round(outcome.rt * 1000))
+        return self._limit.decider.record(token, outcome.failed, round(outcome.rt * 1000))
 
 
 class ConcurrencySlot(FlowRuleSlot):
@@ -121,15 +119,11 @@ class ConcurrencySlot(FlowRuleSlot):
 
     order = 310
 
-    def __init__(self, rule: FlowRule, named_origins: frozenset[str], concurrency: Any) -> None:
-        super().__init__(rule, named_origins)
-        self._concurrency = concurrency
-
     def enter(self, call: GuardCall) -> Steps:
         key = self.key_for(call)
         if key is None:
             return None
-        slot = yield self._concurrency.try_hold(key)
+        slot = yield self._limit.try_hold(key)
         if slot.refusal is not None:
             raise slot.refusal
         return slot
@@ -169,15 +163,14 @@ class RelateSlot(FlowRuleSlot):
     the store alone: what was counted elsewhere is not known here.
     """
 
-    def __init__(self, rule: FlowRule, named_origins: frozenset[str], limiter: Any) -> None:
-        super().__init__(rule, named_origins)
-        self._limiter = limiter
+    def __init__(self, rule: FlowRule, named_origins: frozenset[str], limit: Any) -> None:
+        super().__init__(rule, named_origins, limit)
         self._related_key = key_of(rule.ref_resource or "")
 
     def enter(self, call: GuardCall) -> Steps:
         if self.key_for(call) is None:
             return
-        decision = yield self._limiter.decider.peek(self._related_key, call.cost)
+        decision = yield self._limit.decider.peek(self._related_key, call.cost)
         if not decision.allowed:
             raise RateLimitExceeded(decision)
         if decision.reason == "shadow" and self.tally is not None:

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, SystemOverloaded, short_repr
@@ -196,15 +197,13 @@ def _checked(sample: Any) -> SystemSample:
 _SECOND_MS = 1000
 
 
+@dataclass(slots=True)
 class _Pass:
     """The permits of one admitted call, and when they were taken (ms)."""
 
-    __slots__ = ("at_ms", "cost")
-
-    def __init__(self, at_ms: int, cost: int) -> None:
-        self.at_ms = at_ms
-        self.cost = cost
-        """0 once they were given back, or have expired."""
+    at_ms: int
+    cost: int
+    """0 once they were given back, or have expired."""
 
 
 class _RunningCall:

@@ -61,7 +61,7 @@ class EntrySettings(NamedTuple):
     """The exceptions that count as errors, unless an entry names others."""
 
 
-class _BaseEntry(EnteredBlock):
+class BaseEntry(EnteredBlock):
     """The decision of an entry, and the time at which its block began."""
 
     # The state of one that has not been entered. It is not set in each object, because making and
@@ -167,7 +167,7 @@ class _BaseEntry(EnteredBlock):
         )  # fmt: skip
 
 
-class Entry(_BaseEntry):
+class Entry(BaseEntry):
     """`with limiter.entry(key) as entry:`. Unless the settings say otherwise, every exception that
     leaves the block, a cancellation as well, counts as an error.
     """
@@ -193,7 +193,7 @@ class Entry(_BaseEntry):
 
 
 @only_async_with
-class AsyncEntry(_BaseEntry):
+class AsyncEntry(BaseEntry):
     """`async with limiter.entry(key) as entry:`, the same for tasks."""
 
     _written = (

@@ -18,7 +18,6 @@ from ..breaker.entry import (
     AsyncEntryBreaker,
     BreakerEntry,
     EntryBreaker,
-    async_call_of,
     call_of,
 )
 from ..errors import ConfigurationError
@@ -340,7 +339,7 @@ class AsyncLimiter(BaseLimiter, AsyncLifecycle):
         counted = settings.failure_types.changed(errors, ignore)
         if breaker is None:
             return AsyncEntry(settings, key, cost, counted, origin, any_thread)
-        call = async_call_of(breaker, key)
+        call = call_of(breaker, key, in_tasks=True)
         return AsyncBreakerEntry(call, settings, key, cost, counted, origin, any_thread)
 
     async def _end_calls(self) -> None:

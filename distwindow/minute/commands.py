@@ -13,12 +13,12 @@ from typing import ClassVar, NamedTuple
 
 from ..errors import ConfigurationError
 from ..ring.command import Command, ScriptReply
-from ..ring.key import AnyKey, ring_name_prefix, senders_name, unescape
+from ..ring.key import AnyKey, parse_name, ring_name_prefix, senders_name
 from ..ring.replies import hash_fields
 from ..ring.stats import Bucket
 from .view import ALL_ORIGINS, SECONDS
 
-_VIEWS = re.compile(rb"\{([^{}]*)\}([^{}]*):minute(:senders)?", re.DOTALL)
+_VIEWS = re.compile(rb"\{([^{}]*)\}([^{}]*):minute", re.DOTALL)
 
 
 def views_name(prefix: str, key: AnyKey) -> bytes:
@@ -37,13 +37,9 @@ class ViewsNameParts(NamedTuple):
 
 def parse_views_name(prefix: str, name: bytes) -> ViewsNameParts | None:
     """Return the parts of the Redis key of minute views; None if it is not one of this prefix."""
-    start = prefix.encode() + b":"
-    found = _VIEWS.fullmatch(name, len(start)) if name.startswith(start) else None
-    if found is None:
-        return None
-    tag, rest, senders = found.groups()
-    key = f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
-    return ViewsNameParts(key, senders is not None)
+    views = name.removesuffix(b":senders")
+    key = parse_name(prefix, views, _VIEWS)
+    return None if key is None else ViewsNameParts(key, views != name)
 
 
 class ViewFlushReply(NamedTuple):

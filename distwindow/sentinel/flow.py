@@ -37,8 +37,6 @@ class TrafficShapingController(ABC):
     Not locked.
     """
 
-    __slots__ = ()
-
     @abstractmethod
     def can_pass(
         self, now: int, node: StatisticNode, acquire_count: int = 1, prioritized: bool = False
@@ -60,8 +58,6 @@ class DefaultController(TrafficShapingController):
     counting are two steps. Raises `ConfigurationError` for a negative, infinite or NaN `count`,
     and for another `grade`.
     """
-
-    __slots__ = ("count", "grade")
 
     def __init__(self, count: float, grade: FlowGrade = "qps") -> None:
         check_threshold("count", count)
@@ -91,16 +87,12 @@ NS_PER_MS = 1_000_000
 
 
 class PacedQueue:
-    """Calls that pass one after the other, each its own cost after the one before.
-
-    `latest_passed_time` is the time at which the last admitted call passes, in the unit of the
-    arguments. Idle time earns nothing: after it, one call passes at once, and no second one.
+    """Calls that pass one after the other, each its own cost after the one before. Idle time earns
+    nothing: after it, one call passes at once, and no second one.
     """
 
-    __slots__ = ("latest_passed_time",)
-
-    def __init__(self) -> None:
-        self.latest_passed_time = -1
+    latest_passed_time = -1
+    """When the last admitted call passes, in the unit of the arguments."""
 
     def try_enter(self, now: int, cost: int, max_wait: int) -> int | None:
         """Return how long a call of this cost waits; None if longer than `max_wait`."""
@@ -112,25 +104,18 @@ class PacedQueue:
         return wait
 
 
-class ThrottlingController(TrafficShapingController):
+class ThrottlingController(PacedQueue, TrafficShapingController):
     """Lets `count` permits pass per `stat_duration_ms`, evenly; no call waits longer than
     `max_queueing_time_ms`.
 
     It counts in whole ms, or in ns where ms would be inexact (`use_nano_seconds`): if the rounded
     `count` does not divide `stat_duration_ms`, or if more than one permit passes per ms. A call of
-    0 or fewer permits always passes; with a `count` of 0 no other does.
+    0 or fewer permits always passes; with a `count` of 0 no other does. `latest_passed_time` is
+    when the last admitted call passes, in the unit in which it counts.
 
     Raises `ConfigurationError` for a negative or NaN argument, and for a `count` between 0 and 0.5:
     it rounds to 0, by which Sentinel then divides.
     """
-
-    __slots__ = (
-        "_queue",
-        "count",
-        "max_queueing_time_ms",
-        "stat_duration_ms",
-        "use_nano_seconds",
-    )
 
     def __init__(
         self, max_queueing_time_ms: int, count: float, stat_duration_ms: int = 1000
@@ -144,12 +129,6 @@ class ThrottlingController(TrafficShapingController):
         self.use_nano_seconds = count > 0 and (
             stat_duration_ms % _whole_count(count) != 0 or count / stat_duration_ms > 1
         )
-        self._queue = PacedQueue()
-
-    @property
-    def latest_passed_time(self) -> int:
-        """When the last admitted call passes: in ns with `use_nano_seconds`, else in ms."""
-        return self._queue.latest_passed_time
 
     def can_pass(
         self,
@@ -182,10 +161,10 @@ class ThrottlingController(TrafficShapingController):
         if self.count == 0:
             return None
         cost = round_half_up(duration * acquire_count / self.count)
-        return self._queue.try_enter(now, cost, self.max_queueing_time_ms * units_per_ms)
+        return self.try_enter(now, cost, self.max_queueing_time_ms * units_per_ms)
 
 
-class RateLimiterController(TrafficShapingController):
+class RateLimiterController(PacedQueue, TrafficShapingController):
     """The controller that `ThrottlingController` replaced; it always counts in ms.
 
     As in Sentinel it limits nothing above 2000 permits per second, because the cost of a call
@@ -193,19 +172,11 @@ class RateLimiterController(TrafficShapingController):
     Raises `ConfigurationError` for a negative or NaN argument.
     """
 
-    __slots__ = ("_queue", "count", "max_queueing_time_ms")
-
     def __init__(self, max_queueing_time_ms: int, count: float) -> None:
         check_int("max_queueing_time_ms", max_queueing_time_ms, 0)
         check_threshold("count", count)
         self.max_queueing_time_ms = max_queueing_time_ms
         self.count = count
-        self._queue = PacedQueue()
-
-    @property
-    def latest_passed_time(self) -> int:
-        """When the last admitted call passes, in ms."""
-        return self._queue.latest_passed_time
 
     def can_pass(
         self,
@@ -220,7 +191,7 @@ class RateLimiterController(TrafficShapingController):
         if self.count == 0:
             return BLOCK
         cost = round_half_up(acquire_count / self.count * 1000)
-        wait = self._queue.try_enter(now, cost, self.max_queueing_time_ms)
+        wait = self.try_enter(now, cost, self.max_queueing_time_ms)
         return BLOCK if wait is None else PassResult(True, wait)
 
 
@@ -258,16 +229,6 @@ class WarmUpController(TrafficShapingController):
                 +------------------|----------|-- stored tokens
                 0            warning_token  max_token        f = cold_factor
     """
-
-    __slots__ = (
-        "cold_factor",
-        "count",
-        "last_filled_time",
-        "max_token",
-        "slope",
-        "stored_tokens",
-        "warning_token",
-    )
 
     def __init__(self, count: float, warm_up_period_sec: int, cold_factor: int = 3) -> None:
         check_threshold("count", count)
@@ -320,7 +281,7 @@ class WarmUpController(TrafficShapingController):
         return min(tokens, self.max_token)
 
 
-class WarmUpRateLimiterController(WarmUpController):
+class WarmUpRateLimiterController(PacedQueue, WarmUpController):
     """A warm-up that paces instead of refusing: the colder, the slower the pace.
 
     No call waits longer than `max_queueing_time_ms`. The passes of the present second are not
@@ -329,14 +290,8 @@ class WarmUpRateLimiterController(WarmUpController):
     `WarmUpController` does, and for a `count` of 0, for which the cost is always NaN.
     """
 
-    __slots__ = ("_queue", "max_queueing_time_ms")
-
     def __init__(
-        self,
-        count: float,
-        warm_up_period_sec: int,
-        max_queueing_time_ms: int,
-        cold_factor: int = 3,
+        self, count: float, warm_up_period_sec: int, max_queueing_time_ms: int, cold_factor: int = 3
     ) -> None:
         super().__init__(count, warm_up_period_sec, cold_factor)
         if count == 0:
@@ -345,17 +300,11 @@ class WarmUpRateLimiterController(WarmUpController):
             )
         check_int("max_queueing_time_ms", max_queueing_time_ms, 0)
         self.max_queueing_time_ms = max_queueing_time_ms
-        self._queue = PacedQueue()
-
-    @property
-    def latest_passed_time(self) -> int:
-        """When the last admitted call passes, in ms."""
-        return self._queue.latest_passed_time
 
     def can_pass(
         self, now: int, node: StatisticNode, acquire_count: int = 1, prioritized: bool = False
     ) -> PassResult:
         self.sync_token(now, int(node.previous_pass_qps(now)))
         cost = round_half_up(acquire_count / self.admitted_qps() * 1000)
-        wait = self._queue.try_enter(now, cost, self.max_queueing_time_ms)
+        wait = self.try_enter(now, cost, self.max_queueing_time_ms)
         return BLOCK if wait is None else PassResult(True, wait)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple
 
 from ..errors import ConfigurationError
-from .windows.leap_array import check_positive
+from .windows.leap_array import bucket_length_ms
 from .windows.rolling_window import RB, RollingWindow, SumBucket
 
 MIN_K = 1.1
@@ -41,9 +41,7 @@ class BreakerHistory(NamedTuple):
 
 
 def history_of(buckets: Iterable[tuple[int, int, int]]) -> BreakerHistory:
-    """Return what these buckets are together: the successes, failures and drops of each, the oldest
-    first.
-    """
+    """Return what buckets (successes, failures, drops), the oldest first, are together."""
     accepts = total = failing = working = 0
     for success, failure, drop in buckets:
         accepts += success
@@ -110,8 +108,9 @@ class _RollingBreaker(Generic[RB]):
     ) -> None:
         self.k = checked_k(k, self._least_k)
         self.bucket_count = buckets
+        width = bucket_length_ms(buckets, window_ms, ("buckets", "window_ms"))
         self.window: RollingWindow[RB] = RollingWindow(
-            buckets, bucket_ms(window_ms, buckets), now, new_bucket=self._new_bucket
+            buckets, width, now, new_bucket=self._new_bucket
         )
         self.draw = draw
 
@@ -206,14 +205,3 @@ def checked_k(k: float, least: float) -> float:
     if not (math.isfinite(k) and k >= least):
         raise ConfigurationError(f"k must be finite and at least {least:g}, not {k!r}")
     return k
-
-
-def bucket_ms(window_ms: int, buckets: int) -> int:
-    """Return the width of a bucket; raises `ConfigurationError` unless it is a whole number."""
-    check_positive(window_ms=window_ms, buckets=buckets)
-    width, rest = divmod(window_ms, buckets)
-    if rest:
-        raise ConfigurationError(
-            f"window_ms={window_ms} cannot be divided evenly into {buckets} buckets"
-        )
-    return width

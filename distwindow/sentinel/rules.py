@@ -72,7 +72,7 @@ class FlowRule(Rule):
     max_queueing_time_ms: int = 500
 
     def __post_init__(self) -> None:
-        name = _name_of("FlowRule", self.resource)
+        name = checked_name("FlowRule", self.resource)
         _check_name(name, "limit_app", self.limit_app)
         check_word(name, "grade", self.grade, get_args(FlowGrade))
         check_word(name, "strategy", self.strategy, get_args(FlowStrategy))
@@ -139,7 +139,7 @@ class DegradeRule(Rule):
     stat_interval_ms: int = 1000
 
     def __post_init__(self) -> None:
-        name = _name_of("DegradeRule", self.resource)
+        name = checked_name("DegradeRule", self.resource)
         check_word(name, "grade", self.grade, get_args(DegradeGrade))
         try:
             for field in ("time_window_s", "min_request_amount", "stat_interval_ms"):
@@ -176,7 +176,7 @@ def breaker_of(rule: DegradeRule) -> CircuitBreakerBase:
     return ExceptionCircuitBreaker(rule.count, strategy=rule.grade, **times_and_calls)
 
 
-def _name_of(kind: str, resource: object) -> str:
+def checked_name(kind: str, resource: object) -> str:
     """Return how errors name the rule; raise unless `resource` is a name."""
     _check_name(kind, "resource", resource)
     return f"{kind} of {short_repr(resource)}"

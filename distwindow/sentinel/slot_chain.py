@@ -9,10 +9,11 @@ Not here: the slots for logs, authority, system load and default circuit breaker
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple, get_args
 
 from ..errors import ConfigurationError, short_repr
 from .circuit_breakers import BreakerState, CircuitBreakerBase
@@ -29,7 +30,6 @@ from .rules import (
 )
 
 EntryType = Literal["IN", "OUT"]
-K = TypeVar("K")  # the names of a node
 
 
 class CallNodes(NamedTuple):
@@ -64,32 +64,23 @@ class Call:
 class NodeRegistry:
     """Makes each node at the first call that needs it, with the same settings. Not locked."""
 
-    __slots__ = ("_config", "cluster", "default", "entry", "origin")
-
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self.entry = self._new()
         """Of all calls of type `"IN"`."""
-        self.cluster: dict[str, StatisticNode] = {}
+        self.cluster: dict[str, StatisticNode] = defaultdict(self._new)
         """By resource."""
-        self.default: dict[tuple[str, str], StatisticNode] = {}
+        self.default: dict[tuple[str, str], StatisticNode] = defaultdict(self._new)
         """By context and resource."""
-        self.origin: dict[tuple[str, str], StatisticNode] = {}
+        self.origin: dict[tuple[str, str], StatisticNode] = defaultdict(self._new)
         """By resource and origin."""
 
     def nodes_of(self, call: Call) -> CallNodes:
         """Return the nodes that count `call`; an empty origin has none."""
-        default = self._node(self.default, (call.context, call.resource))
-        cluster = self._node(self.cluster, call.resource)
-        origin = self._node(self.origin, (call.resource, call.origin)) if call.origin else None
+        default = self.default[call.context, call.resource]
+        origin = self.origin[call.resource, call.origin] if call.origin else None
         entry = self.entry if call.entry_type == "IN" else None
-        return CallNodes(default, cluster, origin, entry)
-
-    def _node(self, nodes: dict[K, StatisticNode], key: K) -> StatisticNode:
-        node = nodes.get(key)
-        if node is None:
-            node = nodes[key] = self._new()
-        return node
+        return CallNodes(default, self.cluster[call.resource], origin, entry)
 
     def _new(self) -> StatisticNode:
         return StatisticNode(**self._config._asdict())
@@ -102,14 +93,12 @@ BreakerObserver = Callable[[DegradeRule, BreakerState, BreakerState, float | Non
 class DegradeSlot:
     """One circuit breaker for each degrade rule, asked in the given order. Not locked."""
 
-    __slots__ = ("_breakers", "_observers")
-
     def __init__(self, rules: Iterable[DegradeRule]) -> None:
         self._observers: list[BreakerObserver] = []
         self._breakers: dict[str, list[tuple[DegradeRule, CircuitBreakerBase]]] = {}
         for rule in rules:
             breaker = breaker_of(rule)
-            breaker.add_observer(self._notify_of(rule))
+            breaker.add_observer(partial(self._notify, rule))
             self._breakers.setdefault(rule.resource, []).append((rule, breaker))
 
     def add_observer(self, observer: BreakerObserver) -> None:
@@ -137,14 +126,11 @@ class DegradeSlot:
         for _, breaker in self._breakers.get(resource, ()):
             breaker.on_request_complete(now, rt_ms=rt_ms, error=error)
 
-    def _notify_of(
-        self, rule: DegradeRule
-    ) -> Callable[[BreakerState, BreakerState, float | None], None]:
-        def notify(previous: BreakerState, new: BreakerState, value: float | None) -> None:
-            for observer in self._observers:
-                observer(rule, previous, new, value)
-
-        return notify
+    def _notify(
+        self, rule: DegradeRule, previous: BreakerState, new: BreakerState, value: float | None
+    ) -> None:
+        for observer in self._observers:
+            observer(rule, previous, new, value)
 
 
 class FlowCheck(NamedTuple):
@@ -165,8 +151,6 @@ class FlowSlot:
     Of several rules of a resource those with the `limit_app` `"default"` are asked last, the others
     in the given order. The first that refuses ends the check.
     """
-
-    __slots__ = ("_cluster_nodes", "_named_origins", "_rules")
 
     def __init__(
         self, rules: Iterable[FlowRule], cluster_nodes: Mapping[str, StatisticNode]
@@ -233,8 +217,6 @@ class SlotChain:
     Times are in ms. Not locked. Raises `ConfigurationError` for a rule that is none, and for
     settings that cannot work.
     """
-
-    __slots__ = ("_degrade", "_flow", "_nodes", "max_resources", "unchecked_total")
 
     def __init__(
         self,
@@ -340,16 +322,9 @@ class ChainEntry:
     """
 
     __slots__ = (
-        "_check",
-        "_degrade",
-        "blocked_by",
-        "call",
-        "created",
-        "nodes",
-        "resume_at",
-        "state",
+        "_check", "_degrade", "blocked_by", "call", "created", "nodes", "resume_at", "state",
         "wait_ms",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, degrade: DegradeSlot, call: Call, nodes: CallNodes | None, now: int, check: _Check
@@ -392,11 +367,10 @@ class ChainEntry:
         """
         check_int("now", now, 0)
         self._expect("passed", "exit")
+        self.state = "exited"
         if self.nodes is None:
-            self.state = "exited"
             return
         rt_ms, count = now - self.created, self.call.count
-        self.state = "exited"
         for node in self.nodes.present():
             node.add_rt_and_success(now, rt_ms, count)
             node.decrease_thread_num()

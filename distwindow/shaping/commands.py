@@ -158,10 +158,7 @@ def shaping_state(fields: Mapping[bytes, bytes]) -> ShapingState | None:
 
 
 def shaped_limit(fields: Mapping[bytes, bytes], bucket_ms: int, span: int) -> Limit | None:
-    """Return the limit of such a hash as a call has last used it; None if it names none.
-
-    Raises `ConfigurationError` or `ValueError` if it is not one.
-    """
+    """Return the limit that such a hash names; None: none. Raises as `Limit` does."""
     words = fields.get(b"terms", b"").split(b",")
     if len(words) != 4:
         return None

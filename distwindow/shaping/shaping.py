@@ -62,25 +62,6 @@ _NO_CALLS = ShapingState(0, None, 0, 1, 0, None, 0, 0)
 class Shaping:
     """Pacing and warm-up of one limit. Holds no state."""
 
-    __slots__ = (
-        "_above",
-        "_amount",
-        "_cold_rate",
-        "_forget_ms",
-        "_interval_ms",
-        "_interval_us",
-        "_longest_step_ms",
-        "_max_tokens",
-        "_period_ms",
-        "_refill_below",
-        "_slope",
-        "_warms_up",
-        "_warning",
-        "_window_ms",
-        "is_paced",
-        "max_wait_us",
-    )  # fmt: skip
-
     def __init__(self, limit: Limit, max_wait_ms: int | None) -> None:
         """`max_wait_ms`: that of the limit, or less for a call that can not wait as long."""
         amount, interval_ms = limit.amount, limit.interval_ms
@@ -253,12 +234,7 @@ class Shaping:
         return -((self.max_wait_us - moment[0] - (moment[1] > 0)) // 1000)
 
     def window_retry_at(
-        self,
-        state: ShapingState,
-        used: int,
-        cost: int,
-        now_ms: int,
-        room_at: Callable[[int], int],
+        self, state: ShapingState, used: int, cost: int, now_ms: int, room_at: Callable[[int], int]
     ) -> int:
         """See `paced_retry_at`, for a limit not paced. `room_at(need)`: when so many left, ms."""
         at = now_ms

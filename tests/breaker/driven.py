@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from typing import Any
 
@@ -17,6 +17,13 @@ from tests.clock_and_stores import ManualClock
 
 IN_BOTH_WORLDS = pytest.mark.parametrize("is_async", [False, True], ids=["threads", "tasks"])
 ON_ALL_STORES = pytest.mark.parametrize("store", ["memory", "redis"])
+
+
+def fail(breaker: CircuitBreaker, times: int = 1, key: Any = "k") -> None:
+    """Make so many calls that fail."""
+    for _ in range(times):
+        with suppress(OSError), breaker.call(key):
+            raise OSError
 
 
 class Driven:

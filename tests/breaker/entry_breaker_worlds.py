@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from distwindow import (
-    AsyncCircuitBreaker,
-    AsyncLimiter,
-    CircuitBreaker,
-    ErrorCount,
-    Limiter,
-)
+from distwindow import AsyncCircuitBreaker, AsyncLimiter, CircuitBreaker, ErrorCount, Limiter
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
 
@@ -27,17 +21,19 @@ class World:
     """A limiter and a breaker of one of the two worlds, on one store, called in the same way."""
 
     def __init__(
-        self, is_async: bool, rule: Any = None, limit: str = "5/minute", **options: Any
-    ) -> None:
+        self, is_async: bool, rule: Any = None, limit: str = "5/minute", store: Any = None,
+        clock: ManualClock | None = None, shared: Any = None, **options: Any,
+    ) -> None:  # fmt: skip
+        """`shared`: options of the limiter, too."""
         self.is_async = is_async
-        self.clock = ManualClock()
-        self.store = MemoryStore(self.clock)
+        self.clock = clock or ManualClock()
+        self.store = store or MemoryStore(self.clock)
+        shared = {"time": self.clock, **(shared or {})}
         make_limiter: Any = AsyncLimiter if is_async else Limiter
         make_breaker: Any = AsyncCircuitBreaker if is_async else CircuitBreaker
-        self.limiter = make_limiter(self.store, limit, time=self.clock)
-        self.breaker = make_breaker(
-            self.store, rule or ErrorCount(1, open_for=5), time=self.clock, **options
-        )
+        self.limiter = make_limiter(self.store, limit, **shared)
+        rule = rule or ErrorCount(1, open_for=5)
+        self.breaker = make_breaker(self.store, rule, **shared, **options)
         self.ends: list[bool | None] = []
         """What the breaker was told of ends, in order."""
         record = self.breaker._states.record
@@ -87,6 +83,14 @@ class World:
         await self.enter(call)
         await self.leave(OSError(), call)
         self.ends.clear()
+
+    async def close(self) -> None:
+        for each in (self.limiter, self.breaker):
+            await self.result_of(each.aclose() if self.is_async else each.close())
+
+    async def result_of(self, found: Any) -> Any:
+        """Return what a call has returned, awaited in a task."""
+        return await found if self.is_async else found
 
     def use_up(self) -> None:
         """Take all permits."""

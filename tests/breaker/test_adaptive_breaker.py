@@ -144,9 +144,9 @@ def test_the_forced_pass_is_the_fleets() -> None:
         for _ in range(6):
             let_through(breaker, "failure")
     passes = 0
-    breakers[0]._states._draw = lambda: 1.0  # type: ignore[attr-defined]  # the first pass
+    breakers[0]._states._algorithm.draw = lambda: 1.0  # type: ignore[attr-defined]  # the first pass
     let_through(breakers[0], "failure")
-    breakers[0]._states._draw = lambda: 0.0  # type: ignore[attr-defined]
+    breakers[0]._states._algorithm.draw = lambda: 0.0  # type: ignore[attr-defined]
     for _ in range(40):  # ten seconds
         clock.move(250)
         for breaker in breakers:
@@ -162,7 +162,7 @@ def test_a_process_that_never_passed_claims_the_pass_when_the_others_stop() -> N
         for _ in range(6):
             let_through(breaker, "failure")
         _flush(breaker)
-    passes._states._draw = lambda: 1.0  # type: ignore[attr-defined]  # its calls pass
+    passes._states._algorithm.draw = lambda: 1.0  # type: ignore[attr-defined]  # its calls pass
     assert let_through(passes, "failure")
     _flush(passes)
     let_through_again = []

@@ -105,6 +105,12 @@ class Process:
             self.end(failed)
         return admitted
 
+    def open_it(self) -> None:
+        """Fail as often as opens the breaker, and flush that."""
+        for _ in range(RULE.count):
+            self.run(failed=True)
+        self.tick()
+
     def tick(self) -> None:
         """Do what the worker does."""
         try:
@@ -246,9 +252,7 @@ def test_counts_from_before_it_opened_do_not_reopen_it() -> None:
     store.is_away = True
     late.tick()  # is lost, and sent again below
     store.is_away = False
-    for _ in range(6):
-        first.run(failed=True)
-    first.tick()
+    first.open_it()
     clock.move(2000)
     assert first.run(failed=False)  # the probe closes it
     assert store.state_now() == "closed"
@@ -262,9 +266,7 @@ def test_a_call_that_began_before_it_opened_does_not_decide_as_a_probe_does() ->
     clock, store, (process,) = fleet(RULE, 1)
     assert process.begin()
     slow = process.calls.pop()
-    for _ in range(6):
-        process.run(failed=True)
-    process.tick()
+    process.open_it()
     clock.move(2000)
     assert process.begin()  # the probe
     slow.__exit__(None, None, None)
@@ -276,9 +278,7 @@ def test_a_call_that_began_before_it_opened_does_not_decide_as_a_probe_does() ->
 
 def test_a_probe_whose_process_died_is_given_to_another_one() -> None:
     clock, store, (dead, alive) = fleet(RULE, 2)
-    for _ in range(6):
-        dead.run(failed=True)
-    dead.tick()
+    dead.open_it()
     clock.move(2000)
     assert dead.begin()
     assert not alive.begin()
@@ -296,9 +296,7 @@ def test_a_probe_of_a_slow_service_is_not_replaced_and_decides(interval_s: float
     intervals = {"sync_interval": interval_s, "flush_interval": interval_s}
     rule = dataclasses.replace(RULE, open_for=2 * interval_s + 1)
     clock, store, (slow, other) = fleet(rule, 2, **intervals)
-    for _ in range(6):
-        slow.run(failed=True)
-    slow.tick()
+    slow.open_it()
     clock.move(rule.open_ms)
     assert slow.begin()
     states, until_ms = slow.breaker._states, clock.now_ms() + 20 * RULE.probe_ms
@@ -314,9 +312,7 @@ def test_a_probe_of_a_slow_service_is_not_replaced_and_decides(interval_s: float
 def test_a_probe_whose_call_was_dropped_is_given_to_another_one() -> None:
     """A signal handler that raises before the end is recorded leaves a call that nobody has."""
     clock, store, (process,) = fleet(RULE, 1)
-    for _ in range(6):
-        process.run(failed=True)
-    process.tick()
+    process.open_it()
     clock.move(2000)
     assert process.begin()
     process.calls.clear()
@@ -329,9 +325,7 @@ def test_a_probe_whose_call_was_dropped_is_given_to_another_one() -> None:
 
 def test_a_probe_that_says_nothing_is_given_to_the_next_call() -> None:
     clock, store, (process,) = fleet(RULE, 1, ignore=KeyError)
-    for _ in range(6):
-        process.run(failed=True)
-    process.tick()
+    process.open_it()
     clock.move(2000)
     assert process.begin()
     process.calls.pop().__exit__(KeyError, KeyError(), None)
@@ -343,9 +337,7 @@ def test_a_probe_that_says_nothing_is_given_to_the_next_call() -> None:
 @pytest.mark.parametrize("fault", ["request lost", "reply lost"])
 def test_the_end_of_a_probe_arrives_though_its_reply_is_lost(fault: str) -> None:
     clock, store, (process,) = fleet(RULE, 1)
-    for _ in range(6):
-        process.run(failed=True)
-    process.tick()
+    process.open_it()
     clock.move(2000)
     assert process.begin()
     store.faults = [fault]
@@ -411,9 +403,7 @@ def test_a_process_hears_of_the_state_that_it_finds_and_of_none_in_between() -> 
         process.tick()
 
     def open_it() -> None:
-        for _ in range(6):
-            first.run(failed=True)
-        first.tick()
+        first.open_it()
         clock.move(TICK_MS)
         calling.run(failed=False)
         for process in (first, calling, idle):
@@ -442,9 +432,7 @@ def test_an_earlier_epoch_is_a_late_reply_or_a_store_that_has_lost_the_breaker()
     states = process.breaker._states
     (refresh,) = states.outgoing_of(states.get_or_create("k"))
     sent_at, overtaken = clock.monotonic(), store.execute(refresh.command)
-    for _ in range(6):
-        other.run(failed=True)
-    other.tick()
+    other.open_it()
     clock.move(TICK_MS)
     process.tick()
     refresh.on_reply(overtaken, sent_at)
@@ -488,9 +476,7 @@ def test_a_call_of_an_evicted_key_is_counted_unless_its_breaker_has_changed(chan
         clock.move(TICK_MS)
         slow.tick()
     if changes:
-        for _ in range(6):
-            other.run(failed=True)
-        other.tick()
+        other.open_it()
         clock.move(RULE.open_ms)
         assert other.run(failed=False)  # the probe closes it
     assert slow.run(failed=False)
@@ -503,9 +489,7 @@ def test_a_call_of_an_evicted_key_is_counted_unless_its_breaker_has_changed(chan
 def opened_and_away(**options: Any) -> tuple[ManualClock, LossyStore, Process]:
     """Return a process whose breaker was open when the store went away."""
     clock, store, (process,) = fleet(RULE, 1, **options)
-    for _ in range(6):
-        process.run(failed=True)
-    process.tick()
+    process.open_it()
     store.is_away = True
     return clock, store, process
 
@@ -536,9 +520,7 @@ class TestStoreAway:
         store.is_away = True
         assert slow.begin()  # begins before it opens, and ends after it has closed again
         store.is_away = False
-        for _ in range(6):
-            first.run(failed=True)
-        first.tick()
+        first.open_it()
         clock.move(2000)
         assert first.run(failed=False)
         assert store.state_now() == "closed"

@@ -26,6 +26,7 @@ from distwindow import (
 from distwindow.breaker.call import BreakerCall
 from distwindow.breaker.commands import breaker_name
 from distwindow.testing import ManualClock
+from tests.breaker.driven import fail
 from tests.lifecycle.worker_options import forks
 from tests.servers.faults import DropReply
 from tests.servers.proxy import Proxy
@@ -35,9 +36,7 @@ from tests.servers.wait import until
 def test_counts_of_both_worlds_open_one_breaker(redis_url: str, prefix: str) -> None:
     rule = ErrorCount(6, open_for=60)
     with CircuitBreaker(redis_url, rule, prefix=prefix) as breaker:
-        for _ in range(3):
-            with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
-                raise OSError
+        fail(breaker, 3)
         breaker.flush()
         assert breaker.state("k") == "closed"
 
@@ -60,8 +59,7 @@ def test_counts_of_both_worlds_open_one_breaker(redis_url: str, prefix: str) -> 
 @pytest.mark.parametrize("key", ["plain", Key("resource", tag="tag"), b"\xff\x00{}"])
 def test_a_cluster_has_breakers_too(cluster_url: str, prefix: str, key: Any) -> None:
     with CircuitBreaker(cluster_url, ErrorCount(1), prefix=prefix) as breaker:
-        with pytest.raises(OSError), breaker.call(key):  # noqa: PT011 - it is passed on
-            raise OSError
+        fail(breaker, key=key)
         breaker.flush()
         assert breaker.state(key) == "open"
 
@@ -76,8 +74,7 @@ def test_the_worker_flushes_and_refreshes(redis_url: str, prefix: str) -> None:
         other.on_change(lambda change: heard.append(change.state))
         with other.call("k"):
             pass
-        with pytest.raises(OSError), one.call("k"):  # noqa: PT011 - it is passed on
-            raise OSError
+        fail(one)
 
         def has_heard() -> bool:
             with suppress(BreakerOpen), other.call("k"):
@@ -101,9 +98,7 @@ def test_counts_arrive_once_though_replies_are_lost(
     rule = ErrorCount(1000, window=600)
     options: dict[str, Any] = {"prefix": prefix, "timeout": 0.1, "flush_interval": 60}
     with CircuitBreaker(proxy.url, rule, **options) as breaker:
-        for _ in range(5):
-            with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
-                raise OSError
+        fail(breaker, 5)
         with proxy.inject(DropReply(only=b"EVALSHA")):
             for _ in range(3):
                 with pytest.raises(StoreError):
@@ -154,17 +149,13 @@ def test_a_probe_whose_task_was_cancelled_is_free_again(redis_url: str, prefix: 
 def test_a_forked_child_counts_its_own_calls(redis_url: str, prefix: str) -> None:
     rule = ErrorCount(1000, window=600)
     with CircuitBreaker(redis_url, rule, prefix=prefix, flush_interval=60) as breaker:
-        for _ in range(3):
-            with pytest.raises(OSError), breaker.call("k"):  # noqa: PT011 - it is passed on
-                raise OSError
+        fail(breaker, 3)
         call = breaker.call("k").__enter__()
         child = os.fork()
         if not child:
             try:
                 call.__exit__(None, None, None)  # it is the parent's
-                for _ in range(2):
-                    with suppress(OSError), breaker.call("k"):
-                        raise OSError
+                fail(breaker, 2)
                 breaker.flush()
             finally:
                 os._exit(0)
@@ -206,8 +197,7 @@ def test_a_forked_child_that_leaves_the_block_of_a_probe_decides_nothing(
             assert breaker.state("k") == "closed"
 
     with CircuitBreaker(redis_url, ErrorCount(1), **options) as breaker:
-        with suppress(OSError), breaker.call("k"):
-            raise OSError
+        fail(breaker)
         breaker.flush()
         clock.advance(5)
         with suppress(OSError), breaker.call("k") as probe:
@@ -222,8 +212,7 @@ def test_a_forked_child_that_leaves_the_block_of_a_probe_decides_nothing(
 def test_two_threads_ask_for_one_probe(redis_url: str, prefix: str) -> None:
     rule = ErrorCount(1, open_for=0.05, probe_timeout=60)
     with CircuitBreaker(redis_url, rule, prefix=prefix, sync_interval=0.02) as breaker:
-        with suppress(OSError), breaker.call("k"):
-            raise OSError
+        fail(breaker)
         breaker.flush()
         until(lambda: breaker._states.get_or_create("k").retry_at < breaker._states.monotonic())
         inside, done = threading.Semaphore(0), threading.Event()
@@ -274,7 +263,8 @@ def test_an_interrupted_exchange_does_not_mean_that_the_store_is_away(
             patch.setattr(breaker._store, "execute_many", interrupted)
             with pytest.raises(SoftTimeLimit), breaker.call("k"):
                 pass
-        assert not breaker._states.store_is_down(breaker._states.get_or_create("k"))
+        states = breaker._states
+        assert not states.store_is_down(states.get_or_create("k"), states.monotonic())
         with breaker.call("k"):
             pass
 
@@ -285,8 +275,7 @@ def test_a_new_process_hears_of_no_change_from_before_its_first_call(
     rule = ErrorCount(1, open_for=100.0)
     heard: list[BreakerChange] = []
     with CircuitBreaker(redis_url, rule, prefix=prefix) as first:
-        with suppress(OSError), first.call("k"):
-            raise OSError
+        fail(first)
         first.flush()
         with CircuitBreaker(redis_url, rule, prefix=prefix) as second:
             second.on_change(heard.append)

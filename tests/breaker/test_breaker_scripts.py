@@ -23,11 +23,10 @@ from distwindow.breaker.commands import (
     breaker_name,
 )
 from distwindow.breaker.record import AdaptiveCounts, CallCounts
-from distwindow.ring.command import load_script
 from distwindow.ring.key import ring_name_prefix
 from distwindow.ring.replies import PAST_DEADLINE
 from tests.clock_and_stores import T0, fresh_key
-from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, malformed
+from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, evalsha, malformed
 from tests.lua.test_heads import lines, parsed
 
 RULE = ErrorRatio(0.5, window=300, min_calls=3, open_for=120, buckets=5, probe_timeout=60)
@@ -55,10 +54,7 @@ class Breaker:
 
     def run(self, command: BreakerCommand, words: list[Any] | None = None) -> Any:
         words = [STAMP, *command.arguments()] if words is None else words
-        try:
-            return self.server.evalsha(load_script(command.script).sha, 2, *command.keys, *words)
-        except redis.ResponseError as exc:
-            return exc
+        return evalsha(self.server, command.script, command.keys, words)
 
     def content(self) -> list[Any]:
         return [self.server.dump(key) for key in self.flush().keys]
@@ -258,22 +254,20 @@ def test_hostile_arguments_do_not_change_an_adaptive_breaker(
     server: redis.Redis, exists: bool
 ) -> None:
     name = ring_name_prefix("hostile", fresh_key()) + SUFFIX
-    command, sha = adaptive(name, seq=9), load_script("breaker_adaptive").sha
-    if exists:
-        first = adaptive(name)
-        server.evalsha(sha, 2, *first.keys, STAMP, *first.arguments())
+    command = adaptive(name, seq=9)
     words: list[Any] = [STAMP, *command.arguments()]
+
+    def run(words: list[Any]) -> Any:
+        return evalsha(server, "breaker_adaptive", command.keys, words)
+
+    if exists:
+        run([STAMP, *adaptive(name).arguments()])
     before = [server.dump(key) for key in command.keys]
     for at, place in enumerate(ADAPTIVE):
         for word in HOSTILE:
             if is_allowed(place, word) or (place == "seq" and word == "1e13"):
                 continue
-            try:
-                reply: Any = server.evalsha(
-                    sha, 2, *command.keys, *words[:at], word, *words[at + 1 :]
-                )
-            except redis.ResponseError as exc:
-                reply = exc
+            reply = run([*words[:at], word, *words[at + 1 :]])
             if place in ("stamp", "now_ms"):
                 late = isinstance(reply, list) and reply[1] == PAST_DEADLINE
                 assert late or isinstance(reply, redis.ResponseError), (place, word)
@@ -281,8 +275,6 @@ def test_hostile_arguments_do_not_change_an_adaptive_breaker(
                 assert malformed(reply), (place, word)
             assert [server.dump(key) for key in command.keys] == before, (place, word)
     for count in range(2, len(words)):
-        with pytest.raises(redis.ResponseError):
-            server.evalsha(sha, 2, *command.keys, *words[:count])
-    late_reply = server.evalsha(sha, 2, *command.keys, f"{NOW - 1}.000001", *words[1:])
-    assert late_reply[1] == PAST_DEADLINE
+        assert isinstance(run(words[:count]), redis.ResponseError)
+    assert run([f"{NOW - 1}.000001", *words[1:]])[1] == PAST_DEADLINE
     assert [server.dump(key) for key in command.keys] == before

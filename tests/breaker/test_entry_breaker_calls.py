@@ -39,6 +39,29 @@ async def test_a_probe_that_the_limit_refuses_goes_to_another_call(is_async: boo
 
 
 @IN_BOTH_WORLDS
+async def test_a_probe_that_the_limit_refuses_goes_to_another_process(
+    is_async: bool, redis_url: str, prefix: str
+) -> None:
+    clock, shared = ManualClock(), {"prefix": prefix, "timeout": 5.0, "clock": "client"}
+    one, other = [
+        World(is_async, None, "1/minute", redis_url, clock, shared=shared) for _ in range(2)
+    ]
+    assert await one.enter() == ""
+    await one.leave(OSError())
+    await one.result_of(one.breaker.flush())
+    assert await other.enter() == "BreakerOpen"
+    clock.advance(5)
+    assert await one.enter(one.new_entry()) == "RateLimitExceeded"
+    probe = other.breaker.call("k")
+    assert await other.enter(probe) == ""
+    assert await one.enter(one.new_entry()) == "BreakerOpen"
+    await other.leave(context=probe)
+    assert await one.result_of(one.breaker.state("k")) == "closed"
+    for world in (one, other):
+        await world.close()
+
+
+@IN_BOTH_WORLDS
 async def test_an_open_breaker_takes_no_permits_of_the_limit(is_async: bool) -> None:
     world = World(is_async)
     await world.open()

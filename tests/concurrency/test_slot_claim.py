@@ -40,14 +40,8 @@ def ended(claim: SlotClaim) -> str:
     return claim.state
 
 
-@ROW_CHECKS.row("new", "the caller gives up")
-def _() -> str:
-    return ended(new_claim())
-
-
-@ROW_CHECKS.row("new", "a hold is sent")
-def _() -> str:
-    return asked().state
+ROW_CHECKS.row("new", "the caller gives up")(lambda: ended(new_claim()))
+ROW_CHECKS.row("new", "a hold is sent")(lambda: asked().state)
 
 
 @ROW_CHECKS.row("asking", "its reply: granted")
@@ -84,9 +78,7 @@ def _() -> str:
     return ended(claim)
 
 
-@ROW_CHECKS.row("asking", "the caller gives up, one is unsettled")
-def _() -> str:
-    return ended(asked())
+ROW_CHECKS.row("asking", "the caller gives up, one is unsettled")(lambda: ended(asked()))
 
 
 @ROW_CHECKS.row("held", "a renewal is acknowledged")
@@ -117,9 +109,7 @@ def _() -> str:
     return claim.state
 
 
-@ROW_CHECKS.row("held", "the block ends")
-def _() -> str:
-    return ended(granted())
+ROW_CHECKS.row("held", "the block ends")(lambda: ended(granted()))
 
 
 @ROW_CHECKS.row("held", "its object is garbage-collected")

@@ -25,11 +25,11 @@ from distwindow.concurrency.commands import (
     Renew,
     RenewReply,
 )
-from distwindow.ring.command import Command, load_script
+from distwindow.ring.command import Command
 from distwindow.ring.key import slots_name
 from distwindow.ring.replies import PAST_DEADLINE
 from tests.clock_and_stores import T0, fresh_key
-from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, head_of, malformed
+from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, evalsha, head_of, malformed
 
 TTL_MS = 600_000
 LIMIT = 2
@@ -67,12 +67,8 @@ class Slots:
     def words(self, command: Command[Any]) -> list[Any]:
         return [STAMP, *command.arguments()]
 
-    def run(self, name: str, words: list[Any], keys: int | None = None) -> Any:
-        keys = 1 if keys is None else keys
-        try:
-            return self.server.evalsha(load_script(name).sha, keys, *[self.name] * keys, *words)
-        except redis.ResponseError as exc:
-            return exc
+    def run(self, name: str, words: list[Any], keys: int = 1) -> Any:
+        return evalsha(self.server, name, [self.name] * keys, words)
 
     def content(self) -> Any:
         members = self.server.zrange(self.name, 0, -1, withscores=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from distwindow import AsyncGuard, ChainSlot, Concurrency, Guard, GuardCall, Limiter, Outcome, Stats
@@ -13,28 +14,33 @@ from distwindow.testing import ManualClock
 WORLDS = [Guard, AsyncGuard]
 
 
+@asynccontextmanager
+async def entered(entry: Any) -> AsyncIterator[Any]:
+    """Enter an entry of either world, and leave it."""
+    if hasattr(entry, "__aenter__"):
+        async with entry:
+            yield entry
+    else:
+        with entry:
+            yield entry
+
+
 class World:
     """A guard, its clock and its store."""
 
-    def __init__(self, kind: Any, rules: Iterable[Rule], **options: Any) -> None:
-        self.clock = ManualClock()
-        self.store = MemoryStore(self.clock)
+    def __init__(
+        self, kind: Any, rules: Iterable[Rule], store: Any = None, time: Any = None, **options: Any
+    ) -> None:
+        self.clock: ManualClock = time or ManualClock()
+        self.store = store or MemoryStore(self.clock)
         self.guard = kind(self.store, rules, time=self.clock, **options)
 
     async def call(
-        self,
-        resource: str = "r",
-        body: Callable[[], object] = lambda: None,
-        **arguments: Any,
+        self, resource: str = "r", body: Callable[[], object] = lambda: None, **arguments: Any
     ) -> None:
         """Go through one entry."""
-        entry = self.guard.entry(resource, **arguments)
-        if isinstance(self.guard, AsyncGuard):
-            async with entry:
-                body()
-        else:
-            with entry:
-                body()
+        async with entered(self.guard.entry(resource, **arguments)):
+            body()
 
     async def outcome(self, *args: Any, **arguments: Any) -> str:
         """Return the name of what an entry raised, or "passed"."""

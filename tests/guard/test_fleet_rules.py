@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow import (
-    AuthorityRule,
-    Concurrency,
-    ConfigurationError,
-    DegradeRule,
-    FlowRule,
-    Limit,
-)
+from distwindow import AuthorityRule, Concurrency, ConfigurationError, DegradeRule, FlowRule, Limit
 from distwindow.guard.rules import MAX_RUNNING, breaker_rule_of, limit_of, place_of, slots_of
 from distwindow.sentinel.rules import breaker_of
 
@@ -45,22 +38,8 @@ def test_a_flow_rule_about_running_calls_is_a_number_of_slots() -> None:
 
 
 COUNTS = [0, 0.001, 0.3, 1 / 3, 1, 2, 60, 2.001, 10**6 + 1, 10**7 + 1, 1e9 + 0.5, 1e12, 1e13, 1e300]
-INTS = [
-    0,
-    1,
-    2,
-    3,
-    100,
-    101,
-    3599,
-    86_400,
-    86_401,
-    86_400_001,
-    604_801,
-    604_800_001,
-    10**13,
-    10**14,
-]
+INTS = [0, 1, 2, 3, 100, 101, 3599, 86_400, 86_401, 86_400_001, 604_801, 604_800_001]
+INTS += [10**13, 10**14]
 DEGRADE_CHANGES: list[dict[str, Any]] = [
     *[{field: count} for field in ("count", "slow_ratio_threshold") for count in COUNTS],
     *[
@@ -124,26 +103,19 @@ def test_the_most_running_calls_are_those_of_a_concurrency_limit() -> None:
 THRESHOLDS = st.one_of(st.sampled_from([0.0, 0.1, 0.3, 0.5, 2 / 3, 0.9]), st.floats(0, 0.999))
 
 
-@given(THRESHOLDS, st.integers(1, 8), st.lists(st.booleans(), max_size=30))
-def test_a_ratio_of_errors_opens_where_sentinel_opens(
-    ratio: float, min_calls: int, errors: list[bool]
-) -> None:
-    _agrees(
-        DegradeRule("r", ratio, grade="error_ratio", time_window_s=1, min_request_amount=min_calls),
-        [(1, error) for error in errors],
-        errors,
-    )
+ERRORS = st.one_of(
+    st.tuples(st.just("error_ratio"), THRESHOLDS),
+    st.tuples(st.just("error_count"), st.integers(0, 6)),
+)
 
 
-@given(st.integers(0, 6), st.integers(1, 8), st.lists(st.booleans(), max_size=30))
-def test_a_number_of_errors_opens_where_sentinel_opens(
-    count: int, min_calls: int, errors: list[bool]
+@given(ERRORS, st.integers(1, 8), st.lists(st.booleans(), max_size=30))
+def test_errors_open_it_where_sentinel_opens(
+    of_errors: tuple[Any, float], min_calls: int, errors: list[bool]
 ) -> None:
-    _agrees(
-        DegradeRule("r", count, grade="error_count", time_window_s=1, min_request_amount=min_calls),
-        [(1, error) for error in errors],
-        errors,
-    )
+    grade, count = of_errors
+    rule = DegradeRule("r", count, grade=grade, time_window_s=1, min_request_amount=min_calls)
+    _agrees(rule, [(1, error) for error in errors], errors)
 
 
 @given(

@@ -27,7 +27,7 @@ from distwindow import (
     guarded,
 )
 from distwindow.sentinel import SlotChain
-from tests.guard.guard_worlds import WORLDS, World
+from tests.guard.guard_worlds import WORLDS, World, entered
 
 IN_BOTH_WORLDS = pytest.mark.parametrize("kind", WORLDS)
 READ = FlowRule("read", 3, strategy="relate", ref_resource="write")
@@ -177,13 +177,9 @@ async def test_calls_of_a_context_are_counted_alone(kind: Any) -> None:
 async def test_running_calls_of_a_context(kind: Any) -> None:
     rule = FlowRule("read", 1, grade="thread", strategy="chain", ref_resource="web")
     world = World(kind, [rule])
-    entry = world.guard.entry("read", context="web")
-    if kind is AsyncGuard:
-        await entry.__aenter__()
-    else:
-        entry.__enter__()
-    assert await world.outcome("read", context="web") == "ConcurrencyExceeded"
-    assert await world.outcome("read", context="job") == "passed"
+    async with entered(world.guard.entry("read", context="web")):
+        assert await world.outcome("read", context="web") == "ConcurrencyExceeded"
+        assert await world.outcome("read", context="job") == "passed"
 
 
 def test_no_origin_has_the_key_of_a_context() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from distwindow import AsyncGuard, FlowRule, Guard, Limiter, RateLimitExceeded, call_context
+from distwindow import FlowRule, Guard, Limiter, RateLimitExceeded, call_context
 from distwindow.testing import ManualClock
+from tests.guard.guard_worlds import WORLDS, World, entered
 
 RULES = [
     FlowRule("read", 3, strategy="relate", ref_resource="write"),
@@ -29,26 +30,23 @@ def settings_of(prefix: str, consistency: str) -> Any:
 
 
 @pytest.mark.parametrize("consistency", ["direct", "eventual"])
-def test_calls_of_the_related_resource_count_wherever_they_are_made(
-    redis_url: str, prefix: str, consistency: str
+@pytest.mark.parametrize("kind", WORLDS)
+async def test_calls_of_the_related_resource_count_wherever_they_are_made(
+    kind: Any, redis_url: str, prefix: str, consistency: str
 ) -> None:
     settings = settings_of(prefix, consistency)
-    with Guard(redis_url, RULES, **settings) as one, Guard(redis_url, RULES, **settings) as other:
+    one, other = [World(kind, RULES, redis_url, **settings) for _ in range(2)]
+    async with entered(one.guard), entered(other.guard):
         for _ in range(2):
-            with one.entry("write"):
-                pass
-        one.flush()
-        with other.entry("read"):
-            pass
-        with one.entry("write"):
-            pass
-        one.flush()
-        for guard in (one, other):
-            with pytest.raises(RateLimitExceeded):
-                guard.entry("read").__enter__()
+            await one.call("write")
+        await one.flush()
+        await other.call("read")
+        await one.call("write")
+        await one.flush()
+        for world in (one, other):
+            assert await world.outcome("read") == "RateLimitExceeded"
         settings["time"].advance(1.0)
-        with other.entry("read"):
-            pass
+        await other.call("read")
 
 
 def test_leased_guards_count_what_was_spent_and_not_what_was_leased(
@@ -68,17 +66,6 @@ def test_leased_guards_count_what_was_spent_and_not_what_was_leased(
         limiter = Limiter(redis_url, "1000/5 minutes", prefix=prefix, timeout=5.0)
         with limiter:
             assert limiter.stats("write").passed == 200
-
-
-async def test_calls_of_the_related_resource_count_for_tasks(redis_url: str, prefix: str) -> None:
-    settings = settings_of(prefix, "direct")
-    async with AsyncGuard(redis_url, RULES, **settings) as one:
-        async with AsyncGuard(redis_url, RULES, **settings) as other:
-            for _ in range(3):
-                async with one.entry("write"):
-                    pass
-            with pytest.raises(RateLimitExceeded):
-                await other.entry("read").__aenter__()
 
 
 def test_calls_from_one_entrance_count_together(redis_url: str, prefix: str) -> None:

@@ -22,7 +22,7 @@ from distwindow import (
     call_context,
 )
 from distwindow.sentinel import Rule
-from tests.guard.guard_worlds import WORLDS, World
+from tests.guard.guard_worlds import WORLDS, World, entered
 
 THREAD = FlowRule("r", 1, grade="thread")
 
@@ -144,30 +144,18 @@ def test_options_are_checked_whatever_the_rules(kind: Any, options: Any, message
             kind("redis://localhost:1", rules, **options)
 
 
-def test_an_entry_is_entered_once_and_left_once() -> None:
-    world = World(Guard, [THREAD, FlowRule("r", 10)])
+@pytest.mark.parametrize("kind", WORLDS)
+async def test_an_entry_is_entered_once_and_left_once(kind: Any) -> None:
+    world = World(kind, [THREAD, FlowRule("r", 10)])
     entry = world.guard.entry("r")
     with pytest.raises(RuntimeError, match="has not been entered"):
-        entry.__exit__(None, None, None)
-    with entry:
+        await _leave_here(entry)
+    async with entered(entry):
         with pytest.raises(RuntimeError, match="was entered before"):
-            entry.__enter__()
+            await _enter(entry)
         assert (world.stats().passed, world.held()) == (1, 1)
     with pytest.raises(RuntimeError, match="was left before"):
-        entry.__exit__(None, None, None)
-    assert (world.stats().passed, world.stats().success, world.held()) == (1, 1, 0)
-
-
-async def test_an_entry_of_a_task_is_entered_once_and_left_once() -> None:
-    world = World(AsyncGuard, [THREAD, FlowRule("r", 10)])
-    entry = world.guard.entry("r")
-    with pytest.raises(RuntimeError, match="has not been entered"):
-        await entry.__aexit__(None, None, None)
-    async with entry:
-        with pytest.raises(RuntimeError, match="was entered before"):
-            await entry.__aenter__()
-    with pytest.raises(RuntimeError, match="was left before"):
-        await entry.__aexit__(None, None, None)
+        await _leave_here(entry)
     assert (world.stats().passed, world.stats().success, world.held()) == (1, 1, 0)
 
 
@@ -223,24 +211,17 @@ def test_a_slot_that_is_no_slot() -> None:
         Guard("memory://", slots=[ChainSlot])
 
 
-async def test_a_closed_guard_says_so() -> None:
-    guard = Guard("memory://", [FlowRule("r", 1)])
+@pytest.mark.parametrize("kind", WORLDS)
+async def test_a_closed_guard_says_so(kind: Any) -> None:
+    guard = kind("memory://", [FlowRule("r", 1)])
     made_before = [guard.entry(resource) for resource in ("r", "without rules")]
-    guard.close()
-    guard.close()
+    for _ in range(2):
+        await guard.aclose() if kind is AsyncGuard else guard.close()
     with pytest.raises(ConfigurationError, match="this guard is closed"):
         guard.entry("r")
     for entry in made_before:
         with pytest.raises(ConfigurationError, match="this guard is closed"):
-            entry.__enter__()
-    async_guard = AsyncGuard("memory://", [FlowRule("r", 1)])
-    async_made_before = [async_guard.entry(resource) for resource in ("r", "without rules")]
-    await async_guard.aclose()
-    with pytest.raises(ConfigurationError, match="this guard is closed"):
-        async_guard.entry("r")
-    for async_entry in async_made_before:
-        with pytest.raises(ConfigurationError, match="this guard is closed"):
-            await async_entry.__aenter__()
+            await _enter(entry)
 
 
 @pytest.mark.parametrize("kind", WORLDS)

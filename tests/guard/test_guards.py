@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from distwindow import (
     RateLimitExceeded,
 )
 from distwindow.runtime.worker import THREAD_WORKER
+from tests.guard.guard_worlds import WORLDS, entered
 
 RULES = [
     FlowRule("r", 1 / 12),  # one in 12 s, so that its window outlasts the test
@@ -33,28 +34,29 @@ RULES = [
 ]
 
 
-def test_two_guards_share_their_rules(redis_url: str, prefix: str) -> None:
-    settings: Any = {"prefix": prefix, "timeout": 5.0}
-    with Guard(redis_url, RULES, **settings) as one:
-        with Guard(redis_url, RULES, **settings) as other:
-            with one.entry("r"):
-                pass
-            with pytest.raises(RateLimitExceeded) as limited:
-                other.entry("r").__enter__()
-            assert limited.value.rule is RULES[0]
+@pytest.mark.parametrize("kind", WORLDS)
+async def test_two_guards_share_their_rules(kind: Any, redis_url: str, prefix: str) -> None:
+    one, other = [kind(redis_url, RULES, prefix=prefix, timeout=5.0) for _ in range(2)]
+    async with entered(one), entered(other):
+        async with entered(one.entry("r")):
+            pass
+        with pytest.raises(RateLimitExceeded) as limited:
+            await entered(other.entry("r")).__aenter__()
+        assert limited.value.rule is RULES[0]
 
-            with ExitStack() as stack:
-                stack.enter_context(one.entry("busy"))
-                with pytest.raises(ConcurrencyExceeded):
-                    other.entry("busy").__enter__()
-            with other.entry("busy"):
-                pass
+        async with entered(one.entry("busy")):
+            with pytest.raises(ConcurrencyExceeded):
+                await entered(other.entry("busy")).__aenter__()
+        async with entered(other.entry("busy")):
+            pass
 
-            with pytest.raises(OSError, match="down"), one.entry("down"):
+        with pytest.raises(OSError, match="down"):
+            async with entered(one.entry("down")):
                 raise OSError("down")
-            one.flush()
-            with pytest.raises(BreakerOpen):
-                other.entry("down").__enter__()
+        flushed = one.flush()
+        await flushed if kind is AsyncGuard else flushed
+        with pytest.raises(BreakerOpen):
+            await entered(other.entry("down")).__aenter__()
 
 
 @pytest.mark.parametrize("share", [None, 0.5])
@@ -76,30 +78,6 @@ def test_with_a_share_eventual_guards_admit_the_limit_between_two_syncs(
                     admitted += 1
     assert (admitted <= 19) is (share is not None)
     assert admitted >= 18
-
-
-async def test_two_guards_of_tasks_share_their_rules(redis_url: str, prefix: str) -> None:
-    settings: Any = {"prefix": prefix, "timeout": 5.0}
-    async with AsyncGuard(redis_url, RULES, **settings) as one:
-        async with AsyncGuard(redis_url, RULES, **settings) as other:
-            async with one.entry("r"):
-                pass
-            with pytest.raises(RateLimitExceeded):
-                await other.entry("r").__aenter__()
-
-            async with AsyncExitStack() as stack:
-                await stack.enter_async_context(one.entry("busy"))
-                with pytest.raises(ConcurrencyExceeded):
-                    await other.entry("busy").__aenter__()
-            async with other.entry("busy"):
-                pass
-
-            with pytest.raises(OSError, match="down"):
-                async with one.entry("down"):
-                    raise OSError("down")
-            await one.flush()
-            with pytest.raises(BreakerOpen):
-                await other.entry("down").__aenter__()
 
 
 def test_a_refusal_by_a_later_slot_refunds_on_the_server(redis_url: str, prefix: str) -> None:

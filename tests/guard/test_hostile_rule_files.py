@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, Guard
 from distwindow.guard.rules_file import read_rules
-
-
-def write(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
+from tests.guard.test_rule_files import write
 
 HUGE = "1" + 400 * "0"
 FIELDS = [

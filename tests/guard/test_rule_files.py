@@ -48,10 +48,7 @@ qps = 500
 """
 TABLES = {
     "store": "memory://",
-    "flow": [
-        {"resource": "r", "count": 1},
-        {"resource": "s", "count": 10, "grade": "thread"},
-    ],
+    "flow": [{"resource": "r", "count": 1}, {"resource": "s", "count": 10, "grade": "thread"}],
     "degrade": [{"resource": "r", "grade": "error_ratio", "count": 0.5, "time_window_s": 5}],
     "authority": [{"resource": "r", "limit_app": "app-a,app-b", "strategy": "deny"}],
     "system": [{"qps": 500}],
@@ -103,149 +100,69 @@ def test_the_store_is_the_argument_else_the_file_else_the_environment(
     assert "redis://localhost:6379/0" in repr(Guard.from_file(empty))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            TOML.replace("count = 10", "cuont = 10"),
-            "flow rule 2: unknown field 'cuont'; the fields are resource, count,",
-        ),
-        (
-            TOML.replace('strategy = "deny"', "limitApp = 1"),
-            "authority rule 1: unknown field 'limitApp'; the fields are resource, limit_app,",
-        ),
-        (
-            TOML.replace("[[flow]]", "[[flwo]]"),
-            ": unknown key 'flwo'; the keys are flow, degrade, authority, system, store",
-        ),
-        (
-            TOML.replace("qps = 500", "qps = -1"),
-            "system rule 1: SystemRule: qps must be a finite number",
-        ),
-        (
-            TOML.replace("time_window_s = 5\n", ""),
-            "degrade rule 1: the field 'time_window_s' is missing",
-        ),
-        (
-            TOML.replace('grade = "thread"', 'grade = "treads"'),
-            "flow rule 2: FlowRule of 's': grade must be one of 'qps', 'thread'",
-        ),
-        (
-            TOML.replace("count = 10", "count = nan"),
-            "flow rule 2: FlowRule of 's': count must be a finite number",
-        ),
-        (
-            TOML.replace("count = 10", 'count = "10"'),
-            "flow rule 2: FlowRule of 's': count must be a finite number",
-        ),
-        (TOML.replace("count = 10", "count = = 10"), ": this is not TOML"),
-        (TOML.replace('"memory://"', "7"), ": store=7 is not a URL"),
-        ("[flow]\nresource = 'r'", ": write the rules of flow as [[flow]]"),
-        ('flow = [{resource = "r", cuont = 1}]', "flow rule 1: unknown field 'cuont'"),
-        (
-            TOML + '[[flow]]\nresource = "r"\ncount = 2',
-            ": FlowRule of 'r': one with count=1 and one with count=2 (limit_app 'default'"
-            ", grade 'qps') would count the same calls in the same place; leave one out",
-        ),
-        (
-            TOML + "[[system]]\nqps = 2",
-            ": SystemRule: there are two; give all thresholds in one",
-        ),
-        (
-            TOML + '[[authority]]\nresource = "r"\nlimit_app = "c"',
-            ": AuthorityRule of 'r': there are two; list all its origins in the limit_app",
-        ),
-        (TOML.replace("count = 10", "count = 0"), ": FlowRule of 's': count=0 would refuse"),
-        (
-            TOML.replace("count = 10", "count = 1e13"),
-            ": FlowRule of 's': count=10000000000000.0 is above 1000000 (the most calls",
-        ),
-        (
-            TOML.replace('strategy = "deny"', 'strategy = "x: limit_app"'),
-            "authority rule 1: AuthorityRule of 'r': strategy must be one of 'allow', 'deny'",
-        ),
-        (
-            TOML.replace('limit_app = "app-a,app-b"', 'limit_app = "a,,b"'),
-            "authority rule 1: AuthorityRule of 'r': limit_app must be origins separated by commas",
-        ),
-        (TOML.replace('"memory://"', '"http://x"'), ": store: "),
-        (TOML.replace('"memory://"', '" "'), ": store is empty; leave it out"),
-        (
-            TOML.replace("count = 10", "count = 1" + 400 * "0"),
-            "flow rule 2: FlowRule of 's': count is larger than any float",
-        ),
-        (
-            TOML.replace("count = 10", "count = 1" + 5000 * "0"),
-            ": a number has thousands of digits",
-        ),
-        ("x = " + 100_000 * "[", ": this is n"),
-        (
-            "",
-            ": there are no rules in this file, and a guard without rules refuses nothing; if "
-            "that is meant, write flow = []",
-        ),
-        ("[[param_flow]]", ": unknown key 'param_flow'; for a limit per parameter use a Lim"),
-    ],
-    ids=lambda text: text[:40],
-)
-def test_a_mistake_in_toml_is_an_error_that_names_the_rule(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    path = write(tmp_path, "rules.toml", text)
-    with pytest.raises(ConfigurationError, match=re.escape(message)) as raised:
-        Guard.from_file(path)
-    assert str(raised.value).startswith(str(path))
+CHANGED = [
+    ("count = 10", "cuont = 10", "flow rule 2: unknown field 'cuont'; the fields are resource, c"),
+    ('strategy = "deny"', "limitApp = 1", "authority rule 1: unknown field 'limitApp'; the fields"),
+    ("[[flow]]", "[[flwo]]", ": unknown key 'flwo'; the keys are flow, degrade, authority, system"),
+    ("qps = 500", "qps = -1", "system rule 1: SystemRule: qps must be a finite number"),
+    ("time_window_s = 5\n", "", "degrade rule 1: the field 'time_window_s' is missing"),
+    ('"thread"', '"treads"', "flow rule 2: FlowRule of 's': grade must be one of 'qps', 'thread'"),
+    ("count = 10", "count = = 10", ": this is not TOML"),
+    ('"memory://"', "7", ": store=7 is not a URL"),
+    ("count = 10", "count = 1e13", ": FlowRule of 's': count=10000000000000.0 is above 1000000 (t"),
+    ('"deny"', '"x: limit_app"', "authority rule 1: AuthorityRule of 'r': strategy must be one of"),
+    ('"memory://"', '"http://x"', ": store: "),
+    ('"memory://"', '" "', ": store is empty; leave it out"),
+    ("count = 10", "count = 1" + 5000 * "0", ": a number has thousands of digits"),
+]
+"""What is changed in `TOML`, and the error."""
+MISTAKES = [
+    *(("toml", TOML.replace(old, new), message) for old, new, message in CHANGED),
+    ("toml", "[flow]\nresource = 'r'", ": write the rules of flow as [[flow]]"),
+    (
+        "toml",
+        TOML + '[[flow]]\nresource = "r"\ncount = 2',
+        ": FlowRule of 'r': one with count=1 and one with count=2 (limit_app 'default'"
+        ", grade 'qps') would count the same calls in the same place; leave one out",
+    ),
+    ("toml", "x = " + 100_000 * "[", ": this is n"),
+    (
+        "toml",
+        "",
+        ": there are no rules in this file, and a guard without rules refuses nothing; if "
+        "that is meant, write flow = []",
+    ),
+    ("toml", "[[param_flow]]", ": unknown key 'param_flow'; for a limit per parameter use a Lim"),
+    (
+        "json",
+        '{"flow": [\n{"resource": "r",\n"maxQueueingTimeMs": 1}]}',
+        "flow rule 1: unknown field 'maxQueueingTimeMs'; the fields are resource, count,",
+    ),
+    ("json", '{"flow": [\n{"resource": "r", "count": 1,]}', ": this is not JSON: "),
+    ("json", '{"flow": [{"count": 1,\n"count": 2}]}', ": 'count' is written twice in one object"),
+    ("json", '{"flow": [],\n"flow": []}', ": 'flow' is written twice in one object"),
+    (
+        "json",
+        '{"flow": [\n{"resource": "r", "count": NaN}]}',
+        "flow rule 1: FlowRule of 'r': count must",
+    ),
+    (
+        "json",
+        '{"flow": [\n{"resource": "r", "count": 1' + 5000 * "0" + "}]}",
+        ": a number has thousands of digits",
+    ),
+    ("json", 100_000 * "[", "this is nested too deeply to be rules"),
+    ("json", "{}", 'a guard without rules refuses nothing; if that is meant, write {"flow": []}'),
+    ("json", '{"flow": [1]}', ': write the rules of flow as "flow": [{...}]'),
+    ("json", "[]", 'write {"flow": [...]}, not []'),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            '{"flow": [\n{"resource": "r", "count": 1},\n{"resource": "s", "cuont": 1}]}',
-            "flow rule 2: unknown field 'cuont'; the fields are resource, count,",
-        ),
-        (
-            '{"flow": [\n{"resource": "r",\n"maxQueueingTimeMs": 1}]}',
-            "flow rule 1: unknown field 'maxQueueingTimeMs'; the fields are resource, count,",
-        ),
-        (
-            '{"flow": [\n{"resource": "r", "count": 1},\n{"resource": "s"}]}',
-            "flow rule 2: the field 'count' is missing",
-        ),
-        ('{"flow": [\n{"resource": "r", "count": 1,]}', ": this is not JSON: "),
-        (
-            '{"flow": [{"count": 1,\n"count": 2}]}',
-            ": 'count' is written twice in one object",
-        ),
-        ('{"flow": [],\n"flow": []}', ": 'flow' is written twice in one object"),
-        (
-            '{"flow": [\n{"resource": "r", "count": NaN}]}',
-            "flow rule 1: FlowRule of 'r': count must",
-        ),
-        (
-            '{"flow": [{"resource": "r", "count": 1},\n{"resource": "r",\n"count": -1}]}',
-            "flow rule 2: FlowRule of 'r': count must be a finite number of at least 0, not -1",
-        ),
-        (
-            '{"flow": [{"resource": "r", "count": 1},\n{"resource": "r", "count": 1}]}',
-            ": FlowRule of 'r': one with count=1 and one with count=1",
-        ),
-        ('{"system": [{"qps": 1}],\n"store": "http://x"}', ": store: "),
-        (
-            '{"flow": [\n{"resource": "r", "count": 1' + 5000 * "0" + "}]}",
-            ": a number has thousands of digits",
-        ),
-        (100_000 * "[", "this is nested too deeply to be rules"),
-        ("{}", 'a guard without rules refuses nothing; if that is meant, write {"flow": []}'),
-        ('{"flow": [1]}', ': write the rules of flow as "flow": [{...}]'),
-        ("[]", 'write {"flow": [...]}, not []'),
-    ],
-    ids=lambda text: text[:40],
-)
-def test_a_mistake_in_json_is_an_error_that_names_the_rule(
-    tmp_path: Path, text: str, message: str
+@pytest.mark.parametrize(("form", "text", "message"), MISTAKES, ids=lambda text: text[:40])
+def test_a_mistake_is_an_error_that_names_the_rule(
+    tmp_path: Path, form: str, text: str, message: str
 ) -> None:
-    path = write(tmp_path, "rules.json", text)
+    path = write(tmp_path, f"rules.{form}", text)
     with pytest.raises(ConfigurationError, match=re.escape(message)) as raised:
         Guard.from_file(path)
     assert str(raised.value).startswith(str(path))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import pytest
 
 from distwindow import (
-    AsyncGuard,
     AuthorityRule,
     ChainSlot,
     ConfigurationError,
@@ -18,7 +16,7 @@ from distwindow import (
     SystemOverloaded,
     SystemRule,
 )
-from tests.guard.guard_worlds import WORLDS, Recorder, World
+from tests.guard.guard_worlds import WORLDS, Recorder, World, entered
 
 EACH_WORLD = pytest.mark.parametrize("kind", WORLDS)
 
@@ -50,16 +48,8 @@ async def test_a_call_that_a_later_slot_refuses_is_not_counted(kind: Any) -> Non
 @EACH_WORLD
 async def test_the_number_of_running_calls(kind: Any) -> None:
     world = World(kind, [SystemRule(max_thread=2)])
-    if kind is AsyncGuard:
-        async with AsyncExitStack() as tasks:
-            for _ in range(2):
-                await tasks.enter_async_context(world.guard.entry("r"))
-            assert await world.outcome() == "SystemOverloaded"
-    else:
-        with ExitStack() as stack:
-            for _ in range(2):
-                stack.enter_context(world.guard.entry("r"))
-            assert await world.outcome() == "SystemOverloaded"
+    async with entered(world.guard.entry("r")), entered(world.guard.entry("r")):
+        assert await world.outcome() == "SystemOverloaded"
     assert await world.outcome() == "passed"
 
 
@@ -92,9 +82,7 @@ def test_under_load_as_many_run_as_the_process_completes() -> None:
     world = World(Guard, [SystemRule(highest_system_load=2)], sampler=lambda: (5.0, 0.0))
     with world.guard.entry("r"):
         world.clock.advance(0.1)
-    with ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(world.guard.entry("r"))
+    with world.guard.entry("r"), world.guard.entry("r"):
         with pytest.raises(SystemOverloaded, match="highest_system_load would be 5, above 2"):
             world.guard.entry("r").__enter__()
 
@@ -157,8 +145,3 @@ async def test_authority_is_asked_before_and_flow_after() -> None:
 def test_bad_fields(fields: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         SystemRule(**fields)
-
-
-def test_a_guard_has_one_system_rule() -> None:
-    with pytest.raises(ConfigurationError, match="SystemRule: there are two"):
-        Guard("memory://", [SystemRule(qps=1), SystemRule(qps=2)])

@@ -79,11 +79,7 @@ class Target:
         return COMMANDS[name](self.charges).keys
 
     def run(self, name: str, words: list[Any]) -> Any:
-        keys = self.keys(name)
-        try:
-            return self.server.evalsha(load_script(name).sha, len(keys), *keys, *words)
-        except redis.ResponseError as exc:
-            return exc
+        return evalsha(self.server, name, self.keys(name), words)
 
     def content(self) -> list[Any]:
         """Return the bytes of the rings and of their sender records."""
@@ -175,6 +171,14 @@ def places(name: str, count: int, rings: int) -> list[str]:
     }.get(name, ["write_limit"])
     ring = ["permits", "limit", "bucket_ms", "shape"] * rings
     return ["stamp", *ring, "calls", "now_ms", *last][:count]
+
+
+def evalsha(server: redis.Redis, name: str, keys: list[bytes], words: list[Any]) -> Any:
+    """Return the reply of a script, or its error."""
+    try:
+        return server.evalsha(load_script(name).sha, len(keys), *keys, *words)
+    except redis.ResponseError as exc:
+        return exc
 
 
 def malformed(reply: Any) -> bool:

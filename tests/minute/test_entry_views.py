@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from distwindow import ConfigurationError, StoreTimeout
 from distwindow.minute import operations as entry_views
-from distwindow.minute import operations as minute_views
 from distwindow.minute.commands import ViewFlush, ViewFlushReply
 from distwindow.minute.operations import EntryViews
 from distwindow.ring.clock import NEVER
@@ -233,7 +232,7 @@ def test_a_reader_has_what_was_counted_while_a_batch_was_in_flight() -> None:
     it.count()
     store = MemoryStore(it.clock)
     it.clock.move(T - it.clock.now_ms())
-    read = minute_views.minute(it.views, "unit", "k", it.clock)
+    read = entry_views.minute(it.views, "unit", "k", it.clock)
 
     def execute(step: Any) -> Any:
         return (

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from distwindow import (
-    AsyncLimiter,
-    ConfigurationError,
-    Key,
-    Limiter,
-    RateLimitExceeded,
-    StoreError,
-)
+from distwindow import AsyncLimiter, ConfigurationError, Key, Limiter, RateLimitExceeded, StoreError
 from distwindow.minute.commands import views_name
 from distwindow.runtime.options import OTHER_ORIGINS
 from distwindow.stores.memory import MemoryStore

@@ -10,13 +10,13 @@ import pytest
 import redis
 
 from distwindow.minute.commands import ViewFlush, ViewFlushReply, ViewRead, views_name
-from distwindow.ring.command import Command, load_script
+from distwindow.ring.command import Command
 from distwindow.ring.replies import PAST_DEADLINE
 from distwindow.ring.ring import MAX_TOTAL
 from distwindow.ring.stats import Bucket
 from distwindow.runtime.options import OTHER_ORIGINS
 from tests.clock_and_stores import T0, fresh_key
-from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, malformed
+from tests.lua.target import FAR_DEADLINES, HOSTILE, STAMP, evalsha, malformed
 from tests.lua.test_heads import lines, parsed
 
 NOW = T0 // 1000 * 1000 + 5
@@ -38,11 +38,7 @@ class Views:
 
     def run(self, command: Command[Any], words: list[Any] | None = None) -> Any:
         words = [STAMP, *command.arguments()] if words is None else words
-        keys = command.keys
-        try:
-            return self.server.evalsha(load_script(command.script).sha, len(keys), *keys, *words)
-        except redis.ResponseError as exc:
-            return exc
+        return evalsha(self.server, command.script, command.keys, words)
 
     def content(self) -> list[Any]:
         return [self.server.dump(key) for key in self.flush().keys]
@@ -158,11 +154,8 @@ def test_malformed_calls_are_errors_and_change_nothing(server: redis.Redis, chan
 
 def test_foreign_senders_are_refused(server: redis.Redis) -> None:
     views = Views(server)
-    with pytest.raises(redis.ResponseError, match="malformed"):
-        server.evalsha(
-            load_script("view_flush").sha, 2, views.name, views.name + b":other",
-            STAMP, *views.flush().arguments(),
-        )  # fmt: skip
+    words = [STAMP, *views.flush().arguments()]
+    assert malformed(evalsha(server, "view_flush", [views.name, views.name + b":other"], words))
     assert views.content() == [None, None]
 
 

@@ -170,12 +170,7 @@ def test_running_calls_never_exceed_the_threshold(limit: int, calls: list[bool])
 
 # -- warm-up ----------------------------------------------------------------------------------
 
-warm_ups = st.builds(
-    WarmUpController,
-    st.floats(1, 500),
-    st.integers(2, 30),
-    st.integers(2, 10),
-)
+warm_ups = st.builds(WarmUpController, st.floats(1, 500), st.integers(2, 30), st.integers(2, 10))
 
 
 @given(warm_ups)

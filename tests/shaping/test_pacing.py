@@ -100,15 +100,6 @@ def test_acquire_waits_until_its_moment() -> None:
     assert clock.slept == [0.25] * 4
 
 
-async def test_a_task_waits_until_its_moment() -> None:
-    clock = ManualClock()
-    async with AsyncLimiter("memory://", "4/second paced 1s", time=clock) as limiter:
-        begin = clock.now_ms()
-        for _ in range(3):
-            await limiter.acquire("k")
-        assert clock.now_ms() - begin == 500
-
-
 def test_acquire_asks_for_no_moment_after_its_timeout() -> None:
     clock = ManualClock()
     limiter = Limiter("memory://", "1/second paced 10s", time=clock)

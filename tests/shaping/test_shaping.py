@@ -137,11 +137,7 @@ def test_pacing_is_sentinels_where_that_counts_in_whole_ms(
 
 
 @MANY
-@given(
-    st.tuples(st.integers(1, 300), waits_ms),
-    st.tuples(st.integers(1, 300), waits_ms),
-    arrivals,
-)
+@given(st.tuples(st.integers(1, 300), waits_ms), st.tuples(st.integers(1, 300), waits_ms), arrivals)
 def test_of_two_paces_both_are_kept_and_the_longer_wait_counts(
     one: tuple[int, int], two: tuple[int, int], calls: list[tuple[int, int]]
 ) -> None:

@@ -33,16 +33,19 @@ def check_positive(**values: object) -> None:
             raise ConfigurationError(f"{name} must be a positive int, not {short_repr(value)}")
 
 
-def bucket_length_ms(sample_count: int, interval_ms: int) -> int:
+def bucket_length_ms(
+    sample_count: int, interval_ms: int, names: tuple[str, str] = ("sample_count", "interval_ms")
+) -> int:
     """Return the length in ms of one of `sample_count` equal buckets of `interval_ms`.
 
-    Raises `ConfigurationError` unless both are positive ints and the first divides the second.
+    Raises `ConfigurationError`, with their `names`, unless both are positive ints and the first
+    divides the second.
     """
-    check_positive(sample_count=sample_count, interval_ms=interval_ms)
+    check_positive(**dict(zip(names, (sample_count, interval_ms), strict=True)))
     length, rest = divmod(interval_ms, sample_count)
     if rest:
         raise ConfigurationError(
-            f"interval_ms={interval_ms} cannot be divided evenly into {sample_count} buckets"
+            f"{names[1]}={interval_ms} cannot be divided evenly into {sample_count} buckets"
         )
     return length
 
