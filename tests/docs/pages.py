@@ -10,8 +10,10 @@ The blocks of Python and of `console` are run. The fence of one may have attribu
 from __future__ import annotations
 
 import re
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +106,11 @@ def between(page: Path, marker: str) -> str:
     """Return the text between `<!-- marker -->` and `<!-- /marker -->`."""
     text = page.read_text(encoding="utf-8")
     return text.split(f"<!-- {marker} -->\n")[1].split(f"<!-- /{marker} -->")[0]
+
+
+def maker(script: str) -> Any:
+    """Return what a script of docs/make defines."""
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "make" / script)))
 
 
 def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:

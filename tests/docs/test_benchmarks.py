@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from importlib import import_module
@@ -15,7 +14,9 @@ from benchmarks.__main__ import MAX_LOAD
 from benchmarks.report import number
 from benchmarks.sections import SECTIONS
 
-from .pages import ROOT
+from .pages import ROOT, maker
+
+make = maker("benchmarks.py")
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "benchmarks/README.md", "lua/README.md")),
@@ -38,24 +39,11 @@ def test_pages_name_only_sections_that_exist() -> None:
     assert named <= SECTIONS.keys()
 
 
-@pytest.fixture(scope="module")
-def make() -> Any:
-    """Return the module that puts the figures of a report into the pages."""
-    spec = importlib.util.spec_from_file_location(
-        "make_benchmarks", ROOT / "docs/make/benchmarks.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_readme_table_takes_rows_of_sections_that_exist(make: Any) -> None:
+def test_the_readme_table_takes_rows_of_sections_that_exist() -> None:
     assert {section for section, _, _ in make.README_ROWS} <= SECTIONS.keys()
 
 
-def test_every_page_has_the_figures_of_the_report(make: Any) -> None:
+def test_every_page_has_the_figures_of_the_report() -> None:
     """So no page quotes a figure that was not measured, or one of an earlier run."""
     report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
     parts = make.parts(report)
@@ -88,7 +76,7 @@ IN_SENTENCES = {
 
 
 @pytest.mark.parametrize(("page", "sentence"), IN_SENTENCES)
-def test_a_figure_in_a_sentence_is_that_of_the_table(make: Any, page: str, sentence: str) -> None:
+def test_a_figure_in_a_sentence_is_that_of_the_table(page: str, sentence: str) -> None:
     report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
     section, what, part = IN_SENTENCES[page, sentence]
     row = report.best_peer(section) if what is None else report.row(section, what)
@@ -101,7 +89,7 @@ def test_a_figure_in_a_sentence_is_that_of_the_table(make: Any, page: str, sente
     assert written == f"{float(measured):.{decimals}f}"
 
 
-def test_the_tables_of_the_benchmarks_page_are_those_of_the_report(make: Any) -> None:
+def test_the_tables_of_the_benchmarks_page_are_those_of_the_report() -> None:
     report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
     page = make.between("docs/benchmarks.md", "benchmarks")
     assert report.environment["load"] in page

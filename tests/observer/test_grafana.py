@@ -14,12 +14,13 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from distwindow.cli.app import app
-from distwindow.cli.grafana import RULES, dashboard
+from distwindow.cli.grafana import ALERT_RULES, DASHBOARD
 from distwindow.contrib.prometheus import PrometheusObserver
+from tests.docs.pages import maker
 from tests.observer import promtool
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs" / "grafana"
+RULES = ALERT_RULES.read_text(encoding="utf-8")
 NAME = re.compile(r"\bdistwindow_\w+")
 SUFFIX = re.compile("_(bucket|sum|count)$")
 
@@ -41,6 +42,10 @@ def named_in(expression: str) -> set[str]:
     return names
 
 
+def dashboard() -> Any:
+    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+
+
 def panels() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = dashboard()["panels"]
     return found
@@ -55,20 +60,20 @@ def alerts() -> list[dict[str, Any]]:
     return rules
 
 
-@pytest.mark.parametrize(
-    ("options", "file"), [((), "distwindow.json"), (("--alerts",), "rules.yml")]
-)
-def test_the_files_of_the_docs_are_what_the_command_prints(
-    options: tuple[str, ...], file: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("options", "file"), [((), DASHBOARD), (("--alerts",), ALERT_RULES)])
+def test_the_command_prints_the_files(
+    options: tuple[str, ...], file: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app(["grafana", *options], standalone_mode=False)
-    assert capsys.readouterr().out == (DOCS / file).read_text("utf-8")
+    assert capsys.readouterr().out == file.read_text(encoding="utf-8")
+
+
+def test_the_file_of_the_dashboard_is_what_its_script_makes() -> None:
+    assert dashboard() == maker("grafana.py").dashboard()
 
 
 def test_the_dashboard_is_one_that_grafana_imports() -> None:
-    board = dashboard()
-    assert board == json.loads(json.dumps(board))
-    assert board["schemaVersion"] == 39
+    assert dashboard()["schemaVersion"] == 39
     assert {panel["type"] for panel in panels()} == {"row", "timeseries"}  # both are Grafana's own
     ids = [panel["id"] for panel in panels()]
     assert len(set(ids)) == len(ids)
