@@ -1,18 +1,18 @@
-"""`distwindow grafana`: a dashboard of the metrics of `PrometheusObserver`, which
-docs/make/grafana.py makes, and alert rules for Prometheus.
+"""`distwindow grafana`: a dashboard of the metrics of `PrometheusObserver`, and alert rules for
+Prometheus: the files of docs/grafana. docs/make/grafana.py makes the dashboard.
 """
 
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .command import report_errors
 
-DASHBOARD = files(__package__).joinpath("dashboard.json")
-ALERT_RULES = files(__package__).joinpath("alert_rules.yml")
+_CHECKOUT = Path(__file__).resolve().parents[2] / "docs" / "grafana"
 
 
 @report_errors
@@ -24,4 +24,7 @@ def grafana(
     """Print a dashboard for Grafana, or alert rules for Prometheus, of the metrics that
     `distwindow.contrib.prometheus` keeps: `distwindow grafana > dashboard.json`.
     """
-    typer.echo((ALERT_RULES if alerts else DASHBOARD).read_text(encoding="utf-8"), nl=False)
+    name = "rules.yml" if alerts else "distwindow.json"
+    packaged = files(__package__).joinpath("grafana_files", name)
+    file = packaged if packaged.is_file() else _CHECKOUT / name
+    typer.echo(file.read_text(encoding="utf-8"), nl=False)

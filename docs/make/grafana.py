@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FILE = Path(__file__).resolve().parents[2] / "distwindow" / "cli" / "dashboard.json"
+FILE = Path(__file__).resolve().parents[1] / "grafana" / "distwindow.json"
 _OF = 'limiter=~"$limiter"'
 _OF_LIMIT = f'{_OF}, limit=~"$limit"'
 _RATE = "[$__rate_interval]"

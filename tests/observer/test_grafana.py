@@ -14,13 +14,13 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from distwindow.cli.app import app
-from distwindow.cli.grafana import ALERT_RULES, DASHBOARD
 from distwindow.contrib.prometheus import PrometheusObserver
 from tests.docs.pages import maker
 from tests.observer import promtool
 
 HERE = Path(__file__).parent
-RULES = ALERT_RULES.read_text(encoding="utf-8")
+DOCS = HERE.parents[1] / "docs" / "grafana"
+RULES = (DOCS / "rules.yml").read_text(encoding="utf-8")
 NAME = re.compile(r"\bdistwindow_\w+")
 SUFFIX = re.compile("_(bucket|sum|count)$")
 
@@ -43,7 +43,7 @@ def named_in(expression: str) -> set[str]:
 
 
 def dashboard() -> Any:
-    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return json.loads((DOCS / "distwindow.json").read_text(encoding="utf-8"))
 
 
 def panels() -> list[dict[str, Any]]:
@@ -60,12 +60,14 @@ def alerts() -> list[dict[str, Any]]:
     return rules
 
 
-@pytest.mark.parametrize(("options", "file"), [((), DASHBOARD), (("--alerts",), ALERT_RULES)])
-def test_the_command_prints_the_files(
-    options: tuple[str, ...], file: Any, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "file"), [((), "distwindow.json"), (("--alerts",), "rules.yml")]
+)
+def test_the_files_of_the_docs_are_what_the_command_prints(
+    options: tuple[str, ...], file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app(["grafana", *options], standalone_mode=False)
-    assert capsys.readouterr().out == file.read_text(encoding="utf-8")
+    assert capsys.readouterr().out == (DOCS / file).read_text("utf-8")
 
 
 def test_the_file_of_the_dashboard_is_what_its_script_makes() -> None:
