@@ -25,6 +25,6 @@ def grafana(
     `distwindow.contrib.prometheus` keeps: `distwindow grafana > dashboard.json`.
     """
     name = "rules.yml" if alerts else "distwindow.json"
-    packaged = files(__package__).joinpath("grafana_files", name)
+    packaged = files(__package__) / "grafana_files" / name
     file = packaged if packaged.is_file() else _CHECKOUT / name
     typer.echo(file.read_text(encoding="utf-8"), nl=False)
