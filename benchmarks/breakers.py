@@ -110,23 +110,16 @@ def _add_outages(section: Section, url: str) -> None:
         )
 
 
-def _evalsha_calls(connection: Socket) -> int:
-    for line in connection.call("INFO", "commandstats").decode().splitlines():
-        if line.startswith("cmdstat_evalsha:"):
-            return int(line.partition("calls=")[2].partition(",")[0])
-    return 0
-
-
 def _rate(connection: Socket, breakers: list[CircuitBreaker], seconds: float, load: bool) -> float:
     """Return the script calls per second, with each breaker called every 20 ms or not at all."""
-    before, began = _evalsha_calls(connection), time.monotonic()
+    before, began = connection.script_calls()[0], time.monotonic()
     while time.monotonic() - began < seconds:
         for breaker in breakers if load else ():
             for number in range(BREAKERS):
                 with breaker.call(f"service-{number}"):
                     pass
         time.sleep(PERIOD_S)
-    return (_evalsha_calls(connection) - before) / (time.monotonic() - began)
+    return (connection.script_calls()[0] - before) / (time.monotonic() - began)
 
 
 def _add_rates(section: Section, url: str, connection: Socket, quick: bool) -> None:

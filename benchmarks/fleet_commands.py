@@ -35,9 +35,8 @@ class Sent(NamedTuple):
 
 
 def _received(connection: Socket) -> Sent:
-    stats = connection.info("commandstats").get("cmdstat_evalsha", "calls=0,")
-    scripts = int(str(stats).split("=")[1].split(",")[0])
-    return Sent(scripts, float(str(connection.info("stats")["total_reads_processed"])))
+    reads = float(connection.info("stats")["total_reads_processed"])
+    return Sent(connection.script_calls()[0], reads)
 
 
 def _per_second(connection: Socket, seconds: float) -> Sent:

@@ -31,20 +31,14 @@ def _bytes(server: Server, connection: Socket, holders: int) -> int:
         return int(usage)
 
 
-def _calls(connection: Socket) -> int:
-    """Return how many scripts clients have called."""
-    line = str(connection.info("commandstats").get("cmdstat_evalsha", "calls=0,"))
-    return int(line.split("=")[1].split(",")[0])
-
-
 def _commands_at_rest(server: Server, connection: Socket, seconds: float) -> float:
     """Return the commands per renewal of a process that holds slots of several keys."""
     with Concurrency(server.url, RESTING_SLOTS, ttl=TTL_S, timeout=1) as slots:
         held = [slots.try_hold(str(n % RESTING_KEYS)) for n in range(RESTING_SLOTS)]
         time.sleep(TTL_S / 3)  # so that all are renewed together
-        before = _calls(connection)
+        before, _ = connection.script_calls()
         time.sleep(seconds)
-        renewed = _calls(connection) - before
+        renewed = connection.script_calls()[0] - before
         if not all(slot.held for slot in held):
             raise RuntimeError("a slot was lost")
         return renewed / (seconds / (TTL_S / 3))
