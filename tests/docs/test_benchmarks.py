@@ -110,8 +110,7 @@ def test_the_tables_of_outages_are_those_of_the_report() -> None:
     report = json.loads(outages.JSON.read_text(encoding="utf-8"))
     assert list(report["rows"]) == list(outages.OUTAGES)
     assert {tuple(rows) for rows in report["rows"].values()} == {tuple(outages.CONTENDERS)}
-    text = outages.PAGE.read_text(encoding="utf-8")
-    assert text == outages.page_with(outages.tables(report))
+    assert outages.PAGE.read_text(encoding="utf-8") == outages.page_of(report)
 
 
 def shown(row: dict[str, Any]) -> str:
