@@ -30,6 +30,7 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
 from distwindow import AsyncLimiter, Decision, Limiter, StoreError
+from distwindow.support.async_use import result_of, run_at_once
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class Stalls:
     def watch(self) -> None:
         if not self._watching:
             self._watching = True
-            threading.Thread(target=self._watch, daemon=True).start()
+            in_background(self._watch)
 
     def during(self, call: Call) -> float:
         """Return the stalls during this call, at most, s."""
@@ -195,10 +196,15 @@ def in_background(work: Callable[[], object]) -> threading.Thread:
 
 def timed(key: str, work: Callable[[], Decision]) -> Call:
     """Make one call and keep whatever came of it."""
+    return run_at_once(timed_in_task(key, work))
+
+
+async def timed_in_task(key: str, work: Callable[[], Any]) -> Call:
+    """`timed` for tasks."""
     began = time.perf_counter()
     outcome: Decision | BaseException
     try:
-        outcome = work()
+        outcome = await result_of(work())
     except Exception as exc:
         outcome = exc
     ended = time.perf_counter()
@@ -233,7 +239,7 @@ class _BlockingAdapter:
         if at_once == 1:
             work()  # over the connection that this thread has already
         else:
-            _join([_started(work) for _ in range(min(at_once, len(keys)))])
+            _join([in_background(work) for _ in range(min(at_once, len(keys)))])
         return calls
 
     def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
@@ -248,17 +254,11 @@ class _BlockingAdapter:
                 time.sleep(LOAD_PAUSE_S)
 
         # mypy cannot infer a lambda whose parameter has a default.
-        threads = [_started(lambda i=i: work(i)) for i in range(at_once)]  # type: ignore[misc]
+        threads = [in_background(lambda i=i: work(i)) for i in range(at_once)]  # type: ignore[misc]
         return _Load(stop, lambda: _join(threads), calls)
 
     def close(self) -> None:
         self.limiter.close()
-
-
-def _started(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def _join(threads: list[threading.Thread]) -> None:
@@ -359,14 +359,7 @@ class _AsyncAdapter:
         return _Load(stop, lambda: running.result(30), calls)
 
     async def _timed(self, key: str) -> Call:
-        began = time.perf_counter()
-        outcome: Decision | BaseException
-        try:
-            outcome = await self.limiter.try_acquire(key)
-        except Exception as exc:
-            outcome = exc
-        ended = time.perf_counter()
-        return Call(key, outcome, ended - began, ended)
+        return await timed_in_task(key, partial(self.limiter.try_acquire, key))
 
     def close(self) -> None:
         self._harness.run(self.limiter.aclose())
@@ -380,7 +373,7 @@ class AsyncHarness:
     def __init__(self) -> None:
         self._closing: list[Callable[[], Any]] = []
         self._loop = asyncio.new_event_loop()
-        self._thread = _started(self._loop.run_forever)
+        self._thread = in_background(self._loop.run_forever)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop)

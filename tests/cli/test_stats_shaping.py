@@ -7,16 +7,9 @@ import json
 from typing import Any
 
 import pytest
-import redis
 
 from distwindow import Limiter, ShapingStats
 from tests.cli.conftest import Cli
-
-
-@pytest.fixture
-def client(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
 
 
 def call(url: str, prefix: str, limit: str | list[str], key: str, times: int = 1) -> None:
