@@ -27,7 +27,7 @@ from distwindow import (
 )
 from distwindow.guard.rules import limit_of
 from tests.attack.children import now_ms
-from tests.attack.client import Client, ClientLog, Op, Work, result_of
+from tests.attack.client import Client, ClientLog, Op, ServiceError, Work, result_of
 from tests.attack.fleet import ALL_FAULTS, attacked, play_fleets
 from tests.attack.harness import Run, Violation
 from tests.attack.history import check_tallies, read_counts
@@ -89,10 +89,6 @@ def _holders(url: str, **options: Any) -> list[str]:
 
 
 # -- the client --
-
-
-class ServiceError(Exception):
-    """The service has failed."""
 
 
 class RefusedLater(Blocked):

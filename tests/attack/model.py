@@ -128,7 +128,7 @@ class Comparison:
                     return None, None
         elif sender:
             sent.append((seq, charges, parts, seen))
-        buckets = tuple(tuple(_bucket(row) for row in ring) for ring in seen)
+        buckets = tuple(tuple(Bucket(*row) for row in ring) for ring in seen)
         reply = self.store.execute(
             Flush(tuple(charges), counts=buckets, sender=sender, seq=seq, pull=pull)
         )
@@ -181,11 +181,6 @@ def outcome(reply: AcquireReply) -> Outcome:
         reply.retry_ms,
         reply.admitted_binding,
     )
-
-
-def _bucket(row: Sequence[int]) -> Bucket:
-    start, passed, blocked, success, error, rt_sum, rt_min = row
-    return Bucket(start, passed, blocked, success, error, rt_sum, rt_min)
 
 
 def first_difference(
