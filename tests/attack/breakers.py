@@ -312,23 +312,18 @@ class BreakerCall(Op):
 
     def run(self) -> None:
         self.asked = now_ms()
-        try:
-            with self.breaker.call(KEY) as call:
-                self._begin(call)
-                time.sleep(self.seconds)
-                self._end()
-        except ServiceError:
-            pass
+        with suppress(ServiceError), self.breaker.call(KEY) as call:
+            self._begin(call)
+            time.sleep(self.seconds)
+            self._end()
 
     async def run_async(self) -> None:
         self.asked = now_ms()
-        try:
+        with suppress(ServiceError):
             async with self.breaker.call(KEY) as call:
                 self._begin(call)
                 await asyncio.sleep(self.seconds)
                 self._end()
-        except ServiceError:
-            pass
 
     def _begin(self, call: Any) -> None:
         self.began = self.ended = now_ms()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import suppress
 
 from distwindow import AsyncLimiter, Limit, Limiter, RateLimitExceeded, StoreError
 from tests.attack.client import Client, ClientLog, Op, Work, result_of
@@ -84,22 +85,17 @@ class EntryOp(Op):
         self.is_admitted = False
 
     def run(self) -> None:
-        try:
-            with self.limiter.entry(self.key, origin=self.origin):
-                self.is_admitted = True
-                if self.fails:
-                    raise LookupError
-        except LookupError:
-            pass
+        with suppress(LookupError), self.limiter.entry(self.key, origin=self.origin):
+            self.is_admitted = True
+            if self.fails:
+                raise LookupError
 
     async def run_async(self) -> None:
-        try:
+        with suppress(LookupError):
             async with self.limiter.entry(self.key, origin=self.origin):
                 self.is_admitted = True
                 if self.fails:
                     raise LookupError
-        except LookupError:
-            pass
 
     def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:
         sure: list[str] = []

@@ -17,6 +17,7 @@ from benchmarks.sections import SECTIONS
 from .pages import ROOT, maker
 
 make = maker("benchmarks.py")
+report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "benchmarks/README.md", "lua/README.md")),
@@ -45,7 +46,6 @@ def test_the_readme_table_takes_rows_of_sections_that_exist() -> None:
 
 def test_every_page_has_the_figures_of_the_report() -> None:
     """So no page quotes a figure that was not measured, or one of an earlier run."""
-    report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
     parts = make.parts(report)
     assert len(parts) == 6
     for page, name, text in parts:
@@ -77,7 +77,6 @@ IN_SENTENCES = {
 
 @pytest.mark.parametrize(("page", "sentence"), IN_SENTENCES)
 def test_a_figure_in_a_sentence_is_that_of_the_table(page: str, sentence: str) -> None:
-    report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
     section, what, part = IN_SENTENCES[page, sentence]
     row = report.best_peer(section) if what is None else report.row(section, what)
     if part is None:
@@ -90,7 +89,6 @@ def test_a_figure_in_a_sentence_is_that_of_the_table(page: str, sentence: str) -
 
 
 def test_the_tables_of_the_benchmarks_page_are_those_of_the_report() -> None:
-    report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
     page = make.between("docs/benchmarks.md", "benchmarks")
     assert report.environment["load"] in page
     assert float(re.findall(r"[\d.]+", report.environment["load"])[0]) <= MAX_LOAD
@@ -107,10 +105,10 @@ def test_the_tables_of_the_benchmarks_page_are_those_of_the_report() -> None:
 
 
 def test_the_tables_of_outages_are_those_of_the_report() -> None:
-    report = json.loads(outages.JSON.read_text(encoding="utf-8"))
-    assert list(report["rows"]) == list(outages.OUTAGES)
-    assert {tuple(rows) for rows in report["rows"].values()} == {tuple(outages.CONTENDERS)}
-    assert outages.PAGE.read_text(encoding="utf-8") == outages.page_of(report)
+    found = json.loads(outages.JSON.read_text(encoding="utf-8"))
+    assert list(found["rows"]) == list(outages.OUTAGES)
+    assert {tuple(rows) for rows in found["rows"].values()} == {tuple(outages.CONTENDERS)}
+    assert outages.PAGE.read_text(encoding="utf-8") == outages.page_of(found)
 
 
 def shown(row: dict[str, Any]) -> str:
