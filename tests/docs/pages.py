@@ -117,16 +117,10 @@ def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
     """Change the defaults of limiters, breakers and concurrency limits: code runs as printed, and
     apart from other tests.
     """
-    blocking = (Limiter, CircuitBreaker, AdaptiveBreaker, Concurrency, Guard)
     for limiter_class in (
-        *blocking,
-        AsyncLimiter,
-        AsyncCircuitBreaker,
-        AsyncConcurrency,
-        AsyncGuard,
-        BaseRateLimits,
-        BaseUpstreamLimits,
-    ):
+        Limiter, CircuitBreaker, AdaptiveBreaker, Concurrency, Guard, AsyncLimiter,
+        AsyncCircuitBreaker, AsyncConcurrency, AsyncGuard, BaseRateLimits, BaseUpstreamLimits,
+    ):  # fmt: skip
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None
         for argument, value in defaults.items():
