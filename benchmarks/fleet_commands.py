@@ -60,15 +60,11 @@ def _process(server: Server, breakers: int, period_s: float) -> Iterator[subproc
     try:
         yield process
     finally:
-        if process.stdin is not None:
-            process.stdin.close()
         try:
-            process.wait(timeout=10)
+            process.communicate(timeout=10)  # closes its input
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+            process.communicate()
 
 
 def _measure(

@@ -5,6 +5,8 @@ process with N slots sends while nothing changes.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from benchmarks.measure import log, run_rounds
 from benchmarks.report import Section
@@ -42,12 +44,17 @@ def _commands_at_rest(server: Server, connection: Socket, seconds: float) -> flo
         return renewed / (seconds / (TTL_S / 3))
 
 
-def _block_us(slots: Concurrency) -> float:
-    """Return the time of a block, hold and free together."""
+def _block(slots: Concurrency) -> None:
+    """Hold and free."""
+    with slots.hold(KEY):
+        pass
+
+
+def _us(call: Callable[[], object]) -> float:
+    """Return the time of a call."""
     began = time.perf_counter()
     for _ in range(BLOCKS):
-        with slots.hold(KEY):
-            pass
+        call()
     return (time.perf_counter() - began) / BLOCKS * 1e6
 
 
@@ -70,8 +77,8 @@ def run(quick: bool) -> Section:
             results = run_rounds(
                 "slots",
                 {
-                    "block": lambda: _block_us(slots),
-                    "ping": lambda: _ping_us(raw),
+                    "block": partial(_us, partial(_block, slots)),
+                    "ping": partial(_us, partial(raw.call, "PING")),
                 },
                 5 if quick else 15,
             )
@@ -80,10 +87,3 @@ def run(quick: bool) -> Section:
             "the same over two PINGs of a raw socket", results.ratio("block", "ping").over(2)
         )
     return section
-
-
-def _ping_us(connection: Socket) -> float:
-    began = time.perf_counter()
-    for _ in range(BLOCKS):
-        connection.call("PING")
-    return (time.perf_counter() - began) / BLOCKS * 1e6

@@ -100,17 +100,16 @@ class EntryOp(Op):
     def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:
         sure: list[str] = []
         unsure: list[str] = []
-        ends = ["ring error", "view error"] if self.fails else ["ring success", "view success"]
+        failed, succeeded = ["ring error", "view error"], ["ring success", "view success"]
         if self.is_admitted:
             sure.append("view passed")
             if interrupted:
                 # The block may have been interrupted before it has raised, or after.
-                unsure += ["ring error", "view error", "ring success", "view success"]
+                unsure += failed + succeeded
             else:
-                sure += ends
+                sure += failed if self.fails else succeeded
         elif interrupted:
-            unsure += ["ring blocked", "view blocked", "view passed"]
-            unsure += ["ring error", "view error", "ring success", "view success"]
+            unsure += ["ring blocked", "view blocked", "view passed", *failed, *succeeded]
         elif isinstance(raised, RateLimitExceeded):
             sure += ["ring blocked", "view blocked"]
         elif isinstance(raised, StoreError) and raised.charged is not False:
