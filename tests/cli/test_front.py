@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,15 @@ OUTPUTS = [
 ]
 
 
+def run_on_a_full_disk(command: str, stderr: Any, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose stdout, and stderr where it is None, cannot be written."""
+    with FULL.open("w") as full:
+        return subprocess.run(
+            [sys.executable, "-m", "distwindow", *command.split()],
+            stdout=full, stderr=stderr or full, text=True, env={**os.environ, **env}, check=False,
+        )  # fmt: skip
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
     ("command", "unbuffered"), [("stats", "1"), *((command, "") for command in OUTPUTS)]
@@ -103,20 +113,8 @@ def test_a_full_disk_is_reported_as_an_output_error(
     redis_url: str, prefix: str, command: str, unbuffered: str
 ) -> None:
     use(redis_url, prefix, "k", limits="5/hour")
-    with FULL.open("w") as full:
-        result = subprocess.run(
-            [sys.executable, "-m", "distwindow", *command.split()],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "DISTWINDOW_URL": redis_url,
-                "DISTWINDOW_PREFIX": prefix,
-                "PYTHONUNBUFFERED": unbuffered,
-            },
-            check=False,
-        )
+    env = {"DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix}
+    result = run_on_a_full_disk(command, subprocess.PIPE, PYTHONUNBUFFERED=unbuffered, **env)
     assert result.returncode == 2
     assert result.stderr == (
         "distwindow: the output could not be written: No space left on device; "
@@ -126,14 +124,7 @@ def test_a_full_disk_is_reported_as_an_output_error(
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def test_a_full_disk_for_stdout_and_stderr_gives_the_exit_code(redis_url: str) -> None:
-    with FULL.open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "distwindow", "stats", "--url", redis_url],
-            stdout=full,
-            stderr=full,
-            check=False,
-        )
-    assert done.returncode == 2
+    assert run_on_a_full_disk(f"stats --url {redis_url}", None).returncode == 2
 
 
 def test_a_closed_output_is_reported_in_one_line(redis_url: str) -> None:

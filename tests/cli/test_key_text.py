@@ -16,6 +16,7 @@ from distwindow import Key
 from distwindow.cli.render import shell_word
 from distwindow.inspect.key_text import json_text, spellings
 from tests.cli.conftest import Cli, use
+from tests.programs import printed
 
 KEYS: list[str | bytes | Key] = [
     "plain", "user:42", "50%", "a b", " ", "it's", "new\nline", "tab\t", "\x1b[31mred", "\x7f",
@@ -95,13 +96,9 @@ def test_every_key_that_stats_shows_can_be_given_to_reset(
     cli: Cli, redis_url: str, prefix: str, output: str
 ) -> None:
     use(redis_url, prefix, *(KEYS + NUL))
-    done = subprocess.run(
-        [sys.executable, "-m", "distwindow", "stats", "--url", redis_url, "--prefix", prefix],
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": output, "COLUMNS": "20"},
-        check=True,
-    )
-    rows = done.stdout.decode(output).splitlines()[1:-2]
+    where = ("--url", redis_url, "--prefix", prefix)
+    env = {"PYTHONIOENCODING": output, "COLUMNS": "20"}
+    rows = printed("-m", "distwindow", "stats", *where, env=env).splitlines()[1:-2]
     assert len(rows) == len(KEYS + NUL)
     words = [row.partition("  10/hour")[0].rstrip() for row in rows]
     for argument in read_by_bash(words):

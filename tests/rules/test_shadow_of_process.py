@@ -212,10 +212,10 @@ async def awaited_job(ctx: Any, tenant: str = "a") -> bool:
     return True
 
 
-def gate(told: Told) -> int:
+def gate(told: Told, limits: Any = LIMIT) -> int:
     made = TaskGate("memory://", observer=told)
-    task = made.add(TaskLimits("send", job, LIMIT))
-    return counted(lambda: not made.delay(task, (), {}), made._limiters.close)
+    task = made.add(TaskLimits("send", job, limits))
+    return counted(lambda: not made.delay(task, ("a",), {}), made._limiters.close)
 
 
 def async_gate(told: Told) -> int:
@@ -226,12 +226,6 @@ def async_gate(told: Told) -> int:
         return not await made.hold(task, (), {}, 0.0)
 
     return counted_in_tasks(call, made._limiters.aclose)
-
-
-def gate_of_several_keys(told: Told) -> int:
-    made = TaskGate("memory://", observer=told)
-    task = made.add(TaskLimits("send", job, [("{tenant}", LIMIT), "100/hour"]))
-    return counted(lambda: not made.delay(task, ("a",), {}), made._limiters.close)
 
 
 def rq(told: Told) -> int:
@@ -311,7 +305,8 @@ def celery(told: Told) -> int:
 
 QUEUES: dict[str, Ask] = {
     "celery": celery, "rq": rq, "dramatiq": dramatiq, "taskiq": taskiq, "arq": arq, "tasks": gate,
-    "tasks, awaited": async_gate, "tasks of several keys": gate_of_several_keys,
+    "tasks, awaited": async_gate,
+    "tasks of several keys": partial(gate, limits=[("{tenant}", LIMIT), "100/hour"]),
 }  # fmt: skip
 CLIENTS_BY_NAME = {kind.__name__.lower(): of_client(kind) for kind in CLIENTS}
 PRODUCTS: dict[str, Ask] = {
