@@ -33,6 +33,7 @@ SECTIONS = {
     "resource": "whole_resource",
     "waiters": "waiters",
     "web": "web",
+    "outgoing": "outgoing",
     "agents": "agents",
     "observer": "observers",
     "limits": "limits_storage",
