@@ -1,6 +1,7 @@
-"""Puts the Lua scripts into one file of the wheel: one read for 39, and 31 kB less to load.
+"""Puts the Lua scripts into one file of the wheel: one read for 39, and 31 kB less to load. Puts
+the files that `distwindow grafana` prints beside its module.
 
-Comments stay in the checkout, but for the names of pieces, which are read. No script
+Comments of scripts stay in the checkout, but for the names of pieces, which are read. No script
 is another one for it: the loader drops comments as well.
 """
 
@@ -29,6 +30,7 @@ class ScriptsInOneFile(BuildHookInterface):  # type: ignore[type-arg]  # of any 
         self._bundle.parent.mkdir(parents=True, exist_ok=True)
         self._bundle.write_text(json.dumps(texts), "utf-8")
         build_data["force_include"][str(self._bundle)] = "distwindow/lua.json"
+        build_data["force_include"]["docs/grafana"] = "distwindow/cli/grafana_files"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":

@@ -177,9 +177,7 @@ def run(quick: bool) -> Section:
     with running() as server:
         candidates = peers.async_peers()
         preselected = Results()
-        for (
-            library
-        ) in peers.LIBRARIES:  # one after the other, because each opens hundreds of connections
+        for library in peers.LIBRARIES:  # in turn, as each opens hundreds of connections
             own = [peer for peer in candidates if peer.library == library]
             part = _LoopRunner(server, WORKLOADS[0]).run(
                 f"asyncio, preselection of {library}", own, preselection_s, 1

@@ -23,27 +23,22 @@ OPEN_FOR_S = 2.0
 MIN_CALLS = 20
 
 
-def error_count_call(url: str) -> tuple[Callable[[], AbstractContextManager[Any]], type[Exception]]:
-    """Return what makes a call under the fleet's breaker, and the error of a refusal."""
-    return _distwindow_call(url, ErrorCount(MIN_CALLS, open_for=OPEN_FOR_S))
+Breaker = tuple[Callable[[], AbstractContextManager[Any]], type[Exception]]
+"""What makes a call inside a breaker, and the error of a refusal."""
 
 
-def error_ratio_call(url: str) -> tuple[Callable[[], AbstractContextManager[Any]], type[Exception]]:
-    """Return the same of a rule that the successes before the fault count in."""
-    return _distwindow_call(
-        url, ErrorRatio(0.5, window=2.0, min_calls=MIN_CALLS, open_for=OPEN_FOR_S)
-    )
+def of_fleet(rule: BreakerRule) -> Callable[[str], Breaker]:
+    """Return what opens the fleet's breaker at a URL."""
+
+    def opened(url: str) -> Breaker:
+        breaker = CircuitBreaker(url, rule, prefix="benchmark", timeout=2.0)
+        return lambda: breaker.call("service"), BreakerOpen
+
+    return opened
 
 
-def _distwindow_call(
-    url: str, rule: BreakerRule
-) -> tuple[Callable[[], AbstractContextManager[Any]], type[Exception]]:
-    breaker = CircuitBreaker(url, rule, prefix="benchmark", timeout=2.0)
-    return lambda: breaker.call("service"), BreakerOpen
-
-
-def pybreaker_call(url: str) -> tuple[Callable[[], AbstractContextManager[Any]], type[Exception]]:
-    """Return the same of a breaker of this process: it opens at `MIN_CALLS` failures in a row."""
+def of_process(url: str) -> Breaker:
+    """Return a breaker of this process: it opens at `MIN_CALLS` failures in a row."""
     import pybreaker
 
     breaker = pybreaker.CircuitBreaker(
@@ -53,9 +48,12 @@ def pybreaker_call(url: str) -> tuple[Callable[[], AbstractContextManager[Any]],
 
 
 CALLS = {
-    f"distwindow ErrorCount({MIN_CALLS})": error_count_call,
-    "distwindow ErrorRatio(0.5, window=2)": error_ratio_call,
-    f"pybreaker fail_max={MIN_CALLS}": pybreaker_call,
+    f"distwindow ErrorCount({MIN_CALLS})": of_fleet(ErrorCount(MIN_CALLS, open_for=OPEN_FOR_S)),
+    # The successes before the fault count in it.
+    "distwindow ErrorRatio(0.5, window=2)": of_fleet(
+        ErrorRatio(0.5, window=2.0, min_calls=MIN_CALLS, open_for=OPEN_FOR_S)
+    ),
+    f"pybreaker fail_max={MIN_CALLS}": of_process,
 }
 
 

@@ -22,6 +22,7 @@ from distwindow.breaker.commands import breaker_name
 from distwindow.ring.key import senders_name
 from distwindow.stores.memory import MemoryStore
 from distwindow.testing import ManualClock
+from tests.servers import until
 
 PROCESSES = 8
 HEALTHY_S, BROKEN_S, MENDED_S = 2.0, 7.0, 5.0
@@ -44,17 +45,14 @@ def _outage(kind: str, url: str) -> Outage:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         broken, stop = folder / "broken", folder / "stop"
-        outputs = [(folder / f"{number}.log").open("w+") for number in range(PROCESSES)]
+        outputs = [folder / f"{number}.log" for number in range(PROCESSES)]
         command = [sys.executable, "-m", "benchmarks.breaker_process", kind, url]
-        processes = [
-            subprocess.Popen([*command, str(broken), str(stop)], stdout=output)
-            for output in outputs
-        ]
-        deadline = time.monotonic() + 30
-        while not all(output.tell() or Path(output.name).stat().st_size for output in outputs):
-            if time.monotonic() > deadline:
-                raise RuntimeError("a process has not begun within 30 s")
-            time.sleep(0.05)
+        processes = []
+        for output in outputs:
+            with output.open("w") as file:
+                process = subprocess.Popen([*command, str(broken), str(stop)], stdout=file)
+                processes.append(process)
+        until(lambda: all(output.stat().st_size for output in outputs), 30, what="calls of all")
         time.sleep(HEALTHY_S)
         broken.touch()
         fault_at = time.monotonic()
@@ -66,11 +64,8 @@ def _outage(kind: str, url: str) -> Outage:
         for process in processes:
             process.wait(timeout=20)
         logs = [
-            [json.loads(line) for line in Path(output.name).read_text().splitlines()]
-            for output in outputs
+            [json.loads(line) for line in output.read_text().splitlines()] for output in outputs
         ]
-        for output in outputs:
-            output.close()
     return _summary(logs, fault_at, mended_at)
 
 
@@ -110,23 +105,16 @@ def _add_outages(section: Section, url: str) -> None:
         )
 
 
-def _evalsha_calls(connection: Socket) -> int:
-    for line in connection.call("INFO", "commandstats").decode().splitlines():
-        if line.startswith("cmdstat_evalsha:"):
-            return int(line.partition("calls=")[2].partition(",")[0])
-    return 0
-
-
 def _rate(connection: Socket, breakers: list[CircuitBreaker], seconds: float, load: bool) -> float:
     """Return the script calls per second, with each breaker called every 20 ms or not at all."""
-    before, began = _evalsha_calls(connection), time.monotonic()
+    before, began = connection.script_calls()[0], time.monotonic()
     while time.monotonic() - began < seconds:
         for breaker in breakers if load else ():
             for number in range(BREAKERS):
                 with breaker.call(f"service-{number}"):
                     pass
         time.sleep(PERIOD_S)
-    return (_evalsha_calls(connection) - before) / (time.monotonic() - began)
+    return (connection.script_calls()[0] - before) / (time.monotonic() - began)
 
 
 def _add_rates(section: Section, url: str, connection: Socket, quick: bool) -> None:

@@ -9,17 +9,14 @@ be compared.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import server
-from benchmarks.measure import Quartiles, log
+from benchmarks.measure import Answering, Quartiles, log
 
 TRIAL_S = 0.15
 """About how many seconds one case takes in one round."""
@@ -29,7 +26,7 @@ LARGEST_RATIO = 1.03
 # -- the parent -----------------------------------------------------------------------------------
 
 
-class Checkout:
+class Checkout(Answering):
     """The child process of one checkout."""
 
     def __init__(self, folder: Path, url: str, name: str, core: int | None) -> None:
@@ -37,34 +34,16 @@ class Checkout:
             raise SystemExit(f"{folder} is no checkout: it has no folder distwindow")
         script = Path(__file__).with_name("compare_child.py")
         environment = {**os.environ, "PYTHONPATH": str(folder)}
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), url, name],
-            cwd=folder, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        command = [sys.executable, script, url, name]
+        super().__init__(command, cwd=folder, env=environment)
         if core is not None:
-            os.sched_setaffinity(self._process.pid, {core})
-        self.cases: list[str] = self._read()
+            os.sched_setaffinity(self.pid, {core})
+        self.cases: list[str] = self.read()
 
     def trial(self, case: str, count: int) -> float:
         """Make `count` calls. Return the seconds that each took."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([case, count]) + "\n")
-        self._process.stdin.flush()
-        seconds: float = self._read()
+        seconds: float = self.ask([case, count])
         return seconds
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10)
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"the child process has ended: exit {self._process.wait(10)}")
-        return json.loads(line)
 
 
 def compare(

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 
 from benchmarks import peers
-from benchmarks.measure import Quartiles, Results, percentile, run_rounds
+from benchmarks.measure import Quartiles, Results, in_threads, percentile, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.resp import Socket
 from benchmarks.server import Server, running
@@ -138,11 +138,7 @@ def _threads(count: int, calls: int, call: Callable[[], bool]) -> list[float]:
                 wrong.append(repr(error))
             times.append(time.perf_counter() - began)
 
-    threads = [threading.Thread(target=timed) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([timed] * count)
     if wrong:
         raise RuntimeError(f"{len(wrong)} calls were not admitted, the first: {wrong[0]}")
     return times

@@ -35,9 +35,8 @@ class Sent(NamedTuple):
 
 
 def _received(connection: Socket) -> Sent:
-    stats = connection.info("commandstats").get("cmdstat_evalsha", "calls=0,")
-    scripts = int(str(stats).split("=")[1].split(",")[0])
-    return Sent(scripts, float(str(connection.info("stats")["total_reads_processed"])))
+    reads = float(connection.info("stats")["total_reads_processed"])
+    return Sent(connection.script_calls()[0], reads)
 
 
 def _per_second(connection: Socket, seconds: float) -> Sent:
@@ -61,15 +60,11 @@ def _process(server: Server, breakers: int, period_s: float) -> Iterator[subproc
     try:
         yield process
     finally:
-        if process.stdin is not None:
-            process.stdin.close()
         try:
-            process.wait(timeout=10)
+            process.communicate(timeout=10)  # closes its input
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+            process.communicate()
 
 
 def _measure(

@@ -43,15 +43,7 @@ def _ring_bytes(connection: Socket, limit: Limit, each: int) -> int:
         (reply,) = connection.pipeline([command.frame(GUARD)])
         if not isinstance(reply, list) or reply[1] < 0:
             raise RuntimeError(f"the script answered {reply!r}")
-    return _usage(connection)
-
-
-def _usage(connection: Socket) -> int:
-    """Return the bytes of all keys."""
-    return sum(
-        connection.call("MEMORY", "USAGE", key, "SAMPLES", 0)
-        for key in connection.call("KEYS", "*")
-    )
+    return sum(connection.sizes().values())
 
 
 def _peer_bytes(server: Server, connection: Socket, peer: peers.Peer, limit: int) -> int:
@@ -61,7 +53,7 @@ def _peer_bytes(server: Server, connection: Socket, peer: peers.Peer, limit: int
         for _ in range(limit):
             if not acquire("user:42"):
                 raise RuntimeError(f"refused below its limit of {limit}")
-    return _usage(connection)
+    return sum(connection.sizes().values())
 
 
 def _add_limiters(section: Section, url: str) -> None:

@@ -50,9 +50,8 @@ def server_time(server: Server, strategy: Any, item: Any) -> float:
     with Socket(server.port) as connection:
         connection.call("CONFIG", "RESETSTAT")
         client_time(strategy, item)
-        stats = connection.info("commandstats")["cmdstat_evalsha"]
-    figures = dict(pair.split("=") for pair in stats.split(","))
-    return int(figures["usec"]) / int(figures["calls"])
+        calls, us = connection.script_calls()
+    return us / calls
 
 
 def bytes_of(server: Server, strategy: Any, item: Any) -> int:

@@ -16,14 +16,15 @@ import logging
 import multiprocessing
 import os
 import random
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import distwindow
 from benchmarks import server
+from benchmarks.measure import in_threads
 from benchmarks.resp import Socket
 
 MODES: dict[str, dict[str, Any]] = {
@@ -142,11 +143,7 @@ def call_in_threads(url: str, calls: Any, stop: Any) -> None:
             if stop.value:
                 return
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(partial(run, number) for number in range(4))
     for limiter in limiters:
         limiter.close()
 

@@ -7,12 +7,16 @@ of the same round.
 from __future__ import annotations
 
 import gc
+import json
 import random
 import statistics
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 _started_at = time.monotonic()
 
@@ -50,7 +54,46 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:300]
 
 
+def in_threads(works: Iterable[Callable[[], object]]) -> None:
+    """Run each of these in a thread of its own, until all have ended."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 Trial = Callable[[], float]
+
+
+class Answering:
+    """A process that answers each line of JSON with another."""
+
+    def __init__(self, command: Sequence[object], **options: Any) -> None:
+        self._process = subprocess.Popen(
+            list(map(str, command)),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options,
+        )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, question: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self.read()
+
+    def read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args!r} has ended: exit {self._process.wait(10)}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=10)
 
 
 @dataclass

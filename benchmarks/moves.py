@@ -24,6 +24,7 @@ PREFIX = "move"
 TIMEOUT_S = 0.25
 CALM_S = 3.0
 LONGEST_S = 20.0
+NEEDS_A_REPLICA = {"min-replicas-to-write": 1, "min-replicas-max-lag": 1}
 
 
 class Scene(NamedTuple):
@@ -40,8 +41,7 @@ class Scene(NamedTuple):
 @contextmanager
 def planned(replicas: int, **config: int) -> Iterator[Scene]:
     """A failover that somebody asks for: the old primary answers until a sentinel demotes it."""
-    names = {name.replace("_", "-"): value for name, value in config.items()}
-    with SentinelSet(replicas, config=names) as nodes, nodes.sentinels[0].client() as sentinel:
+    with SentinelSet(replicas, config=config) as nodes, nodes.sentinels[0].client() as sentinel:
         time.sleep(2)  # replicas are in time from their second ping on
         yield Scene(
             nodes.url,
@@ -54,8 +54,7 @@ def planned(replicas: int, **config: int) -> Iterator[Scene]:
 @contextmanager
 def cut_off(**config: int) -> Iterator[Scene]:
     """The primary answers neither sentinels nor replicas any more, and goes on to serve callers."""
-    names = {name.replace("_", "-"): value for name, value in config.items()}
-    with SentinelSet(2, config=names) as nodes:
+    with SentinelSet(2, config=config) as nodes:
         old = nodes.primary
         time.sleep(2)
 
@@ -106,13 +105,9 @@ def migrating(*limits: str) -> Iterator[Scene]:
 
 WAYS: dict[str, Callable[[], Any]] = {
     "Sentinel, planned failover": lambda: planned(1),
-    "the same, `min-replicas-to-write 1`, two replicas": lambda: planned(
-        2, min_replicas_to_write=1, min_replicas_max_lag=1
-    ),
+    "the same, `min-replicas-to-write 1`, two replicas": lambda: planned(2, **NEEDS_A_REPLICA),
     "Sentinel, a primary that is cut off from all but its callers": cut_off,
-    "the same, `min-replicas-to-write 1`": lambda: cut_off(
-        min_replicas_to_write=1, min_replicas_max_lag=1
-    ),
+    "the same, `min-replicas-to-write 1`": lambda: cut_off(**NEEDS_A_REPLICA),
     "`CLUSTER FAILOVER`": cluster_failover,
     "a cluster whose nodes all get new addresses": new_addresses,
     "a slot that migrates, one limit on its key": lambda: migrating(PLENTY),

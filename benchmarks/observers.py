@@ -22,7 +22,8 @@ where its parts lie in memory.
 """
 PLENTY = "1000000000/hour"
 MORE = "2000000000/day"
-WAYS: dict[str, tuple[str, Any, int, bool]] = {
+Way = tuple[str, Any, int, bool]
+WAYS: dict[str, Way] = {
     "leased, cost 1": ("leased", PLENTY, 1, False),
     "leased, cost 2": ("leased", PLENTY, 2, False),
     "eventual": ("eventual", PLENTY, 1, False),
@@ -82,11 +83,11 @@ def run(quick: bool) -> Section:
     with running(last_core()) as server, ExitStack() as stack:
         loop = asyncio.new_event_loop()
         stack.callback(loop.close)
-        for way, (place, limits, cost, has_labels) in WAYS.items():
+        for way, made in WAYS.items():
             # Each way by itself, so that the two trials of a round follow one another: a machine
             # that others share is faster now and then slower, for seconds.
             trials: dict[str, Trial] = {
-                name: _trial(stack, server.url, loop, place, limits, cost, has_labels, observer)
+                name: _trial(stack, server.url, loop, made, observer)
                 for name, observer in (("observed", Sum()), ("plain", None))
             }
             found = run_rounds(f"observer, {way}", trials, 9 if quick else 61)
@@ -101,15 +102,9 @@ def run(quick: bool) -> Section:
 
 
 def _trial(
-    stack: ExitStack,
-    url: str,
-    loop: asyncio.AbstractEventLoop,
-    place: str,
-    limits: Any,
-    cost: int,
-    has_labels: bool,
-    observer: Observer | None,
+    stack: ExitStack, url: str, loop: asyncio.AbstractEventLoop, way: Way, observer: Observer | None
 ) -> Callable[[], float]:
+    place, limits, cost, has_labels = way
     where = "memory://" if place == "memory" else url
     how: Any = place if place in ("leased", "eventual") else "direct"
     prefix = f"{place}-{len(limits)}-{cost}-{has_labels}-{observer is None}"

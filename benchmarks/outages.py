@@ -49,7 +49,6 @@ from tests.servers.faults import Fault
 ROOT = Path(__file__).resolve().parents[1]
 JSON = ROOT / "docs" / "make" / "outages.json"
 PAGE = ROOT / "docs" / "outages.md"
-NAME = "outages"
 
 TIMEOUT_S = 0.25
 HOT = Quota(100, 1)
@@ -792,12 +791,9 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{report.number(value)} ms"
 
 
-def page_with(text: str) -> str:
-    """Return the page with `text` between its marks."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(f"<!-- {NAME} -->\n")
-    return (
-        f"{before}<!-- {NAME} -->\n\n{text}\n<!-- /{NAME} -->" + rest.split(f"<!-- /{NAME} -->")[1]
-    )
+def page_of(found: dict[str, Any]) -> str:
+    """Return the page with the tables of a report."""
+    return report.page_with(PAGE, "outages", tables(found))
 
 
 def main() -> int:
@@ -809,7 +805,7 @@ def main() -> int:
     parser.add_argument("--tables", action="store_true", help="only make them anew from the JSON")
     options = parser.parse_args()
     if options.tables:
-        PAGE.write_text(page_with(tables(json.loads(JSON.read_text()))), encoding="utf-8")
+        PAGE.write_text(page_of(json.loads(JSON.read_text())), encoding="utf-8")
         return 0
     names = [name for name in OUTAGES if not options.only or name in options.only]
     contenders = options.contender or list(CONTENDERS)
@@ -833,7 +829,7 @@ def main() -> int:
     print(tables(found))
     if options.write:
         JSON.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(page_with(tables(found)), encoding="utf-8")
+        PAGE.write_text(page_of(found), encoding="utf-8")
     log("done")
     return 0
 

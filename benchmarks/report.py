@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Quartiles
@@ -164,6 +165,13 @@ def markdown(command: str, environment: dict[str, str], sections: Sequence[Secti
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def page_with(page: Path, name: str, text: str) -> str:
+    """Return the page with `text` between its marks of this name."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
 
 
 def as_json(command: str, environment: dict[str, str], sections: Sequence[Section]) -> str:

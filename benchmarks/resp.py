@@ -80,6 +80,13 @@ class Socket:
         text: str = self.call("INFO", part).decode()
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
+    def sizes(self) -> dict[bytes, int]:
+        """Return the bytes of each key."""
+        return {
+            name: self.call("MEMORY", "USAGE", name, "SAMPLES", 0)
+            for name in self.call("KEYS", "*")
+        }
+
     def script_calls(self) -> tuple[int, int]:
         """Return how many scripts were called, and their µs with all commands that they call."""
         stats = self.info("commandstats")

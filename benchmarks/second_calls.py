@@ -9,10 +9,8 @@ several times the client's own part to wake the other core, which hides how the 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.measure import Results, Trial, error_text, log, run_rounds
+from benchmarks.measure import Answering, Results, Trial, error_text, log, run_rounds
 from benchmarks.peers import libraries
 from benchmarks.report import Section, Target
 from benchmarks.server import Server, last_core, pinned, running
@@ -228,7 +226,7 @@ class Tasks:
         self._loop.close()
 
 
-class Node:
+class Node(Answering):
     """A process of Node that makes the same calls with rate-limiter-flexible on ioredis."""
 
     def __init__(self, server: Server) -> None:
@@ -237,11 +235,8 @@ class Node:
             raise FileNotFoundError("there is no node on the PATH")
         if not (NODE_PROGRAM.parent / "node_modules" / "rate-limiter-flexible").is_dir():
             raise FileNotFoundError(f"rate-limiter-flexible is missing: {NODE_PACKAGES}")
-        self._process = subprocess.Popen(
-            [node, str(NODE_PROGRAM), str(server.port)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        log(f"second: {self._read()['versions']}")
+        super().__init__([node, NODE_PROGRAM, server.port])
+        log(f"second: {self.read()['versions']}")
 
     def trial(self, keys: Sequence[str], pipelining: bool, seconds: float) -> Trial:
         """Return a trial with or without ioredis's automatic pipelining, compiled before."""
@@ -250,24 +245,12 @@ class Node:
             self._cpu_us({**job, "seconds": 0.3})
         return lambda: self._cpu_us({**job, "seconds": seconds})
 
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10)
-
     def _cpu_us(self, job: dict[str, Any]) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        us: float = self._read()["cpu_us"]
+        us: float = self.ask(job)["cpu_us"]
         return us
 
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"node has ended: exit {self._process.wait(10)}")
-        found: dict[str, Any] = json.loads(line)
+    def read(self) -> Any:
+        found = super().read()
         if "error" in found:
             raise RuntimeError(found["error"])
         return found

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
-import shutil
 import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from benchmarks.resp import Socket
+from tests.servers import Standalone, find_binary
 
 
 @dataclass(frozen=True)
@@ -33,18 +30,9 @@ class Server:
             connection.call("FLUSHALL")
 
 
-def binary() -> str:
-    """Return the redis-server to start: DISTWINDOW_REDIS_SERVER, else the one on PATH."""
-    names = [os.environ.get("DISTWINDOW_REDIS_SERVER", ""), "redis-server", "valkey-server"]
-    for name in names:
-        if name and (found := shutil.which(name)):
-            return found
-    raise SystemExit("no redis-server found: install one, or name it in DISTWINDOW_REDIS_SERVER")
-
-
 def version() -> str:
     output = subprocess.run(
-        [binary(), "--version"], capture_output=True, text=True, check=True
+        [find_binary(), "--version"], capture_output=True, text=True, check=True
     ).stdout
     return " ".join(output.split()[:3])
 
@@ -52,44 +40,12 @@ def version() -> str:
 @contextmanager
 def running(core: int | None = None) -> Iterator[Server]:
     """Start a server, pinned to `core` with all its threads, and end it with the `with`."""
-    for _ in range(10):
-        port = random.randrange(23_000, 32_000)
-        command = [
-            *(binary(), "--bind", "127.0.0.1", "--port", str(port), "--save", ""),
-            *("--appendonly", "no", "--daemonize", "no", "--dir", tempfile.gettempdir()),
-        ]
-        with pinned(core):
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        try:
-            if _ready(process, port):
-                yield Server(port, process.pid, core)
-                return
-        finally:
-            process.terminate()
-            try:
-                process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-    raise SystemExit("no redis-server could be started on ten different ports")
-
-
-def _ready(process: subprocess.Popen[bytes], port: int) -> bool:
-    """True if this process, and no other server on the port, answers within ten seconds."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with Socket(port) as connection:
-                return connection.info("server")["process_id"] == str(process.pid)
-        except OSError:
-            time.sleep(0.02)
-    return False
+    with pinned(core):
+        started = Standalone().start()
+    try:
+        yield Server(started.port, started.pid, core)
+    finally:
+        started.stop()
 
 
 def last_core() -> int | None:

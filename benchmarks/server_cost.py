@@ -88,9 +88,8 @@ def server_us(connection: Socket, commands: Sequence[bytes]) -> tuple[float, lis
     for at in range(0, len(commands), size):
         connection.call("CONFIG", "RESETSTAT")
         replies += connection.pipeline(commands[at : at + size])
-        stats = connection.info("commandstats")["cmdstat_evalsha"]
-        figures = dict(pair.split("=") for pair in stats.split(","))
-        parts.append(int(figures["usec"]) / int(figures["calls"]))
+        calls, us = connection.script_calls()
+        parts.append(us / calls)
     return statistics.median(parts), replies
 
 

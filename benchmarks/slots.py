@@ -5,6 +5,8 @@ process with N slots sends while nothing changes.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from benchmarks.measure import log, run_rounds
 from benchmarks.report import Section
@@ -26,15 +28,7 @@ def _bytes(server: Server, connection: Socket, holders: int) -> int:
         held = [slots.try_hold(KEY) for _ in range(holders)]
         if not all(held):
             raise RuntimeError("a slot was refused below the limit")
-        names = connection.call("KEYS", "*")
-        usage = sum(connection.call("MEMORY", "USAGE", name, "SAMPLES", 0) for name in names)
-        return int(usage)
-
-
-def _calls(connection: Socket) -> int:
-    """Return how many scripts clients have called."""
-    line = str(connection.info("commandstats").get("cmdstat_evalsha", "calls=0,"))
-    return int(line.split("=")[1].split(",")[0])
+        return sum(connection.sizes().values())
 
 
 def _commands_at_rest(server: Server, connection: Socket, seconds: float) -> float:
@@ -42,20 +36,25 @@ def _commands_at_rest(server: Server, connection: Socket, seconds: float) -> flo
     with Concurrency(server.url, RESTING_SLOTS, ttl=TTL_S, timeout=1) as slots:
         held = [slots.try_hold(str(n % RESTING_KEYS)) for n in range(RESTING_SLOTS)]
         time.sleep(TTL_S / 3)  # so that all are renewed together
-        before = _calls(connection)
+        before, _ = connection.script_calls()
         time.sleep(seconds)
-        renewed = _calls(connection) - before
+        renewed = connection.script_calls()[0] - before
         if not all(slot.held for slot in held):
             raise RuntimeError("a slot was lost")
         return renewed / (seconds / (TTL_S / 3))
 
 
-def _block_us(slots: Concurrency) -> float:
-    """Return the time of a block, hold and free together."""
+def _block(slots: Concurrency) -> None:
+    """Hold and free."""
+    with slots.hold(KEY):
+        pass
+
+
+def _us(call: Callable[[], object]) -> float:
+    """Return the time of a call."""
     began = time.perf_counter()
     for _ in range(BLOCKS):
-        with slots.hold(KEY):
-            pass
+        call()
     return (time.perf_counter() - began) / BLOCKS * 1e6
 
 
@@ -78,8 +77,8 @@ def run(quick: bool) -> Section:
             results = run_rounds(
                 "slots",
                 {
-                    "block": lambda: _block_us(slots),
-                    "ping": lambda: _ping_us(raw),
+                    "block": partial(_us, partial(_block, slots)),
+                    "ping": partial(_us, partial(raw.call, "PING")),
                 },
                 5 if quick else 15,
             )
@@ -88,10 +87,3 @@ def run(quick: bool) -> Section:
             "the same over two PINGs of a raw socket", results.ratio("block", "ping").over(2)
         )
     return section
-
-
-def _ping_us(connection: Socket) -> float:
-    began = time.perf_counter()
-    for _ in range(BLOCKS):
-        connection.call("PING")
-    return (time.perf_counter() - began) / BLOCKS * 1e6

@@ -17,9 +17,8 @@ import sys
 import termios
 import time
 
-from benchmarks.resp import Socket, pack
 from benchmarks.server import Server, running
-from distwindow import Limiter
+from tests.cli.conftest import fill
 
 COMMANDS: tuple[list[str], ...] = (
     ["--top", "10"],
@@ -28,31 +27,6 @@ COMMANDS: tuple[list[str], ...] = (
     [],
 )
 ON_TERMINAL: tuple[list[str], ...] = (["--top", "10"], ["--sort", "key"], [])
-MODELS = 100
-
-
-def fill(server: Server, count: int) -> None:
-    """Make `count` rings: calls make the first hundred, and the others are copies of these."""
-    with (
-        Limiter(server.url, "100/hour", timeout=5) as limiter,
-        Socket(server.port, None) as connection,
-    ):
-        for i in range(MODELS):
-            limiter.try_acquire(f"user:{i}", i + 1)
-            if i % 10 == 0:
-                limiter.try_acquire(f"user:{i}", 100)  # is refused
-        models = sorted(
-            connection.call("KEYS", "*"), key=lambda name: int(name[17:].split(b"}")[0])
-        )
-        for at in range(MODELS, count, 1000):
-            copies = (
-                (model, model.replace(b":%d}" % (i % MODELS), b":%d}" % i))
-                for i in range(at, min(at + 1000, count))
-                for model in (models[i % MODELS],)
-            )
-            connection.pipeline([pack("COPY", *names) for names in copies])
-        if (found := connection.call("DBSIZE")) != count:
-            raise RuntimeError(f"{found} rings were made, not {count}")
 
 
 def measure(server: Server, arguments: list[str]) -> str:
@@ -100,7 +74,7 @@ def main() -> None:
     parser.add_argument("--rings", type=int, nargs="+", default=[100_000, 1_000_000])
     for count in parser.parse_args().rings:
         with running() as server:
-            fill(server, count)
+            fill(server.url, "distwindow", count)
             for arguments in COMMANDS:
                 name = " ".join(["stats", *arguments])
                 print(f"{count:>9,} rings  {name:<28} {measure(server, arguments)}", flush=True)

@@ -71,9 +71,9 @@ class Fleet:
                     time.sleep(max(0.0, at - time.time()))
                     admitted_before.append(limiter.acquire(key).now_ms)
         time.sleep(max(0.0, begin_at - STARTED_BEFORE_S - time.time()))
-        before = script_calls(connection)
+        before, _ = connection.script_calls()
         admissions = [admission for pipe in self.pipes for admission in pipe.recv()]
-        calls = script_calls(connection) - before
+        calls = connection.script_calls()[0] - before
         came = min(admission.came_ms for admission in admissions)
         return {
             "calls": calls / len(admissions),
@@ -87,15 +87,6 @@ class Fleet:
             pipe.send(None)
         for process in self.processes:
             process.join(10)
-
-
-def script_calls(connection: Socket) -> int:
-    """Return how many scripts clients have called."""
-    stats = connection.info("commandstats")
-    return sum(
-        int(str(stats.get(f"cmdstat_{name}", "calls=0,")).split("=")[1].split(",")[0])
-        for name in ("evalsha", "eval")
-    )
 
 
 def order(admissions: Sequence[Admission]) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from random import Random
 from typing import NamedTuple
 
+from benchmarks.measure import in_threads
 from distwindow import Decision, Limiter
 from distwindow.limiter.decider import wait_until_admitted
 from distwindow.runtime.steps import run_blocking
@@ -75,12 +76,5 @@ def _wait(url: str, crowd: Crowd, orders: Connection) -> list[Admission]:
                 decision = acquire_plainly(limiter, crowd.key)
             admissions.append(Admission(came_ms, decision.now_ms))
 
-        threads = [
-            threading.Thread(target=wait, args=[random.random() * crowd.arrive_in_s])
-            for _ in range(crowd.waiters)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(partial(wait, random.random() * crowd.arrive_in_s) for _ in range(crowd.waiters))
     return admissions

@@ -17,11 +17,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import psutil
 
@@ -29,6 +29,7 @@ from benchmarks.measure import Quartiles, Results, error_text, log, run_rounds
 from benchmarks.report import Section, Target
 from benchmarks.server import last_core, pinned, running
 from benchmarks.web_app import APPS
+from tests.servers import until
 
 CONNECTIONS = 16
 STARTS, QUICK_STARTS = 9, 2
@@ -94,7 +95,7 @@ class App:
                     env=os.environ | variables,
                 )  # fmt: skip
             try:
-                _until_it_answers(process, self.port)
+                until(partial(_answers, process, self.port), 30, what="an answer", every=0.1)
                 self.worker = psutil.Process(process.pid)
                 yield
             finally:
@@ -108,17 +109,11 @@ def _found(pattern: str, output: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def _until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as response:
-                assert json.load(response) == {"message": "hello"}
-            return
-        except OSError as error:  # an error of HTTP is one, too
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the application does not answer: {error}") from None
-            time.sleep(0.1)
+def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
+    if process.poll() is not None:
+        raise RuntimeError("the application has ended")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as response:
+        return bool(json.load(response) == {"message": "hello"})
 
 
 def _cpu(app: App, base: App) -> str:

@@ -103,15 +103,6 @@ def _fill(server: Server, processes: int, stack: ExitStack) -> None:
         process.flush()
 
 
-def _sizes(connection: Socket) -> dict[str, int]:
-    """Return the bytes of each key, by the end of its name."""
-    found = {}
-    for name in connection.call("KEYS", "*"):
-        end = name.decode().partition("}")[2]
-        found[end] = connection.call("MEMORY", "USAGE", name, "SAMPLES", 0)
-    return found
-
-
 def run(quick: bool) -> Section:
     section = Section("resource", "memory: bytes of one resource with everything on it")
     with running() as server, Socket(server.port) as connection:
@@ -119,7 +110,10 @@ def run(quick: bool) -> Section:
             connection.call("FLUSHALL")
             with ExitStack() as stack:
                 _fill(server, processes, stack)
-                sizes = _sizes(connection)
+                sizes = {
+                    name.decode().partition("}")[2]: size
+                    for name, size in connection.sizes().items()
+                }
                 used = f"{processes} process{'es' if processes > 1 else ''}"
                 section.add(f"{used}: {TOTAL}", float(sum(sizes.values())), unit="B")
                 for end, size in sorted(sizes.items()):

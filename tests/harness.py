@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import redis
 import redis.asyncio
@@ -30,6 +30,7 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
 from distwindow import AsyncLimiter, Decision, Limiter, StoreError
+from distwindow.support.async_use import result_of, run_at_once
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class Stalls:
     def watch(self) -> None:
         if not self._watching:
             self._watching = True
-            threading.Thread(target=self._watch, daemon=True).start()
+            in_background(self._watch)
 
     def during(self, call: Call) -> float:
         """Return the stalls during this call, at most, s."""
@@ -127,28 +128,6 @@ def in_time(calls: Iterable[Call], timeout: float) -> None:
             assert late <= ALLOWANCE + STALLS.during(call), f"{call} of {timeout} s"
 
 
-class LimiterAdapter(Protocol):
-    """A limiter of either kind, with the methods of `Limiter`."""
-
-    limiter: Any
-
-    def try_acquire(self, key: Any, cost: int = 1) -> Decision: ...
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        """Return any other method of the limiter."""
-
-    def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
-        """Call once for each of `keys` from the last on, with `at_once` calls at a time."""
-
-    def each(self, keys: Sequence[str]) -> list[Decision]:
-        """Call one after the other. Raises what a call raises."""
-
-    def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
-        """Call in the background until `stop` is set."""
-
-    def close(self) -> None: ...
-
-
 class _Load:
     """Calls that go on until `stop` is set; `result()` sets it and returns all of them."""
 
@@ -159,27 +138,6 @@ class _Load:
         self._stop.set()
         self._wait()
         return self.calls
-
-
-class Harness(Protocol):
-    """Makes limiters, and clients of redis-py as a caller would pass them, of one kind."""
-
-    kind: str
-
-    def limiter(self, store: Any, limits: Any = PLENTY, **options: Any) -> LimiterAdapter: ...
-
-    def client(self, url: str, **options: Any) -> Any: ...
-
-    def cluster(self, host: str, port: int, **options: Any) -> Any: ...
-
-    def master_for(self, sentinels: list[tuple[str, int]], service: str, **options: Any) -> Any: ...
-
-    def fake(self) -> Any: ...
-
-    def use(self, client: Any, command: str, *args: Any) -> Any:
-        """Execute a command over such a client."""
-
-    def close(self) -> None: ...
 
 
 def connections_named(server: Any, name: str) -> list[str]:
@@ -195,10 +153,15 @@ def in_background(work: Callable[[], object]) -> threading.Thread:
 
 def timed(key: str, work: Callable[[], Decision]) -> Call:
     """Make one call and keep whatever came of it."""
+    return run_at_once(timed_in_task(key, work))
+
+
+async def timed_in_task(key: str, work: Callable[[], Any]) -> Call:
+    """`timed` for tasks."""
     began = time.perf_counter()
     outcome: Decision | BaseException
     try:
-        outcome = work()
+        outcome = await result_of(work())
     except Exception as exc:
         outcome = exc
     ended = time.perf_counter()
@@ -206,20 +169,26 @@ def timed(key: str, work: Callable[[], Decision]) -> Call:
 
 
 class _BlockingAdapter:
+    """A `Limiter`: its own methods, and these."""
+
     def __init__(self, limiter: Limiter) -> None:
-        self.limiter = limiter
+        self.limiter: Any = limiter
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
+        """Return any other method of the limiter."""
         found: Callable[..., Any] = getattr(self.limiter, method)
         return found
 
     def each(self, keys: Sequence[str]) -> list[Decision]:
+        """Call one after the other. Raises what a call raises."""
         return [self.try_acquire(key) for key in keys]
 
     def try_acquire(self, key: Any, cost: int = 1) -> Decision:
-        return self.limiter.try_acquire(key, cost)
+        decision: Decision = self.limiter.try_acquire(key, cost)
+        return decision
 
     def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
+        """Call once for each of `keys` from the last on, with `at_once` calls at a time."""
         left, calls = list(keys), []
 
         def work() -> None:
@@ -233,10 +202,11 @@ class _BlockingAdapter:
         if at_once == 1:
             work()  # over the connection that this thread has already
         else:
-            _join([_started(work) for _ in range(min(at_once, len(keys)))])
+            _join([in_background(work) for _ in range(min(at_once, len(keys)))])
         return calls
 
     def load(self, keys: Sequence[str], stop: threading.Event, at_once: int = 4) -> _Load:
+        """Call in the background until `stop` is set."""
         calls: list[Call] = []
 
         def work(first: int) -> None:
@@ -248,17 +218,11 @@ class _BlockingAdapter:
                 time.sleep(LOAD_PAUSE_S)
 
         # mypy cannot infer a lambda whose parameter has a default.
-        threads = [_started(lambda i=i: work(i)) for i in range(at_once)]  # type: ignore[misc]
+        threads = [in_background(lambda i=i: work(i)) for i in range(at_once)]  # type: ignore[misc]
         return _Load(stop, lambda: _join(threads), calls)
 
     def close(self) -> None:
         self.limiter.close()
-
-
-def _started(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def _join(threads: list[threading.Thread]) -> None:
@@ -268,7 +232,7 @@ def _join(threads: list[threading.Thread]) -> None:
 
 
 class SyncHarness:
-    """`Limiter`, and threads."""
+    """Makes limiters, and clients of redis-py as a caller would pass them: for threads."""
 
     kind = "sync"
 
@@ -297,6 +261,7 @@ class SyncHarness:
         return self._kept(fakeredis.FakeRedis())
 
     def use(self, client: Any, command: str, *args: Any) -> Any:
+        """Execute a command over such a client."""
         return client.execute_command(command, *args)
 
     def close(self) -> None:
@@ -310,8 +275,10 @@ class SyncHarness:
 
 
 class _AsyncAdapter:
+    """The same of an `AsyncLimiter`."""
+
     def __init__(self, harness: AsyncHarness, limiter: AsyncLimiter) -> None:
-        self.limiter = limiter
+        self.limiter: Any = limiter
         self._harness = harness
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -327,7 +294,8 @@ class _AsyncAdapter:
         return [self.try_acquire(key) for key in keys]
 
     def try_acquire(self, key: Any, cost: int = 1) -> Decision:
-        return self._harness.run(self.limiter.try_acquire(key, cost))
+        decision: Decision = self._harness.run(self.limiter.try_acquire(key, cost))
+        return decision
 
     def burst(self, keys: Sequence[str], at_once: int = 8) -> list[Call]:
         left, calls = list(keys), []
@@ -359,28 +327,21 @@ class _AsyncAdapter:
         return _Load(stop, lambda: running.result(30), calls)
 
     async def _timed(self, key: str) -> Call:
-        began = time.perf_counter()
-        outcome: Decision | BaseException
-        try:
-            outcome = await self.limiter.try_acquire(key)
-        except Exception as exc:
-            outcome = exc
-        ended = time.perf_counter()
-        return Call(key, outcome, ended - began, ended)
+        return await timed_in_task(key, partial(self.limiter.try_acquire, key))
 
     def close(self) -> None:
         self._harness.run(self.limiter.aclose())
 
 
 class AsyncHarness:
-    """`AsyncLimiter`, and tasks of one loop."""
+    """The same for tasks of one loop."""
 
     kind = "async"
 
     def __init__(self) -> None:
         self._closing: list[Callable[[], Any]] = []
         self._loop = asyncio.new_event_loop()
-        self._thread = _started(self._loop.run_forever)
+        self._thread = in_background(self._loop.run_forever)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -444,6 +405,8 @@ class AsyncHarness:
         return client
 
 
+LimiterAdapter: TypeAlias = _BlockingAdapter | _AsyncAdapter
+Harness: TypeAlias = SyncHarness | AsyncHarness
 # tests/event_loops.py sees to it that the loop of the third is one of uvloop.
 HARNESSES: dict[str, Callable[[], Harness]] = {
     "sync": SyncHarness,

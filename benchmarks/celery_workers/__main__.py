@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from pathlib import Path
 
 import celery
 
@@ -22,13 +21,6 @@ from benchmarks.celery_workers.results import as_json, table
 JSON = ROOT / "docs" / "make" / "celery_workers.json"
 PAGE = ROOT / "docs" / "howto" / "celery.md"
 SHARES_JSON = ROOT / "docs" / "make" / "celery_shares.json"
-
-
-def page_with(page: Path, text: str, name: str = "celery workers") -> str:
-    """Return the page with `text` between the marks of this name."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-    before, rest = page.read_text(encoding="utf-8").split(begin)
-    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
 
 
 def environment() -> dict[str, str]:
@@ -52,7 +44,7 @@ def main() -> int:
         print(shares.table(rows))
         if options.write:
             SHARES_JSON.write_text(shares.as_json(rows, environment()), encoding="utf-8")
-            text = page_with(PAGE, shares.table(rows), "celery shares")
+            text = report.page_with(PAGE, "celery shares", shares.table(rows))
             PAGE.write_text(text, encoding="utf-8")
         return 0
     runs = []
@@ -65,7 +57,8 @@ def main() -> int:
     print(f"\n{table(runs)}")
     if options.write:
         JSON.write_text(as_json(runs, environment()), encoding="utf-8")
-        PAGE.write_text(page_with(PAGE, table(runs)), encoding="utf-8")
+        text = report.page_with(PAGE, "celery workers", table(runs))
+        PAGE.write_text(text, encoding="utf-8")
         subprocess.run([sys.executable, str(ROOT / "docs" / "make" / "pictures.py")], check=True)
     return 0
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ from celery import Celery
 
 from benchmarks.celery_workers.project import PER_SECOND, WORKERS
 from benchmarks.server import running
+from tests.celery.processes import most_in_a_window
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS, SLOTS = 600, 2
@@ -76,7 +76,7 @@ def run(setup: str) -> Run:
         return Run(
             setup,
             [(at_ms - starts_ms[0]) / 1000 for at_ms in starts_ms],
-            _most_in_a_second(admitted_ms or starts_ms),
+            most_in_a_window([int(at_ms) for at_ms in admitted_ms or starts_ms]),
             int(records.get("requeues") or 0),
             int(records.get("asks") or 0),
         )
@@ -164,8 +164,3 @@ def wait_until(condition: Any, seconds: float) -> None:
     ends_s = time.monotonic() + seconds
     while not condition() and time.monotonic() < ends_s:
         time.sleep(0.05)
-
-
-def _most_in_a_second(moments_ms: list[Any]) -> int:
-    buckets = Counter(int(at_ms) // 100 for at_ms in moments_ms)
-    return max(sum(buckets[first + n] for n in range(10)) for first in buckets)

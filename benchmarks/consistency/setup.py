@@ -23,12 +23,7 @@ def open_limiter(server: Server, mode: str, limit: object, **more: object) -> Li
 def script_calls(server: Server) -> int:
     """Return how many script calls clients have sent so far, without the commands of scripts."""
     with Socket(server.port) as connection:
-        stats = connection.info("commandstats")
-    return sum(
-        int(stats[f"cmdstat_{name}"].split(",")[0].removeprefix("calls="))
-        for name in ("eval", "evalsha")
-        if f"cmdstat_{name}" in stats
-    )
+        return connection.script_calls()[0]
 
 
 def decisions_until(

@@ -229,8 +229,7 @@ class AdmissionLog:
 
     def in_interval(self, number: int) -> int:
         """Return the admissions in the interval of that number."""
-        first = number * self.limit.buckets
-        return sum(self._buckets[first + i] for i in range(self.limit.buckets))
+        return self._in_window(number * self.limit.buckets)
 
     def in_bucket(self, start_ms: int) -> int:
         """Return the admissions in the bucket that began at `start_ms`."""
@@ -238,16 +237,15 @@ class AdmissionLog:
 
     def fullest_aligned(self) -> WindowCount:
         """Return the fullest of the windows that begin with a bucket."""
-        counts, bucket_ms = self._buckets, self.limit.bucket_ms
-        return max(
-            (
-                WindowCount(
-                    sum(counts[first + i] for i in range(self.limit.buckets)), first * bucket_ms
-                )
-                for first in list(counts)
-            ),
-            default=WindowCount(0, 0),
-        )
+        windows = [
+            WindowCount(self._in_window(first), first * self.limit.bucket_ms)
+            for first in list(self._buckets)
+        ]
+        return max(windows, default=WindowCount(0, 0))
+
+    def _in_window(self, first: int) -> int:
+        """Return the admissions in the window that begins with this bucket."""
+        return sum(self._buckets[first + i] for i in range(self.limit.buckets))
 
     def fullest_unaligned(self) -> WindowCount:
         """Return the fullest of all windows as long as the interval, wherever they begin."""

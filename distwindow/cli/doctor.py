@@ -363,19 +363,23 @@ def probe_scripts(
             execute(server, "EVAL", "return 1", "0")
         _rotate_buckets(url, prefix)
         with Limiter(url, _LIMIT, prefix=prefix, timeout=_TIMEOUT_S, clock=clock) as limiter:
-            key = _new_key()
+            key, store = _new_key(), limiter.decider.store
+            (charge,) = limiter.decider.commands.acquire_command(key).charges
             try:
                 limiter.try_acquire(key)
                 limiter.peek(key)
                 limiter.stats(key)
-                _flush(limiter, key)
-                _lease(limiter, key)
+                counts = ((Bucket(CURRENT_BUCKET, 1),),)
+                # By a sender of which the ring has no record yet.
+                store.execute(Flush((charge,), counts=counts, sender=secrets.token_hex(5), seq=1))
+                store.execute(Lease((charge,), extra=1))
                 found = f"acquire, peek, lease, read, flush, refund and reset run on {prefix}:*"
                 yield Finding("scripts", "ok", found)
                 yield _measure_latency(limiter, key)
             finally:
                 limiter.reset(key)
-                _delete_senders(limiter, key)
+                # It keeps the records of senders, which would expire a window later.
+                store.execute(Reset((charge._replace(ring=senders_name(charge.ring)),)))
     except (ConfigurationError, Forbidden) as exc:
         denied = re.search(r"NOPERM|permission|can't run this command", str(exc))
         cluster = parse_url_text(url).kind == "cluster"
@@ -420,26 +424,6 @@ def _rotate_buckets(url: str, prefix: str) -> None:
                 limiter.try_acquire(key)
         finally:
             limiter.reset(key)
-
-
-def _lease(limiter: Limiter, key: str) -> None:
-    limiter.decider.store.execute(
-        Lease(limiter.decider.commands.acquire_command(key).charges, extra=1)
-    )
-
-
-def _flush(limiter: Limiter, key: str) -> None:
-    """Flush as a sender of which the ring has no record yet."""
-    charges = limiter.decider.commands.acquire_command(key).charges
-    limiter.decider.store.execute(
-        Flush(charges, counts=((Bucket(CURRENT_BUCKET, 1),),), sender=secrets.token_hex(5), seq=1)
-    )
-
-
-def _delete_senders(limiter: Limiter, key: str) -> None:
-    """Delete the records of senders, which a reset keeps and which would expire a window later."""
-    (charge,) = limiter.decider.commands.acquire_command(key).charges
-    limiter.decider.store.execute(Reset((charge._replace(ring=senders_name(charge.ring)),)))
 
 
 def _new_key() -> str:

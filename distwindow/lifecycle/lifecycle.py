@@ -38,7 +38,7 @@ from ..runtime.options import Options
 from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
 from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
 from ..support.async_use import only_async_with, running_loop
-from ..support.locks import run_to_completion
+from ..support.locks import OneShotEvent, run_to_completion
 from .connect import SharedStore, is_opened, open_async_store, open_store
 
 if TYPE_CHECKING:
@@ -209,8 +209,21 @@ class BlockingLifecycle(BlockingClosable, Flushed):
         """Send now what was counted in this process, and renew or free slots that are due, instead
         of in the background. If the store does not take it, raise, and keep it for the next flush.
         """
-        THREAD_WORKER.wait_for(self._flush_job)
-        raise_failure(run_to_completion(partial(self._flush_now, False)))
+        job, done = self._flush_job, OneShotEvent()
+
+        def flush() -> DistwindowError | None:
+            try:
+                return self._flush_now(False)
+            finally:
+                done.set()
+
+        THREAD_WORKER.wait_for(job)
+        try:
+            failure = run_to_completion(flush)
+        except BaseException:
+            job.run_done = done  # a signal handler has raised, and it goes on: `close` waits for it
+            raise
+        raise_failure(failure)
 
     def _close(self) -> None:
         job = self._flush_job

@@ -23,7 +23,7 @@ from typing import Any
 from distwindow import Limiter
 from tests.app_servers.applications import CELERY_CLIENT
 from tests.app_servers.setups import SERVES, Setup
-from tests.servers import Standalone, free_port
+from tests.servers import Standalone, free_port, until
 
 ROOT = Path(__file__).parents[2]
 LIMIT, CALLS, CONNECTIONS = 250, 1_000, 16
@@ -178,15 +178,13 @@ def _wait_for_new_workers(setup: Setup, output: Path) -> None:
     """Wait until all workers that replace others have their own signal handlers: one that has just
     been forked has those of its master, which ignore SIGTERM, and gunicorn kills it after 30 s.
     """
-    ends = time.monotonic() + 20
-    while True:
+
+    def all_serve() -> bool:
         text = output.read_text()
         replaced = setup.workers if setup.restarts == "SIGHUP" else text.count("Autorestarting")
-        if (serving := text.count(SERVES)) >= setup.workers + replaced:
-            return
-        if time.monotonic() > ends:
-            raise RuntimeError(f"only {serving} of {setup.workers + replaced} workers serve")
-        time.sleep(0.05)  # between two polls
+        return text.count(SERVES) >= setup.workers + replaced
+
+    until(all_serve, 20, what="workers that serve")
 
 
 def _program(name: str) -> str | None:

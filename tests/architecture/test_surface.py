@@ -5,14 +5,13 @@ in docs/api, where tests/docs/test_api.py compares them with the code.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
 import distwindow
+from tests.programs import ROOT, run_python
 
 
 def test_everything_named_is_there_and_nothing_is_named_twice() -> None:
@@ -53,13 +52,9 @@ def test_a_deprecation_is_shown_unasked_also_where_a_module_meets_it(tmp_path: P
     """Python does not show a `DeprecationWarning` there."""
     (tmp_path / "library.py").write_text(_LIBRARY)
     (tmp_path / "service.py").write_text("import library\nlibrary.old()\n")
-    env = {name: text for name, text in os.environ.items() if name != "PYTHONWARNINGS"}
-    env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{Path(distwindow.__file__).parents[1]}"
-    ran = subprocess.run(
-        [sys.executable, "-c", "import service"],
-        env=env, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "service.py:2: DistwindowDeprecationWarning: old() goes in 0.3: use new()" in ran.stderr
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTHONWARNINGS": ""}
+    shown = run_python("-c", "import service", env=env).stderr
+    assert "service.py:2: DistwindowDeprecationWarning: old() goes in 0.3: use new()" in shown
 
 
 @pytest.mark.filterwarnings("ignore::distwindow.DistwindowDeprecationWarning")

@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 from distwindow import AsyncCircuitBreaker, BreakerChange, BreakerOpen, CircuitBreaker, ErrorCount
 from distwindow.breaker.commands import breaker_name
 from tests.attack.children import now_ms
-from tests.attack.client import Client, ClientLog, Op, Work
+from tests.attack.client import Client, ClientLog, Op, ServiceError, Work
+from tests.attack.cold_child import COUNTED
 from tests.attack.fleet import ALL_FAULTS, PROCESS_FAULTS, attacked, play_fleets
 from tests.attack.harness import Run, Violation
-from tests.attack.history import History, check_tallies
+from tests.attack.history import History, check_tallies, read_breaker
 from tests.servers import Standalone
 
 VARIANTS = ["bound", "faulty", "counts", "probes"]
@@ -38,8 +39,6 @@ START_S, SOUND_S = 1.5, 1.5
 PREFIX, KEY = "breakers", "service"
 SYNC_S = FLUSH_S = 0.1
 RULE = ErrorCount(20, window=2.0, open_for=0.6, probe_timeout=2.0)
-COUNTED = ErrorCount(10**9, window=600.0)
-"""A rule that never opens a breaker, and whose window is longer than any run."""
 PROBED = ErrorCount(20, window=2.0, open_for=0.4, probe_timeout=1.2)
 AROUND = ErrorCount(30, window=2.0, open_for=0.4, probe_timeout=1.2)
 """The rule of a breaker of the same kind and window around the one with the rule `PROBED`."""
@@ -125,12 +124,8 @@ def _check_probed(run: Run, history: History) -> None:
 
 def _check_counts(run: Run, server: Standalone, history: History) -> None:
     with server.client(decode_responses=False) as client:
-        fields: dict[bytes, bytes] = client.hgetall(breaker_name(PREFIX, KEY, COUNTED))
-    buckets = [value.split() for name, value in fields.items() if name.isdigit()]
-    stored = {
-        "calls": sum(int(bucket[1]) for bucket in buckets),
-        "failures": sum(int(bucket[2]) for bucket in buckets),
-    }
+        calls, failures = read_breaker(client, breaker_name(PREFIX, KEY, COUNTED))
+    stored = {"calls": calls, "failures": failures}
     check_tallies("ends", stored, history, sent_later=True, under_way=len(history.dead) * 4 * 2)
     run.count("calls", stored["calls"])
 
@@ -302,10 +297,6 @@ def check_opens(
 # -- the client --
 
 
-class ServiceError(Exception):
-    """The service has failed."""
-
-
 class BreakerCall(Op):
     """One call of the service."""
 
@@ -321,23 +312,18 @@ class BreakerCall(Op):
 
     def run(self) -> None:
         self.asked = now_ms()
-        try:
-            with self.breaker.call(KEY) as call:
-                self._begin(call)
-                time.sleep(self.seconds)
-                self._end()
-        except ServiceError:
-            pass
+        with suppress(ServiceError), self.breaker.call(KEY) as call:
+            self._begin(call)
+            time.sleep(self.seconds)
+            self._end()
 
     async def run_async(self) -> None:
         self.asked = now_ms()
-        try:
+        with suppress(ServiceError):
             async with self.breaker.call(KEY) as call:
                 self._begin(call)
                 await asyncio.sleep(self.seconds)
                 self._end()
-        except ServiceError:
-            pass
 
     def _begin(self, call: Any) -> None:
         self.began = self.ended = now_ms()

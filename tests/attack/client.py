@@ -35,6 +35,11 @@ from tests.attack.interrupter import Interrupter
 
 T = TypeVar("T")
 
+
+class ServiceError(Exception):
+    """The service that an operation calls has failed."""
+
+
 CHECK_S = 0.02
 FORKED_S = 0.7
 HANG_S = 15.0
@@ -87,10 +92,9 @@ class Op(ABC):
     @abstractmethod
     async def run_async(self) -> None: ...
 
-    @abstractmethod
-    def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:
-        """Log what it has done. `raised`: an exception of the library, one of `expected`, unless
-        the operation was `interrupted` or cancelled.
+    def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:  # noqa: B027
+        """Log what it has done and not logged yet. `raised`: an exception of the library, one of
+        `expected`, unless the operation was `interrupted` or cancelled.
         """
 
     def end(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import suppress
 
 from distwindow import AsyncLimiter, Limit, Limiter, RateLimitExceeded, StoreError
 from tests.attack.client import Client, ClientLog, Op, Work, result_of
@@ -84,37 +85,31 @@ class EntryOp(Op):
         self.is_admitted = False
 
     def run(self) -> None:
-        try:
-            with self.limiter.entry(self.key, origin=self.origin):
-                self.is_admitted = True
-                if self.fails:
-                    raise LookupError
-        except LookupError:
-            pass
+        with suppress(LookupError), self.limiter.entry(self.key, origin=self.origin):
+            self.is_admitted = True
+            if self.fails:
+                raise LookupError
 
     async def run_async(self) -> None:
-        try:
+        with suppress(LookupError):
             async with self.limiter.entry(self.key, origin=self.origin):
                 self.is_admitted = True
                 if self.fails:
                     raise LookupError
-        except LookupError:
-            pass
 
     def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:
         sure: list[str] = []
         unsure: list[str] = []
-        ends = ["ring error", "view error"] if self.fails else ["ring success", "view success"]
+        failed, succeeded = ["ring error", "view error"], ["ring success", "view success"]
         if self.is_admitted:
             sure.append("view passed")
             if interrupted:
                 # The block may have been interrupted before it has raised, or after.
-                unsure += ["ring error", "view error", "ring success", "view success"]
+                unsure += failed + succeeded
             else:
-                sure += ends
+                sure += failed if self.fails else succeeded
         elif interrupted:
-            unsure += ["ring blocked", "view blocked", "view passed"]
-            unsure += ["ring error", "view error", "ring success", "view success"]
+            unsure += ["ring blocked", "view blocked", "view passed", *failed, *succeeded]
         elif isinstance(raised, RateLimitExceeded):
             sure += ["ring blocked", "view blocked"]
         elif isinstance(raised, StoreError) and raised.charged is not False:

@@ -27,7 +27,7 @@ from distwindow import (
 )
 from distwindow.guard.rules import limit_of
 from tests.attack.children import now_ms
-from tests.attack.client import Client, ClientLog, Op, Work, result_of
+from tests.attack.client import Client, ClientLog, Op, ServiceError, Work, result_of
 from tests.attack.fleet import ALL_FAULTS, attacked, play_fleets
 from tests.attack.harness import Run, Violation
 from tests.attack.history import check_tallies, read_counts
@@ -91,10 +91,6 @@ def _holders(url: str, **options: Any) -> list[str]:
 # -- the client --
 
 
-class ServiceError(Exception):
-    """The service has failed."""
-
-
 class RefusedLater(Blocked):
     """A slot behind those of the rules has refused the call."""
 
@@ -139,30 +135,24 @@ class Entry(Op):
         self.fails = self.resource == LIMITED and rng.random() < 0.3
         self.began = self.ended = 0.0
 
-    def _body(self) -> None:
-        is_broken = self.broken[0] <= now_ms() < self.broken[1]
+    def _end(self) -> None:
+        self.ended = now_ms()
+        is_broken = self.broken[0] <= self.ended < self.broken[1]
         if self.fails or (self.resource == BREAKABLE and is_broken):
             raise ServiceError
 
     def run(self) -> None:
-        try:
-            with self.guard.entry(self.resource):
-                self.began = self.ended = now_ms()
-                time.sleep(self.seconds)
-                self.ended = now_ms()
-                self._body()
-        except ServiceError:
-            pass
+        with suppress(ServiceError), self.guard.entry(self.resource):
+            self.began = self.ended = now_ms()
+            time.sleep(self.seconds)
+            self._end()
 
     async def run_async(self) -> None:
-        try:
+        with suppress(ServiceError):
             async with self.guard.entry(self.resource):
                 self.began = self.ended = now_ms()
                 await asyncio.sleep(self.seconds)
-                self.ended = now_ms()
-                self._body()
-        except ServiceError:
-            pass
+                self._end()
 
     def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:
         sure: list[str] = []

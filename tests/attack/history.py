@@ -304,6 +304,13 @@ def read_named(
     return {key: getattr(read_counts(server, prefix, key, limit), name) for key in keys}
 
 
+def read_breaker(server: redis.Redis, name: bytes) -> tuple[int, int]:
+    """Return how many calls ended, and how many failed, that a breaker has counted."""
+    fields: Any = server.hgetall(name)
+    buckets = [value.split() for field, value in fields.items() if field.isdigit()]
+    return sum(int(bucket[1]) for bucket in buckets), sum(int(bucket[2]) for bucket in buckets)
+
+
 def check_conserved(
     what: str,
     stored: Mapping[str, int],

@@ -16,6 +16,7 @@ from typing import Any
 
 from distwindow import Decision, Limit, Limiter
 from distwindow.lifecycle.connect import open_store
+from distwindow.ring.clock import SystemClock
 from distwindow.ring.commands import Acquire, Flush, Lease, Peek, Read, Reset
 from distwindow.ring.decision import Charge
 from distwindow.ring.key import ring_name, ring_name_prefix
@@ -30,20 +31,13 @@ from tests.servers import Standalone
 BEGIN_MS = 1_800_000_003_217
 
 
-class SettableClock:
+class SettableClock(SystemClock):
     """A wall clock that is set by hand. Monotonic time is the machine's, for timeouts."""
 
-    def __init__(self) -> None:
-        self.ms = BEGIN_MS
+    ms = BEGIN_MS
 
     def now_ms(self) -> int:
         return self.ms
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 class Comparison:
@@ -128,7 +122,7 @@ class Comparison:
                     return None, None
         elif sender:
             sent.append((seq, charges, parts, seen))
-        buckets = tuple(tuple(_bucket(row) for row in ring) for ring in seen)
+        buckets = tuple(tuple(Bucket(*row) for row in ring) for ring in seen)
         reply = self.store.execute(
             Flush(tuple(charges), counts=buckets, sender=sender, seq=seq, pull=pull)
         )
@@ -181,11 +175,6 @@ def outcome(reply: AcquireReply) -> Outcome:
         reply.retry_ms,
         reply.admitted_binding,
     )
-
-
-def _bucket(row: Sequence[int]) -> Bucket:
-    start, passed, blocked, success, error, rt_sum, rt_min = row
-    return Bucket(start, passed, blocked, success, error, rt_sum, rt_min)
 
 
 def first_difference(

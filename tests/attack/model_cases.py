@@ -64,34 +64,23 @@ def draw_case(rng: random.Random) -> Iterator[Op]:
             + [-rng.randint(0, 12 * width)] * (rng.random() < 0.1)
             + [rng.randint(0, 70 * width)] * (rng.random() < 0.1)
         )
+        arguments: tuple[Any, ...] = ()
         match name:
             case "acquire":
-                yield (
-                    name,
-                    elapsed_ms,
-                    draw_rings(),
-                    rng.choice([1, 1, 1, 2, rng.randint(1, 12)]),
-                    (rng.random() < 0.1),
-                )
-            case "peek" | "call":
-                yield name, elapsed_ms, draw_rings()
+                parts, calls = draw_rings(), rng.choice([1, 1, 1, 2, rng.randint(1, 12)])
+                arguments = parts, calls, rng.random() < 0.1
+            case "peek" | "call" | "reset":
+                arguments = (draw_rings(),)
             case "lease":
-                yield (
-                    name,
-                    elapsed_ms,
-                    draw_rings(),
-                    rng.choice([0, 1, 10, 5000]),
-                    rng.random() < 0.3,
-                )
+                arguments = draw_rings(), rng.choice([0, 1, 10, 5000]), rng.random() < 0.3
             case "flush":
                 parts = draw_rings()
                 counts = [[draw_counts() for _ in range(rng.randint(0, 3))] for _ in parts]
                 sender = rng.choice(["", "a1", "b2", "c3"])
                 how = rng.choice(["new", "new", "again", "stale"])
-                yield name, elapsed_ms, parts, counts, sender, rng.random() < 0.5, how
+                arguments = parts, counts, sender, rng.random() < 0.5, how
             case "refund":
-                yield name, elapsed_ms, rng.randrange(100)
+                arguments = (rng.randrange(100),)
             case "read":
-                yield name, elapsed_ms, draw_rings(1)[0]
-            case _:
-                yield name, elapsed_ms, draw_rings()
+                arguments = (draw_rings(1)[0],)
+        yield name, elapsed_ms, *arguments

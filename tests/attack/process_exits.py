@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from typing import Any
 
 from distwindow import Limit
 from tests.attack.children import Child
@@ -56,26 +57,25 @@ def process_exits(run: Run) -> None:
 
 def _one(run: Run, server: Standalone, url: str, variant: str, turn: int) -> None:
     mode, way = variant.split(": ")
-    # A direct limiter counts only cached refusals itself, so nearly all of its calls are refused.
-    limit = Limit("1/day" if mode == "direct" else FOREVER)
-    prefix = f"exits-{turn}"
     counts = SharedCounts.create(2 * THREADS, KEYS)
     try:
-        plan = {
-            "url": url, "prefix": prefix, "mode": mode, "way": way, "limit": str(limit),
+        plan: dict[str, Any] = {
+            "url": url, "prefix": f"exits-{turn}", "mode": mode, "way": way,
+            # A direct limiter counts only cached refusals itself: nearly all calls are refused.
+            "limit": "1/day" if mode == "direct" else FOREVER,
             "keys": KEYS, "threads": THREADS, "counts": str(counts.path),
             "seconds": 0.3 if run.seconds or "close amid" in way else 0.15,
             "seed": derive_seed(run.seed, turn), "closes": CLOSES,
         }  # fmt: skip
         history = [f"variant {variant!r}, plan {plan}"]
         before = _run_variant(run, plan, way, counts, history)
-        _check_counts(run, server, variant, limit, prefix, before, counts.sums(), history)
+        _check_counts(run, server, plan, before, counts.sums(), history)
     finally:
         counts.remove()
 
 
 def _run_variant(
-    run: Run, plan: dict[str, object], way: str, counts: SharedCounts, history: list[str]
+    run: Run, plan: dict[str, Any], way: str, counts: SharedCounts, history: list[str]
 ) -> list[int]:
     """Run a child to its end; return what its calls had counted when it got the signal to end."""
     kind = "sigterm" if "sigterm" in way else way
@@ -97,42 +97,36 @@ def _run_variant(
 
 
 def _check_counts(
-    run: Run,
-    server: Standalone,
-    variant: str,
-    limit: Limit,
-    prefix: str,
-    before: list[int],
-    after: list[int],
+    run: Run, server: Standalone, plan: dict[str, Any], before: list[int], after: list[int],
     history: list[str],
-) -> None:
+) -> None:  # fmt: skip
     """Check that what had returned `before` is counted; what returned until `after` may be."""
     names = [f"k{number}" for number in range(KEYS)]
     with server.client(decode_responses=False) as client:
-        found = read_all_counts(client, prefix, names, limit)
-    direct = variant.startswith("direct")
+        found = read_all_counts(client, plan["prefix"], names, Limit(plan["limit"]))
+    mode, way = plan["mode"], plan["way"]
     # Direct: the refusals, and the one call of each key that was admitted.
     in_store = {
-        name: count.passed + (count.blocked if direct else 0) for name, count in found.items()
+        name: count.passed + (count.blocked if mode == "direct" else 0)
+        for name, count in found.items()
     }
     run.count("processes")
     run.count("calls", sum(after))
     over, _ = check_conserved(
-        f"process_exits, {variant}",
+        f"process_exits, {mode}: {way}",
         in_store,
         dict(zip(names, before, strict=True)),
         {name: late - early for name, early, late in zip(names, before, after, strict=True)},
-        more=_unreturned(variant),
+        more=_unreturned(mode, way),
         history=history,
     )
     run.count("counted calls that did not return", over)
 
 
-def _unreturned(variant: str) -> int:
+def _unreturned(mode: str, way: str) -> int:
     """Return the permits of calls that did not return: at most one call of each thread or task, and
     the lease that it may have fetched, which is small with so many keys.
     """
-    mode, way = variant.split(": ")
     if way in ("normal", "exception", "thread exits", "fork", "async normal"):
         return 0
     if way == "aclose amid calls" and mode == "leased":

@@ -34,11 +34,8 @@ def make_limiter() -> Limiter:
 
 def calls(limiter: Limiter, row: int, seconds: float) -> None:
     """Call all keys, and a few of them often, until the limiter is closed."""
-    row_counts, rng, until = (
-        counts.row(row),
-        random.Random(plan["seed"] + row),
-        time.monotonic() + seconds,
-    )
+    row_counts, rng = counts.row(row), random.Random(plan["seed"] + row)
+    until = time.monotonic() + seconds
     hot = rng.sample(range(len(names)), 10)
     rare = 0 if "close amid" in way else 0.5  # hot keys alone have large leases
     acquire = limiter.try_acquire
@@ -81,15 +78,13 @@ def run_threads() -> None:
         calls(limiter, 0, plan["seconds"])
         fork_children(limiter)
         calls(limiter, 0, plan["seconds"] / 3)
-    elif way == "thread exits":
-        for thread in start_threads(limiter, plan["seconds"]):
-            thread.join()
-        ending = threading.Thread(target=sys.exit, args=(3,))
-        ending.start()
-        ending.join()
     else:
         for thread in start_threads(limiter, plan["seconds"]):
             thread.join()
+    if way == "thread exits":
+        ending = threading.Thread(target=sys.exit, args=(3,))
+        ending.start()
+        ending.join()
     if way == "exception":
         raise ZeroDivisionError("an error of the program")
 
@@ -117,11 +112,8 @@ def fork_children(limiter: Limiter) -> None:
 
 
 async def call_async(limiter: AsyncLimiter, row: int, seconds: float) -> None:
-    row_counts, rng, until = (
-        counts.row(row),
-        random.Random(plan["seed"] + row),
-        time.monotonic() + seconds,
-    )
+    row_counts, rng = counts.row(row), random.Random(plan["seed"] + row)
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
         for _ in range(50):
             index = rng.randrange(5 if "close amid" in way else len(names))

@@ -199,13 +199,8 @@ class Model:
         rows = []
         for number in range(ring.newest - part.span + 1, ring.newest + 1):
             here = [one for one in ring.log if one.number == number]
-            sums = [
-                sum(one.passed for one in here),
-                sum(one.blocked for one in here),
-                sum(one.success for one in here),
-                sum(one.error for one in here),
-                sum(one.rt_sum_ms for one in here),
-            ]
+            names = ("passed", "blocked", "success", "error", "rt_sum_ms")
+            sums = [sum(getattr(one, name) for one in here) for name in names]
             ends = [one.rt_min_ms or 0 for one in here if one.success or one.error]
             if sums[:4] != [0, 0, 0, 0]:
                 least = min(ends, default=-1)

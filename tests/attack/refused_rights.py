@@ -24,7 +24,7 @@ from distwindow.ring.key import ring_name, ring_name_prefix
 from tests.attack.children import Child
 from tests.attack.cold_child import COUNTED
 from tests.attack.harness import Run, Violation, derive_seed
-from tests.attack.history import check_conserved, read_named
+from tests.attack.history import check_conserved, read_breaker, read_named
 from tests.servers import Standalone, until
 
 VARIANTS = ["direct", "leased", "eventual", "breaker"]
@@ -78,7 +78,7 @@ def _play(run: Run, rng: random.Random, server: Standalone, variant: str, cause:
             check_lines(what, facts["lines"])
         if variant == "breaker":
             names = _names(variant)
-            stored = {key: _breaker_calls(client, name) for key, name in names.items()}
+            stored = {key: read_breaker(client, name)[0] for key, name in names.items()}
             check_conserved(what, stored, _sum(reports, "allowed"))
             return
         check_limit(what, reports, shared=variant != "eventual")
@@ -144,11 +144,6 @@ def _refuse(client: Any, cause: str, names: dict[str, bytes]) -> Callable[[], ob
             steps.execute()
 
     return restore
-
-
-def _breaker_calls(client: Any, name: bytes) -> int:
-    fields = client.hgetall(name)
-    return sum(int(value.split()[1]) for field, value in fields.items() if field.isdigit())
 
 
 def _sum(reports: list[dict[str, Any]], name: str) -> Counter[str]:

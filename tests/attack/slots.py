@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from distwindow import AsyncConcurrency, Concurrency, ConcurrencyExceeded, StoreError
 from distwindow.ring.key import slots_name
 from tests.attack.children import now_ms
-from tests.attack.client import Client, ClientLog, Op, Work, result_of
+from tests.attack.client import Client, Op, Work, result_of
 from tests.attack.fleet import ALL_FAULTS, PROCESS_FAULTS, Fleet, attacked, kinds_of, play_fleets
 from tests.attack.harness import Run, Violation
 from tests.attack.history import History
@@ -253,9 +253,6 @@ class Holding(Op):
         lost = bool(slot.lost)
         self.log.write(slot=self.number, key=self.key, asked=self.asked, at=at, lost=lost)
         return not lost
-
-    def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:
-        """All is logged already."""
 
 
 class Slots(Work):

@@ -23,6 +23,7 @@ from typing import Any
 from distwindow import Limit
 from distwindow.breaker.commands import breaker_name
 from tests.attack.breakers import check_heard, read_changes
+from tests.attack.cold_child import COUNTED
 from tests.attack.fleet import Fleet
 from tests.attack.harness import FOREVER, MODES, ROOT, Violation
 from tests.attack.history import (
@@ -32,11 +33,12 @@ from tests.attack.history import (
     check_conserved,
     check_counts,
     check_refusals,
+    read_breaker,
     read_counts,
     read_history,
 )
 from tests.attack.slots import Held, check_at_most, held_spans
-from tests.attack.upgrade_child import BACK_S, COUNTED, PREFIX, RULE, SERVICE, SHARED, SLOTS
+from tests.attack.upgrade_child import BACK_S, PREFIX, RULE, SERVICE, SHARED, SLOTS
 from tests.servers import Standalone, until
 
 SHORT = Limit("20/500ms 5 buckets")
@@ -186,10 +188,8 @@ def check(history: History, server: Standalone) -> None:
             check_counts(f"permits of {window!r}", {"k": counts.passed}, history, window)
             check_refusals(f"refusals of {window!r}", {"k": counts.blocked}, history, window)
         stored = {"reserved": read_counts(client, PREFIX, SHARED, _LIMITS["all"]).passed}
-        fields: dict[bytes, bytes] = client.hgetall(breaker_name(PREFIX, SERVICE, COUNTED))
-    buckets = [value.split() for name, value in fields.items() if name.isdigit()]
-    for at, name in ((1, "ends of calls"), (2, "failed calls")):
-        stored[name] = sum(int(bucket[at]) for bucket in buckets)
+        ends, failed = read_breaker(client, breaker_name(PREFIX, SERVICE, COUNTED))
+    stored |= {"ends of calls": ends, "failed calls": failed}
     check_conserved("reservations, and calls in breakers", stored, *history.tallies())
     with told("slots and probes"):
         check_holders(history)

@@ -30,7 +30,8 @@ from distwindow import (
 )
 from tests.attack.caller import Callers
 from tests.attack.children import now_ms
-from tests.attack.client import Client, ClientLog, Op, result_of
+from tests.attack.client import Client, ClientLog, Op, ServiceError, result_of
+from tests.attack.cold_child import COUNTED
 from tests.attack.harness import FOREVER
 
 PREFIX = "upgrade"
@@ -40,17 +41,11 @@ SLOTS = 2
 TTL_S, HOLDERS_TTL_S, TIMEOUT_S = 3.0, 4.5, 1.5
 """Deadlines further away than the own time to live are compared with that in a holder's name."""
 RULE = ErrorCount(5, min_calls=5, window=5.0, open_for=0.4, probe_timeout=3.0)
-COUNTED = ErrorCount(10**9, window=600.0)
-"""A rule that never opens a breaker, and whose window is longer than any run."""
 SYNC_S = 0.1
 BACK_S = 8.0
 """A slot or a probe that comes back does so well within this time. So is a waiter served."""
 ENOUGH = 3
 """So many calls are let through only if the first, a probe, has closed the breaker."""
-
-
-class ServiceError(Exception):
-    """The service has failed."""
 
 
 class Held:
@@ -91,9 +86,6 @@ class Hold(Op):
         await self.work.pause(self.seconds)
         held.look(lost=slot.lost)
 
-    def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:
-        """All is logged already."""
-
 
 class CallService(Op):
     """One call of the service, or of one whose probe a holder has, inside a breaker."""
@@ -113,9 +105,6 @@ class CallService(Op):
                 await self.work.pause(self.seconds)
                 self.work.log.write(passed=self.key, asked=asked, began=began, ended=now_ms())
                 self.work.fail_if_broken(self.key)
-
-    def note(self, log: ClientLog, raised: BaseException | None, interrupted: bool) -> None:
-        """All is logged already."""
 
 
 class CountEnd(Op):

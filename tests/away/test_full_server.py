@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from distwindow import DistwindowError, Limiter
-from distwindow.support.async_use import run_at_once
+from distwindow.support.async_use import result_of, run_at_once
 from tests.observer.told import Told
-from tests.rules.test_shadow import KINDS, result_of
+from tests.rules.test_shadow import KINDS
 from tests.servers import Standalone
 
 FULL_S = 1.5

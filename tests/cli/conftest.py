@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from distwindow import Limit
+from distwindow import Limit, Limiter
 from distwindow.cli.app import app
 from distwindow.ring.command import load_script
 from distwindow.ring.commands import Acquire, charges_of
@@ -70,6 +70,19 @@ def shell() -> Cli:
         return Result(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def use(url: str, prefix: str, *keys: Any, limits: Any = "10/hour") -> None:
+    """Call a limiter of these limits once on each key."""
+    with Limiter(url, limits, prefix=prefix, timeout=5) as limiter:
+        for key in keys:
+            limiter.try_acquire(key)
 
 
 def fill(url: str, prefix: str, count: int) -> None:

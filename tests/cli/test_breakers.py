@@ -14,10 +14,9 @@ from distwindow import (
     ConsecutiveFailures,
     ErrorCount,
     Key,
-    Limiter,
     SlowRatio,
 )
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, use
 from tests.cli.terminal import Terminal
 
 
@@ -49,8 +48,7 @@ def open_breakers(url: str, prefix: str, count: int) -> None:
 def test_the_states_are_above_the_keys_while_one_is_open(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
-    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
-        limiter.try_acquire("user:42")
+    use(redis_url, prefix, "user:42", limits="5/minute")
     lines = cli("stats").out.splitlines()
     assert lines[0].split() == ["BREAKER", "RULE", "STATE", "SINCE", "S", "CALLS", "BAD", "PROBES"]
     rows = [line.split() for line in lines[1 : lines.index("")]]
@@ -64,9 +62,7 @@ def test_the_states_are_above_the_keys_while_one_is_open(
 
 
 def test_what_is_left_out_is_counted(cli: Cli, redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
-        for i in range(70):
-            limiter.try_acquire(f"user:{i}")
+    use(redis_url, prefix, *(f"user:{i}" for i in range(70)), limits="5/minute")
     open_breakers(redis_url, prefix, 60)
     left_out = "50 of 60 circuit breakers left out (50 not closed): --breakers"
     first = "the first 10 by blocked, then by share used, of 70 limits in use"
@@ -86,9 +82,7 @@ def test_what_is_left_out_is_counted(cli: Cli, redis_url: str, prefix: str) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
 def test_watch_has_rows_of_each_kind(redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
-        for i in range(70):
-            limiter.try_acquire(f"user:{i}")
+    use(redis_url, prefix, *(f"user:{i}" for i in range(70)), limits="5/minute")
     open_breakers(redis_url, prefix, 3)
     where = ("stats", "--watch", "--url", redis_url, "--prefix", prefix)
     with Terminal(*where, columns=120, rows=9) as terminal:
@@ -139,8 +133,7 @@ def test_as_json(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("breakers")
 def test_reset_closes_breakers(cli: Cli, redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
-        limiter.try_acquire("search")
+    use(redis_url, prefix, "search", limits="5/minute")
     would = cli("reset", "payments", "--dry-run").out
     assert would == "payments: 1 circuit breaker would be deleted\n"
     assert cli("reset", "payments", "{acme}all").out == (
@@ -179,8 +172,7 @@ def test_adaptive_breakers_have_no_state(cli: Cli, redis_url: str, prefix: str) 
 def test_where_there_are_none_it_says_what_there_is_none_of(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
-    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
-        limiter.try_acquire("k")
+    use(redis_url, prefix, "k", limits="5/minute")
     for option, kind in (("--breakers", "no circuit breakers"), ("--slots", "no slots are held")):
         for end in ([], ["--json"]):
             result = cli("stats", "nokey", option, *end)

@@ -118,22 +118,12 @@ class BareMachine:
         """Run the demo as if the packages `absent` were not installed."""
         program = self.folder / "command.py"
         program.write_text(_COMMAND_WITH_A_BARE_MACHINE)
-        env = {**os.environ, "PATH": str(self.path), "PYTHONIOENCODING": "utf-8"}
-        env.pop("DISTWINDOW_REDIS_SERVER", None)
-        env["PYTHONPATH"] = str(self.packages)
-        env["ABSENT_PACKAGES"] = " ".join(absent)
-        done = subprocess.run(
-            [
-                *(sys.executable, str(program), "demo"),
-                *("--workers", "2", "--seconds", "1.5", "--limit", "60/second"),
-            ],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=60,
-            env=env,
-            check=False,
-        )
+        env = {
+            "PATH": str(self.path), "PYTHONPATH": str(self.packages),
+            "DISTWINDOW_REDIS_SERVER": "", "ABSENT_PACKAGES": " ".join(absent),
+        }  # fmt: skip
+        options = ("--workers", 2, "--seconds", 1.5, "--limit", "60/second")
+        done = run_python(program, "demo", *options, env=env)
         return Result(done.returncode, done.stdout, done.stderr)
 
     @property

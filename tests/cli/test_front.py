@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from distwindow import Limiter, __version__
-from tests.cli.conftest import Cli
+from distwindow import __version__
+from tests.cli.conftest import Cli, use
 from tests.programs import run_python
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -48,7 +49,9 @@ def test_the_version_needs_no_extra(shell: Cli) -> None:
     assert shell("-V").out == shell("--version").out == f"distwindow {__version__}\n"
 
 
-def test_python_m_distwindow_is_the_command(redis_url: str, prefix: str) -> None:
+def test_python_m_distwindow_is_the_command_and_the_environment_has_its_store(
+    redis_url: str, prefix: str
+) -> None:
     def run(*arguments: str) -> tuple[int, str]:
         env = {"DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix}
         done = run_python("-m", "distwindow", *arguments, env=env)
@@ -57,6 +60,7 @@ def test_python_m_distwindow_is_the_command(redis_url: str, prefix: str) -> None
     assert run("--version") == (0, f"distwindow {__version__}\n")
     assert run("try", "k", "--limit", "1/hour")[0] == 0
     assert run("try", "k", "--limit", "1/hour")[0] == 1
+    assert "k " in run("stats")[1]
     assert run("stat")[0] == 2
 
 
@@ -73,14 +77,6 @@ def test_an_unknown_option_is_a_usage_error(shell: Cli) -> None:
     assert result.code == 2
     assert "--tpo" in result.err
     assert "Traceback" not in result.err
-    assert shell("stat").code == 2
-
-
-def test_url_and_prefix_come_from_the_environment(shell: Cli, redis_url: str, prefix: str) -> None:
-    env = {"DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix}
-    assert shell("try", "k", "--limit", "1/hour", **env).code == 0
-    assert shell("try", "k", "--limit", "1/hour", **env).code == 1
-    assert "k " in shell("stats", **env).out
 
 
 def test_an_output_without_unicode_gets_escapes(shell: Cli, redis_url: str, prefix: str) -> None:
@@ -100,6 +96,15 @@ OUTPUTS = [
 ]
 
 
+def run_on_a_full_disk(command: str, stderr: Any, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose stdout, and stderr where it is None, cannot be written."""
+    with FULL.open("w") as full:
+        return subprocess.run(
+            [sys.executable, "-m", "distwindow", *command.split()],
+            stdout=full, stderr=stderr or full, text=True, env={**os.environ, **env}, check=False,
+        )  # fmt: skip
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
     ("command", "unbuffered"), [("stats", "1"), *((command, "") for command in OUTPUTS)]
@@ -107,22 +112,9 @@ OUTPUTS = [
 def test_a_full_disk_is_reported_as_an_output_error(
     redis_url: str, prefix: str, command: str, unbuffered: str
 ) -> None:
-    with Limiter(redis_url, "5/hour", prefix=prefix) as limiter:
-        limiter.try_acquire("k")
-    with FULL.open("w") as full:
-        result = subprocess.run(
-            [sys.executable, "-m", "distwindow", *command.split()],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "DISTWINDOW_URL": redis_url,
-                "DISTWINDOW_PREFIX": prefix,
-                "PYTHONUNBUFFERED": unbuffered,
-            },
-            check=False,
-        )
+    use(redis_url, prefix, "k", limits="5/hour")
+    env = {"DISTWINDOW_URL": redis_url, "DISTWINDOW_PREFIX": prefix}
+    result = run_on_a_full_disk(command, subprocess.PIPE, PYTHONUNBUFFERED=unbuffered, **env)
     assert result.returncode == 2
     assert result.stderr == (
         "distwindow: the output could not be written: No space left on device; "
@@ -132,14 +124,7 @@ def test_a_full_disk_is_reported_as_an_output_error(
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def test_a_full_disk_for_stdout_and_stderr_gives_the_exit_code(redis_url: str) -> None:
-    with FULL.open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "distwindow", "stats", "--url", redis_url],
-            stdout=full,
-            stderr=full,
-            check=False,
-        )
-    assert done.returncode == 2
+    assert run_on_a_full_disk(f"stats --url {redis_url}", None).returncode == 2
 
 
 def test_a_closed_output_is_reported_in_one_line(redis_url: str) -> None:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distwindow import Key, Limiter
+from distwindow import Key
 from distwindow.cli.render import shell_word
 from distwindow.inspect.key_text import json_text, spellings
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, use
+from tests.programs import printed
 
 KEYS: list[str | bytes | Key] = [
     "plain", "user:42", "50%", "a b", " ", "it's", "new\nline", "tab\t", "\x1b[31mred", "\x7f",
@@ -94,16 +95,10 @@ def test_spellings() -> None:
 def test_every_key_that_stats_shows_can_be_given_to_reset(
     cli: Cli, redis_url: str, prefix: str, output: str
 ) -> None:
-    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
-        for key in KEYS + NUL:
-            limiter.try_acquire(key)
-    done = subprocess.run(
-        [sys.executable, "-m", "distwindow", "stats", "--url", redis_url, "--prefix", prefix],
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": output, "COLUMNS": "20"},
-        check=True,
-    )
-    rows = done.stdout.decode(output).splitlines()[1:-2]
+    use(redis_url, prefix, *(KEYS + NUL))
+    where = ("--url", redis_url, "--prefix", prefix)
+    env = {"PYTHONIOENCODING": output, "COLUMNS": "20"}
+    rows = printed("-m", "distwindow", "stats", *where, env=env).splitlines()[1:-2]
     assert len(rows) == len(KEYS + NUL)
     words = [row.partition("  10/hour")[0].rstrip() for row in rows]
     for argument in read_by_bash(words):
@@ -114,9 +109,7 @@ def test_every_key_that_stats_shows_can_be_given_to_reset(
 
 @pytest.mark.slow
 def test_every_key_of_json_can_be_given_to_reset(cli: Cli, redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
-        for key in KEYS:
-            limiter.try_acquire(key)
+    use(redis_url, prefix, *KEYS)
     result = json.loads(cli("stats", "--json").out)
     assert len(result) == len(KEYS)
     for one in result:
@@ -128,7 +121,6 @@ def test_every_key_of_json_can_be_given_to_reset(cli: Cli, redis_url: str, prefi
 
 @pytest.mark.parametrize("pattern", ["nul%00*", "nul?byte", "nul%00byte"])
 def test_patterns_find_keys_with_nul(cli: Cli, redis_url: str, prefix: str, pattern: str) -> None:
-    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
-        limiter.try_acquire("nul\0byte")
+    use(redis_url, prefix, "nul\0byte")
     (result,) = json.loads(cli("stats", pattern, "--json").out)
     assert result["key"] == "nul\0byte"

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import redis
 
-from distwindow import Key, Limiter
+from distwindow import Key
 from distwindow.lifecycle.connect import open_store
 from distwindow.ring.clock import SYSTEM
 from distwindow.ring.key import AnyKey
 from distwindow.runtime.options import Options
 from distwindow.upstream.commands import PAUSED, PROBE, SEND, PauseCommand, pause_name
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, use
 from tests.cli.terminal import Terminal
 
 Pause = Callable[..., Any]
@@ -62,8 +62,7 @@ def pauses(pause: Pause) -> None:
 
 @pytest.mark.usefixtures("pauses")
 def test_stats_shows_who_is_paused_above_the_keys(cli: Cli, redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
-        limiter.try_acquire("user:42")
+    use(redis_url, prefix, "user:42", limits="5/minute")
     out = cli("stats").out
     lines = out.splitlines()
     assert lines[0].split() == ["UPSTREAM", "STATE", "FOR", "S", "SAID", "S", "IN", "A", "ROW"]
@@ -102,8 +101,7 @@ def test_as_json(cli: Cli) -> None:
 
 
 def test_nothing_is_paused(cli: Cli, redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
-        limiter.try_acquire("user:42")
+    use(redis_url, prefix, "user:42", limits="5/minute")
     shown = cli("stats", "--pauses")
     assert shown.out.startswith(f"no upstream of any key under the prefix {prefix!r} ")
     assert " has asked to wait, or they are elsewhere " in shown.out
@@ -145,8 +143,7 @@ def test_another_programs_key_of_that_name_is_left_alone(
 
 @pytest.mark.usefixtures("pauses")
 def test_reset_ends_pauses(cli: Cli, pause: Pause, redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "5/minute", prefix=prefix) as limiter:
-        limiter.try_acquire("api.example")
+    use(redis_url, prefix, "api.example", limits="5/minute")
     planned = cli("reset", "--dry-run", "api.example").out
     assert planned == "api.example: 1 window and 1 pause would be deleted\n"
     assert pause("api.example", "ask")[0] == PAUSED

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
 import redis
 
 from distwindow import Key, Limiter
-from tests.cli.conftest import Cli, fill
+from tests.cli.conftest import Cli, fill, use
 
 
 def test_all_windows_of_a_key_are_deleted(cli: Cli, redis_url: str, prefix: str) -> None:
@@ -36,8 +38,7 @@ def test_the_line_of_those_who_wait_goes_with_the_window(
 
 
 def test_an_unknown_key_is_not_an_error(cli: Cli, redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
-        limiter.try_acquire("k")
+    use(redis_url, prefix, "k", limits="1/hour")
     result = cli("reset", "nobody", "k")
     assert result.code == 0
     assert result.out.splitlines() == [
@@ -60,9 +61,7 @@ def test_wildcards_are_ordinary_characters(cli: Cli, redis_url: str, prefix: str
 
 
 def test_keys_can_be_spelled_as_stats_shows_them(cli: Cli, redis_url: str, prefix: str) -> None:
-    with Limiter(redis_url, "1/hour", prefix=prefix) as limiter:
-        limiter.try_acquire(Key("all", tag="acme"))
-        limiter.try_acquire("x" * 300)
+    use(redis_url, prefix, Key("all", tag="acme"), "x" * 300, limits="1/hour")
     for stats in json.loads(cli("stats", "--json").out):
         assert "1 window deleted" in cli("reset", stats["key"]).out
     assert "no limits on" in cli("stats").out
@@ -82,13 +81,12 @@ def test_the_records_of_senders_are_kept(cli: Cli, redis_url: str, prefix: str) 
         assert 0 < client.pttl(left) <= 11 * 360_000
 
 
-def test_other_keys_are_kept(cli: Cli, redis_url: str, prefix: str) -> None:
-    names = [f"{prefix}:{{k}}:100:10", f"{prefix}:{{k}}:note", f"{prefix}:{{k}}"]
-    with redis.Redis.from_url(redis_url) as client:
-        for name in names:
-            client.set(name, "x")
-        assert "nothing to delete" in cli("reset", "k").out
-        assert client.exists(*names) == 3
+@pytest.mark.parametrize("arguments", [["k"], ["--pattern", "*"]], ids=" ".join)
+def test_other_keys_are_kept(cli: Cli, client: Any, prefix: str, arguments: list[str]) -> None:
+    ends = ("{k}:100:10", "{k}:note", "{k}", "settings")
+    client.mset({f"{prefix}:{end}": "x" for end in ends})
+    assert "nothing to delete" in cli("reset", *arguments).out
+    assert len(list(client.scan_iter(f"{prefix}:*"))) == len(ends)
 
 
 def test_a_pattern_needs_the_option(cli: Cli, redis_url: str, prefix: str) -> None:
@@ -112,16 +110,6 @@ def test_a_pattern_needs_the_option(cli: Cli, redis_url: str, prefix: str) -> No
         assert limiter.stats("other").passed == 1
         result = cli("reset", "--pattern", "user:*")
         assert result.out == f"user:*: {nothing}\n"
-
-
-def test_a_key_that_looks_like_a_pattern_is_reset_alone(
-    cli: Cli, redis_url: str, prefix: str
-) -> None:
-    with Limiter(redis_url, "9/hour", prefix=prefix) as limiter:
-        for key in ("user:*", "user:1"):
-            limiter.try_acquire(key)
-        assert cli("reset", "user:*").out == "user:*: 1 window deleted\n"
-        assert limiter.stats("user:1").passed == 1
 
 
 def test_several_patterns(cli: Cli, redis_url: str, prefix: str) -> None:
@@ -156,20 +144,8 @@ def test_a_dry_run_prints_what_a_reset_would_delete(cli: Cli, redis_url: str, pr
             assert limiter.stats(key).passed == 1
 
 
-def test_a_pattern_keeps_other_keys(cli: Cli, redis_url: str, prefix: str) -> None:
-    names = [f"{prefix}:{{k}}:100:10", f"{prefix}:{{k}}:note", f"{prefix}:settings"]
-    with redis.Redis.from_url(redis_url) as client:
-        for name in names:
-            client.set(name, "x")
-        assert "nothing to delete" in cli("reset", "--pattern", "*").out
-        assert client.exists(*names) == 3
-
-
 def test_a_pattern_reaches_every_node_of_a_cluster(cli: Cli, cluster_url: str, prefix: str) -> None:
-    with Limiter(cluster_url, "9/hour", prefix=prefix, timeout=5) as limiter:
-        for i in range(30):
-            limiter.try_acquire(f"k{i}")
-        limiter.try_acquire("other")
+    use(cluster_url, prefix, *(f"k{i}" for i in range(30)), "other", limits="9/hour")
     result = cli("reset", "--pattern", "k*", store=cluster_url)
     assert result.out == "k*: 30 keys, 30 windows deleted\n"
     assert cli("reset", "other", store=cluster_url).out == "other: 1 window deleted\n"
@@ -184,7 +160,7 @@ def test_a_pattern_takes_more_keys_than_one_page_of_scan(
 
 
 def test_the_promised_moment_of_a_paced_limit_is_deleted_too(
-    cli: Cli, redis_url: str, prefix: str
+    cli: Cli, redis_url: str, prefix: str, client: Any
 ) -> None:
     with Limiter(redis_url, "1/minute paced 1h", prefix=prefix) as limiter:
         limiter.try_acquire("k")
@@ -192,12 +168,10 @@ def test_the_promised_moment_of_a_paced_limit_is_deleted_too(
         assert cli("reset", "k").out == "k: 1 window deleted\n"
         assert limiter.try_acquire("k").wait == 0.0
         # Also where the window has expired, and only the moment is left.
-        client = redis.Redis.from_url(redis_url)
         client.delete(f"{prefix}:{{k}}:6000:10")
         assert "k: 1 window would be deleted" in cli("reset", "--dry-run", "k").out
         assert cli("reset", "k").out == "k: 1 window deleted\n"
         assert list(client.scan_iter(match=f"{prefix}:*", count=10_000)) == []
-        client.close()
 
 
 def test_the_promised_moment_is_no_key_of_its_own(cli: Cli, redis_url: str, prefix: str) -> None:

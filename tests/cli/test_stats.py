@@ -12,7 +12,6 @@ import sys
 from typing import Any
 
 import pytest
-import redis
 from rich.console import Console
 
 from distwindow import Key, Limiter, Stats
@@ -23,14 +22,8 @@ from distwindow.inspect.query import Query
 from distwindow.inspect.ranking import Order
 from distwindow.inspect.selection import all_keys
 from distwindow.inspect.servers import Server, open_servers
-from tests.cli.conftest import Cli, fill
+from tests.cli.conftest import Cli, fill, use
 from tests.servers import Standalone
-
-
-@pytest.fixture
-def client(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
 
 
 def test_a_row_for_each_key_and_limit(cli: Cli, redis_url: str, prefix: str) -> None:
@@ -132,10 +125,7 @@ def test_json_of_nothing_is_an_empty_array(cli: Cli) -> None:
 )
 def test_patterns(cli: Cli, redis_url: str, prefix: str, pattern: str, found: list[str]) -> None:
     keys = ["user:1", "user:2", "caffè é {x}", "{plain}brace", "a b\nc", "x" * 200, "50%", "star*"]
-    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
-        for key in keys:
-            limiter.try_acquire(key)
-        limiter.try_acquire(Key("all", tag="acme"))
+    use(redis_url, prefix, *keys, Key("all", tag="acme"))
     if found:
         result = [one["key"] for one in json.loads(cli("stats", pattern, "--json").out)]
         assert sorted("long" if "~" in key else key for key in result) == sorted(found)
@@ -146,8 +136,7 @@ def test_patterns(cli: Cli, redis_url: str, prefix: str, pattern: str, found: li
 def test_what_stats_shows_of_a_long_key_finds_it_again(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
-    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
-        limiter.try_acquire("x" * 200)
+    use(redis_url, prefix, "x" * 200)
     (result,) = json.loads(cli("stats", "--json").out)
     (again,) = json.loads(cli("stats", result["key"], "--json").out)
     assert again["key"] == result["key"]
@@ -180,8 +169,7 @@ def test_other_keys_are_skipped_and_counted(
     )
     client.set(f"{prefix}:settings", "x")
     assert "4 skipped" in cli("stats").out
-    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
-        limiter.try_acquire("k")
+    use(redis_url, prefix, "k")
     result = cli("stats").out
     assert "1 key; 4 skipped" in result
     assert len(json.loads(cli("stats", "--json").out)) == 1
@@ -197,16 +185,13 @@ def test_a_key_in_shadow_is_not_called_foreign(cli: Cli, redis_url: str, prefix:
 
 def test_a_changed_limit_is_shown_at_once(cli: Cli, redis_url: str, prefix: str) -> None:
     for limit in ("10/hour", "25/hour"):
-        with Limiter(redis_url, limit, prefix=prefix) as limiter:
-            limiter.try_acquire("k")
+        use(redis_url, prefix, "k", limits=limit)
     assert "25/hour" in cli("stats").out
 
 
 @pytest.mark.slow
 def test_every_primary_of_a_cluster_is_scanned(cli: Cli, cluster_url: str, prefix: str) -> None:
-    with Limiter(cluster_url, ["10/hour", "99/day"], prefix=prefix, timeout=5) as limiter:
-        for i in range(30):
-            limiter.try_acquire(f"k{i}")
+    use(cluster_url, prefix, *(f"k{i}" for i in range(30)), limits=["10/hour", "99/day"])
     for more in ([], ["--top", "30"]):
         result = json.loads(cli("stats", "--json", *more, store=cluster_url).out)
         assert {one["key"] for one in result} == {f"k{i}" for i in range(30)}
@@ -217,8 +202,7 @@ def test_every_primary_of_a_cluster_is_scanned(cli: Cli, cluster_url: str, prefi
 
 
 def test_fakeredis_is_supported(cli: Cli, fake_url: str, prefix: str) -> None:
-    with Limiter(fake_url, "10/hour", prefix=prefix, timeout=5) as limiter:
-        limiter.try_acquire("k")
+    use(fake_url, prefix, "k")
     assert json.loads(cli("stats", "--json", store=fake_url).out)[0]["passed"] == 1
     assert "1 window deleted" in cli("reset", "k", store=fake_url).out
 
@@ -281,12 +265,8 @@ def test_beyond_those_that_can_be_ranked_each_key_comes_once_with_all_its_window
 ) -> None:
     monkeypatch.setattr(stats_query, "MOST_RANKED", 20)
     limits = ["10/hour", "90/day", "20/minute paced 9s"]
-    with Limiter(redis_url, limits, prefix=prefix) as limiter:
-        for i in range(300):
-            limiter.try_acquire(f"k{i}")
-    with Limiter(redis_url, "50/week", prefix=prefix) as limiter:
-        for i in range(40):
-            limiter.try_acquire(f"one{i}")
+    use(redis_url, prefix, *(f"k{i}" for i in range(300)), limits=limits)
+    use(redis_url, prefix, *(f"one{i}" for i in range(40)), limits="50/week")
     result = cli("stats", "--json", *more)
     found = json.loads(result.out)
     if more:
@@ -314,8 +294,7 @@ def test_a_window_that_is_met_late_is_shown(
     fill(redis_url, prefix, 3000)
     rare = [f"user:{i}" for i in range(0, 3000, 100)]
     for number, key in enumerate(rare):
-        with Limiter(redis_url, f"10/{number + 2} hours", prefix=prefix) as limiter:
-            limiter.try_acquire(key)
+        use(redis_url, prefix, key, limits=f"10/{number + 2} hours")
     last = {one["key"]: one for one in json.loads(cli("stats", "--json").out)}
     assert len(last) == 3000
     assert [len(last[key]["limits"]) for key in rare] == [2] * len(rare)

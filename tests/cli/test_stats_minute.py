@@ -86,13 +86,14 @@ def test_where_nothing_was_entered_that_is_said(cli: Cli) -> None:
     assert "no entries with an origin on 'k'" in shown.err
 
 
-def test_watch_is_refused(cli: Cli) -> None:
-    shown = cli("stats", "--minute", "--watch")
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--minute", "--watch"], "--watch cannot be combined"),
+        (["--by", "resource"], "--by resource is not known; the last minute is shown --by origin"),
+    ],
+)
+def test_what_it_cannot_show_is_refused(cli: Cli, options: list[str], error: str) -> None:
+    shown = cli("stats", *options)
     assert shown.code == 2
-    assert "--watch cannot be combined" in shown.err
-
-
-def test_what_the_minute_is_not_shown_by(cli: Cli) -> None:
-    shown = cli("stats", "--by", "resource")
-    assert shown.code == 2
-    assert "--by resource is not known; the last minute is shown --by origin" in shown.err
+    assert error in shown.err

@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from distwindow import Limiter
-from tests.cli.conftest import Cli, fill
+from tests.cli.conftest import Cli, fill, use
 from tests.cli.terminal import Terminal
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -75,9 +75,7 @@ def test_control_characters_in_keys_are_escaped(cli: Cli, redis_url: str, prefix
         b"\xff\x00",
         "a" * 60,
     ]
-    with Limiter(redis_url, "10/hour", prefix=prefix) as limiter:
-        for key in keys:
-            limiter.try_acquire(key)
+    use(redis_url, prefix, *keys)
     result = cli("stats").out
     assert "red\\x1b[31m\\nline" in result
     assert not set(result) & {"\x1b", "\x00", "\u202e"}

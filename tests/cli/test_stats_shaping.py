@@ -7,22 +7,9 @@ import json
 from typing import Any
 
 import pytest
-import redis
 
 from distwindow import Limiter, ShapingStats
-from tests.cli.conftest import Cli
-
-
-@pytest.fixture
-def client(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
-
-
-def call(url: str, prefix: str, limit: str | list[str], key: str, times: int = 1) -> None:
-    with Limiter(url, limit, prefix=prefix) as limiter:
-        for _ in range(times):
-            limiter.try_acquire(key)
+from tests.cli.conftest import Cli, use
 
 
 def rows(out: str) -> list[dict[str, str]]:
@@ -39,8 +26,8 @@ def rows(out: str) -> list[dict[str, str]]:
 def test_a_paced_limit_shows_its_pace_and_how_far_ahead_starts_are_promised(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
-    call(redis_url, prefix, "10/hour paced 10h", "k", 4)
-    call(redis_url, prefix, "10/hour", "plain")
+    use(redis_url, prefix, *["k"] * 4, limits="10/hour paced 10h")
+    use(redis_url, prefix, "plain")
     out = cli("stats", "--sort", "key").out
     paced, plain = rows(out)
     assert "10/hour paced 10h" in out
@@ -55,7 +42,7 @@ def test_a_paced_limit_shows_its_pace_and_how_far_ahead_starts_are_promised(
 def test_a_limit_that_warms_up_shows_its_rate_and_its_tokens(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
-    call(redis_url, prefix, "3600/hour warmup 2h", "k")
+    use(redis_url, prefix, "k", limits="3600/hour warmup 2h")
     (row,) = rows(cli("stats").out)
     assert float(row["RATE/S"]) == pytest.approx(1 / 3, abs=0.01)
     assert row["TOKENS"].strip() == "7,200 of 7,200"
@@ -64,7 +51,7 @@ def test_a_limit_that_warms_up_shows_its_rate_and_its_tokens(
 
 def test_json_has_the_shaping_of_the_library(cli: Cli, redis_url: str, prefix: str) -> None:
     limits = ["1000/hour cold factor 5 warmup 90m paced 2h", "5000/day strict"]
-    call(redis_url, prefix, limits, "k", 3)
+    use(redis_url, prefix, *["k"] * 3, limits=limits)
     with Limiter(redis_url, limits, prefix=prefix) as limiter:
         stats = limiter.stats("k")
     (result,) = json.loads(cli("stats", "--json").out)
@@ -87,7 +74,7 @@ def test_each_limit_is_shown_with_its_terms(cli: Cli, redis_url: str, prefix: st
         "10000000/hour cold factor 100 warmup 24h paced 1500ms",
     ]
     for number, limit in enumerate(limits):
-        call(redis_url, prefix, limit, f"k{number}")
+        use(redis_url, prefix, f"k{number}", limits=limit)
     found = json.loads(cli("stats", "--sort", "key", "--json").out)
     assert [one["limits"] for one in found] == [[limit] for limit in limits]
 
@@ -96,8 +83,8 @@ def test_each_limit_is_shown_with_its_terms(cli: Cli, redis_url: str, prefix: st
 def test_a_limit_of_which_only_the_promised_moment_is_left_is_shown(
     cli: Cli, redis_url: str, prefix: str, client: Any, more: list[str]
 ) -> None:
-    call(redis_url, prefix, "10/hour paced 10h", "paced", 4)
-    call(redis_url, prefix, "10/hour", "plain")
+    use(redis_url, prefix, *["paced"] * 4, limits="10/hour paced 10h")
+    use(redis_url, prefix, "plain")
     (ring,) = client.keys(f"{prefix}:{{paced}}:*:10")
     client.delete(ring)  # as if it had expired: the backlog may be longer than the window
     paced, plain = json.loads(cli("stats", "--sort", "key", "--json", *more).out)
@@ -109,7 +96,7 @@ def test_a_limit_of_which_only_the_promised_moment_is_left_is_shown(
 
 
 def test_a_shaped_limit_is_counted_once(cli: Cli, redis_url: str, prefix: str) -> None:
-    call(redis_url, prefix, ["10/hour paced 1h", "10/day"], "k")
+    use(redis_url, prefix, "k", limits=["10/hour paced 1h", "10/day"])
     assert "1 key" in cli("stats").out
     assert "of 2 limits in use" in cli("stats", "--top", "1").out
     assert "skipped" not in cli("stats").out
@@ -118,11 +105,11 @@ def test_a_shaped_limit_is_counted_once(cli: Cli, redis_url: str, prefix: str) -
 def test_a_limit_that_is_no_longer_paced_is_shown_without_its_pace(
     cli: Cli, redis_url: str, prefix: str
 ) -> None:
-    call(redis_url, prefix, "10/hour paced 1h", "k")
-    call(redis_url, prefix, "20/hour", "k")
+    use(redis_url, prefix, "k", limits="10/hour paced 1h")
+    use(redis_url, prefix, "k", limits="20/hour")
     (result,) = json.loads(cli("stats", "--json").out)
     assert (result["limits"], result["windows"][0]["shaping"]) == (["20/hour"], None)
-    call(redis_url, prefix, "30/hour paced 1h", "k")
+    use(redis_url, prefix, "k", limits="30/hour paced 1h")
     (result,) = json.loads(cli("stats", "--json").out)
     assert result["limits"] == ["30/hour paced 1h"]
 

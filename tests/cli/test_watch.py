@@ -18,10 +18,10 @@ import redis
 from rich.console import Console
 from rich.text import Text
 
-from distwindow import ConfigurationError, Limiter, StoreTimeout
+from distwindow import ConfigurationError, StoreTimeout
 from distwindow.cli import watch
 from distwindow.inspect.servers import Server
-from tests.cli.conftest import Cli, fill
+from tests.cli.conftest import Cli, use
 from tests.cli.terminal import Terminal
 from tests.interruptions import restore_sigint
 from tests.servers import Standalone
@@ -35,15 +35,9 @@ def server() -> Iterator[Standalone]:
         yield server
 
 
-def use(server: Standalone, prefix: str, key: str) -> None:
-    with Limiter(server.url, "10/hour", prefix=prefix, timeout=5) as limiter:
-        limiter.try_acquire(key)
-
-
-@pytest.mark.slow
-def test_a_stream_continues_after_an_outage(server: Standalone, prefix: str) -> None:
-    use(server, prefix, "before")
-    process = subprocess.Popen(
+def watching(server: Standalone, prefix: str) -> Any:
+    """Start `stats --watch --json`, with pipes."""
+    return subprocess.Popen(
         [sys.executable, "-m", "distwindow", *WATCH, "--json"],
         env={**os.environ, "DISTWINDOW_URL": server.url, "DISTWINDOW_PREFIX": prefix},
         preexec_fn=restore_sigint,
@@ -51,39 +45,45 @@ def test_a_stream_continues_after_an_outage(server: Standalone, prefix: str) -> 
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    (seen,) = json.loads(process.stdout.readline())
-    assert seen["key"] == "before"
+
+
+@pytest.mark.slow
+def test_a_stream_continues_after_an_outage_and_ends_at_ctrl_c(
+    server: Standalone, prefix: str
+) -> None:
+    use(server.url, prefix, "before")
+    process = watching(server, prefix)
+    for _ in range(3):
+        (seen,) = json.loads(process.stdout.readline())
+        assert seen["key"] == "before"
     server.kill()
     outage = process.stderr.readline()
     assert outage.startswith(f"distwindow: {server.url} is not reachable: ")
     assert outage.endswith("; trying again\n")
     server.restart()
-    use(server, prefix, "after")
+    use(server.url, prefix, "after")
     assert process.stderr.readline() == "distwindow: the store answers again\n"
     while '"after"' not in process.stdout.readline():
         assert process.poll() is None
-    process.send_signal(2)
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
     assert (process.returncode, err) == (0, "")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
-@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_terminal_keeps_the_table_with_its_age(
     server: Standalone, prefix: str, columns: int
 ) -> None:
-    use(server, prefix, "before")
+    use(server.url, prefix, "before")
     where = ("--url", server.url, "--prefix", prefix)
     with Terminal(*WATCH, *where, columns=columns) as terminal:
         terminal.shows(r"before +.*1", r"1 key")
         server.kill()
         terminal.shows(r"before(?s:.*)not\s+reachable(?s:.*)table\s+is\s+[1-9]\d*\s+s\s+old")
         server.restart()
-        use(server, prefix, "after")
+        use(server.url, prefix, "after")
         terminal.shows(r"after(?s:.*)\d  1 key")
         server.kill()
         terminal.shows(r"after(?s:.*)not\s+reachable")
@@ -93,14 +93,7 @@ def test_a_terminal_keeps_the_table_with_its_age(
 
 @pytest.mark.slow
 def test_a_changed_password_ends_it(server: Standalone, prefix: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "distwindow", *WATCH, "--json"],
-        env={**os.environ, "DISTWINDOW_URL": server.url, "DISTWINDOW_PREFIX": prefix},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+    process = watching(server, prefix)
     assert json.loads(process.stdout.readline()) == []
     with server.client() as client:
         client.config_set("requirepass", "secret")
@@ -269,24 +262,3 @@ def test_a_long_key_is_folded_and_the_note_stays_visible(screen: Callable[..., A
     assert shown[:4] == ["k" * 20, "k" * 20, "k" * 10, "a"]
     assert len(shown) == 12
     assert "(Ctrl-C ends)" in " ".join(shown[-6:])
-
-
-@pytest.mark.slow
-def test_watch_ends_cleanly_at_ctrl_c(redis_url: str, prefix: str) -> None:
-    fill(redis_url, prefix, 3)
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "distwindow.cli", "stats", "--watch", "--interval", "0.1"),
-            *("--json", "--url", redis_url, "--prefix", prefix),
-        ],
-        preexec_fn=restore_sigint,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    looks = [json.loads(process.stdout.readline()) for _ in range(3)]
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
-    assert (process.returncode, err) == (0, "")
-    assert [len(look) for look in looks] == [3, 3, 3]

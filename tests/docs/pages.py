@@ -10,8 +10,10 @@ The blocks of Python and of `console` are run. The fence of one may have attribu
 from __future__ import annotations
 
 import re
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,20 +108,19 @@ def between(page: Path, marker: str) -> str:
     return text.split(f"<!-- {marker} -->\n")[1].split(f"<!-- /{marker} -->")[0]
 
 
+def maker(script: str) -> Any:
+    """Return what a script of docs/make defines."""
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "make" / script)))
+
+
 def preset(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
     """Change the defaults of limiters, breakers and concurrency limits: code runs as printed, and
     apart from other tests.
     """
-    blocking = (Limiter, CircuitBreaker, AdaptiveBreaker, Concurrency, Guard)
     for limiter_class in (
-        *blocking,
-        AsyncLimiter,
-        AsyncCircuitBreaker,
-        AsyncConcurrency,
-        AsyncGuard,
-        BaseRateLimits,
-        BaseUpstreamLimits,
-    ):
+        Limiter, CircuitBreaker, AdaptiveBreaker, Concurrency, Guard, AsyncLimiter,
+        AsyncCircuitBreaker, AsyncConcurrency, AsyncGuard, BaseRateLimits, BaseUpstreamLimits,
+    ):  # fmt: skip
         own = limiter_class.__init__.__kwdefaults__
         assert own is not None
         for argument, value in defaults.items():

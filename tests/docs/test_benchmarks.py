@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from importlib import import_module
-from typing import Any
 
 import pytest
 
@@ -15,12 +13,10 @@ from benchmarks.__main__ import MAX_LOAD
 from benchmarks.report import number
 from benchmarks.sections import SECTIONS
 
-from .pages import ROOT
+from .pages import PAGES, ROOT, maker
 
-PAGES = [
-    *(ROOT / name for name in ("README.md", "benchmarks/README.md", "lua/README.md")),
-    *(ROOT / "docs").rglob("*.md"),
-]
+make = maker("benchmarks.py")
+report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -31,33 +27,19 @@ def test_a_section_has_a_module_with_run(section: str) -> None:
 def test_pages_name_only_sections_that_exist() -> None:
     named = {
         section
-        for page in PAGES
+        for page in [*PAGES, ROOT / "benchmarks/README.md", ROOT / "lua/README.md"]
         for section in re.findall(r"benchmarks\s--only\s(\w+)", page.read_text(encoding="utf-8"))
     }
     assert named
     assert named <= SECTIONS.keys()
 
 
-@pytest.fixture(scope="module")
-def make() -> Any:
-    """Return the module that puts the figures of a report into the pages."""
-    spec = importlib.util.spec_from_file_location(
-        "make_benchmarks", ROOT / "docs/make/benchmarks.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_readme_table_takes_rows_of_sections_that_exist(make: Any) -> None:
+def test_the_readme_table_takes_rows_of_sections_that_exist() -> None:
     assert {section for section, _, _ in make.README_ROWS} <= SECTIONS.keys()
 
 
-def test_every_page_has_the_figures_of_the_report(make: Any) -> None:
+def test_every_page_has_the_figures_of_the_report() -> None:
     """So no page quotes a figure that was not measured, or one of an earlier run."""
-    report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
     parts = make.parts(report)
     assert len(parts) == 6
     for page, name, text in parts:
@@ -88,8 +70,7 @@ IN_SENTENCES = {
 
 
 @pytest.mark.parametrize(("page", "sentence"), IN_SENTENCES)
-def test_a_figure_in_a_sentence_is_that_of_the_table(make: Any, page: str, sentence: str) -> None:
-    report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
+def test_a_figure_in_a_sentence_is_that_of_the_table(page: str, sentence: str) -> None:
     section, what, part = IN_SENTENCES[page, sentence]
     row = report.best_peer(section) if what is None else report.row(section, what)
     if part is None:
@@ -101,8 +82,7 @@ def test_a_figure_in_a_sentence_is_that_of_the_table(make: Any, page: str, sente
     assert written == f"{float(measured):.{decimals}f}"
 
 
-def test_the_tables_of_the_benchmarks_page_are_those_of_the_report(make: Any) -> None:
-    report = make.Report(json.loads(make.ROWS_FILE.read_text(encoding="utf-8")))
+def test_the_tables_of_the_benchmarks_page_are_those_of_the_report() -> None:
     page = make.between("docs/benchmarks.md", "benchmarks")
     assert report.environment["load"] in page
     assert float(re.findall(r"[\d.]+", report.environment["load"])[0]) <= MAX_LOAD
@@ -112,20 +92,17 @@ def test_the_tables_of_the_benchmarks_page_are_those_of_the_report(make: Any) ->
         if isinstance(row["measured"], dict)
         and row["section"] not in make.PAGES
         and not re.search(
-            rf"^\| {re.escape(row['what'])} \|.*\b{shown(row)}(?:x| µs) \(", page, re.MULTILINE
+            rf"^\| {re.escape(row['what'])} \|.*"
+            rf"\b{re.escape(number(row['measured']['median']))}(?:x| µs) \(",
+            page,
+            re.MULTILINE,
         )
     ]
     assert missing == []
 
 
 def test_the_tables_of_outages_are_those_of_the_report() -> None:
-    report = json.loads(outages.JSON.read_text(encoding="utf-8"))
-    assert list(report["rows"]) == list(outages.OUTAGES)
-    assert {tuple(rows) for rows in report["rows"].values()} == {tuple(outages.CONTENDERS)}
-    text = outages.PAGE.read_text(encoding="utf-8")
-    assert text == outages.page_with(outages.tables(report))
-
-
-def shown(row: dict[str, Any]) -> str:
-    """Return a median as `benchmarks/report.py` shows it."""
-    return re.escape(number(row["measured"]["median"]))
+    found = json.loads(outages.JSON.read_text(encoding="utf-8"))
+    assert list(found["rows"]) == list(outages.OUTAGES)
+    assert {tuple(rows) for rows in found["rows"].values()} == {tuple(outages.CONTENDERS)}
+    assert outages.PAGE.read_text(encoding="utf-8") == outages.page_of(found)

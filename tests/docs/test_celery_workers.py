@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from benchmarks.celery_workers import shares
-from benchmarks.celery_workers.__main__ import JSON, PAGE, SHARES_JSON, page_with
+from benchmarks.celery_workers.__main__ import JSON, PAGE, SHARES_JSON
 from benchmarks.celery_workers.fleet import IDEAL_S, TASKS
 from benchmarks.celery_workers.results import from_json, table
+from benchmarks.report import page_with
 
 
 def test_the_page_shows_the_results() -> None:
     runs = from_json(JSON)
-    assert PAGE.read_text(encoding="utf-8") == page_with(PAGE, table(runs))
+    assert PAGE.read_text(encoding="utf-8") == page_with(PAGE, "celery workers", table(runs))
 
 
 def test_the_recorded_run_of_the_gate_kept_what_the_page_says() -> None:
@@ -25,7 +26,7 @@ def test_the_recorded_run_of_the_gate_kept_what_the_page_says() -> None:
 def test_the_page_shows_the_shares_of_each_pool() -> None:
     rows = shares.from_json(SHARES_JSON)
     assert [row.pool for row in rows] == list(shares.POOLS)
-    text = page_with(PAGE, shares.table(rows), "celery shares")
+    text = page_with(PAGE, "celery shares", shares.table(rows))
     assert PAGE.read_text(encoding="utf-8") == text
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.programs import run_python
 from tests.servers import Standalone, find_binary
 
 from .pages import PAGES, Block, blocks, name
@@ -114,22 +114,11 @@ def _here(words: list[str], block: Block) -> Shown:
 def _in_a_process(words: list[str]) -> Shown:
     """Run the command in another process: a demo starts processes and handles signals."""
     # With `distwindow` on the PATH, as in an environment into which it was installed.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PYTHONIOENCODING": "utf-8", "PATH": path}
+    env = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     if words[0] == "demo":  # as documented: on a server that it starts
-        del env["DISTWINDOW_URL"]
-        env["DISTWINDOW_REDIS_SERVER"] = str(find_binary())
-    done = subprocess.run(
-        [sys.executable, "-m", "distwindow", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        env=env,
-        timeout=60,
-        check=False,
-    )
-    return Shown(done.returncode, done.stdout)
+        env |= {"DISTWINDOW_URL": "", "DISTWINDOW_REDIS_SERVER": str(find_binary())}
+    done = run_python("-m", "distwindow", *words, env=env)
+    return Shown(done.returncode, done.stdout + done.stderr)
 
 
 def _commands(block: Block) -> list[tuple[str, str]]:

@@ -29,16 +29,19 @@ def result_of(name: str, url: str) -> Any:
     return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
 
 
-def test_threads(url: str) -> None:
-    assert result_of("threads.py", url) == {"admitted": 100, "refused": 220}
-
-
-def test_tasks(url: str) -> None:
-    assert result_of("tasks.py", url) == list(range(12))
-
-
-def test_concurrency(url: str) -> None:
-    assert result_of("concurrency.py", url) == {"done": 12, "most": 3, "left": 0}
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("threads", {"admitted": 100, "refused": 220}),
+        ("tasks", list(range(12))),
+        ("concurrency", {"done": 12, "most": 3, "left": 0}),
+        ("breaker", {"failed": 5, "refused": 10, "paid": 5}),
+        ("guard", {"listed": 1, "refused": 2, "asked": 2, "from the cache": 5}),
+        ("entries", {"checkout": (10, 5, 8, 2), "search": (10, 5, 7, 3)}),
+    ],
+)
+def test_outcomes(url: str, name: str, expected: Any) -> None:
+    assert result_of(f"{name}.py", url) == expected
 
 
 def test_worker(url: str) -> None:
@@ -52,16 +55,6 @@ def test_priority(url: str) -> None:
     assert outcomes["reports admitted"] >= 10
     assert outcomes["payments borrowed"] == 5
     assert outcomes["payments over_limit"] == 1
-
-
-def test_breaker(url: str) -> None:
-    assert result_of("breaker.py", url) == {"failed": 5, "refused": 10, "paid": 5}
-
-
-def test_guard(url: str) -> None:
-    assert result_of("guard.py", url) == {
-        "listed": 1, "refused": 2, "asked": 2, "from the cache": 5,
-    }  # fmt: skip
 
 
 def test_pacing(url: str) -> None:
@@ -85,10 +78,6 @@ def test_simulate_rules() -> None:
     assert 0 < outcomes["failed"] < 50
     assert outcomes["breaker open"] > outcomes["failed"]
     assert outcomes["limited"] > 0
-
-
-def test_entries(url: str) -> None:
-    assert result_of("entries.py", url) == {"checkout": (10, 5, 8, 2), "search": (10, 5, 7, 3)}
 
 
 def test_celery_limits(url: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -17,25 +15,21 @@ from distwindow.ring.key import ring_name_prefix
 from distwindow.stores.redis.outcome import RIGHTS, RIGHTS_OF_SLOTS
 from tests.servers import Standalone
 
-from .pages import PAGES, ROOT, anchors, blocks, name
+from .pages import PAGES, ROOT, anchors, blocks, maker, name
 
 DOCS = ROOT / "docs"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def made(program: str) -> dict[str, Any]:
-    return runpy.run_path(str(DOCS / "make" / program))
-
-
 def test_the_wire_page_is_up_to_date() -> None:
     page = (DOCS / "wire.md").read_text(encoding="utf-8")
-    assert made("wire.py")["renewed"](page) == page, "run: python docs/make/wire.py"
+    assert maker("wire.py").renewed(page) == page, "run: python docs/make/wire.py"
     assert [one for one in script.script_names() if f"\n### {one}\n" not in page] == []
 
 
 def test_pictures_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(DOCS / "make")  # as where the program is started by its path
-    drawn = made("pictures.py")["pictures"]()
+    drawn = maker("pictures.py").pictures()
     found = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "pictures").iterdir()}
     assert found == drawn, "run: python docs/make/pictures.py"
 

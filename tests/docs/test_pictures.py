@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 
-from .pages import ROOT
+from .pages import ROOT, maker
 
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
-DRAWING = runpy.run_path(str(ROOT / "docs" / "make" / "drawing.py"))
+DRAWING = vars(maker("drawing.py"))
 LEAST_CONTRAST = 3.0
 """Of text and its background, as WCAG 2 computes it."""
 

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from typing import Any
 
 import pytest
 
 from benchmarks.sections import SECTIONS
 
-from .pages import ROOT
+from .pages import ROOT, maker
+
+make = maker("sections.py")
 
 NAMES = ["guard", "resource", "fleet", "web", "second", "growth", "agents", "observer", "limits",
          "limits-page"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def make() -> Any:
-    """Return the module that puts the rows into the pages."""
-    spec = importlib.util.spec_from_file_location("make_sections", ROOT / "docs/make/sections.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_each_has_rows_and_a_page(make: Any) -> None:
+def test_each_has_rows_and_a_page() -> None:
     assert list(make.PAGES) == list(make.TEXTS) == NAMES
     assert {name.removesuffix("-page") for name in NAMES} <= SECTIONS.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_has_the_figures_of_the_rows(make: Any, name: str) -> None:
+def test_the_page_has_the_figures_of_the_rows(name: str) -> None:
     report = make.load(name)
     assert report["rows"]
     assert [row["what"] for row in report["rows"] if row["error"]] == []
     assert make.between(name) == make.TEXTS[name](report)
 
 
-def test_the_page_of_agents_has_the_figures_of_its_run(make: Any) -> None:
+def test_the_page_of_agents_has_the_figures_of_its_run() -> None:
     page = (ROOT / "docs/howto/agents.md").read_text(encoding="utf-8")
     found = [
         *re.findall(r"sent (\d+) calls in a second, and with this one (\d+)", page),

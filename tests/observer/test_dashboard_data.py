@@ -12,9 +12,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from distwindow.cli.grafana import RULES
 from tests.observer import promtool
-from tests.observer.test_grafana import alerts, expressions
+from tests.observer.test_grafana import RULES, alerts, expressions
 from tests.servers import free_port
 from tests.servers.wait import until
 from tests.web.burst import burst, get

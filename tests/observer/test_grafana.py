@@ -14,12 +14,13 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from distwindow.cli.app import app
-from distwindow.cli.grafana import RULES, dashboard
 from distwindow.contrib.prometheus import PrometheusObserver
+from tests.docs.pages import maker
 from tests.observer import promtool
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "grafana"
+RULES = (DOCS / "rules.yml").read_text(encoding="utf-8")
 NAME = re.compile(r"\bdistwindow_\w+")
 SUFFIX = re.compile("_(bucket|sum|count)$")
 
@@ -39,6 +40,10 @@ def named_in(expression: str) -> set[str]:
         whole = SUFFIX.sub("", name)
         names.add(whole if known.get(whole) == "histogram" else name)
     return names
+
+
+def dashboard() -> Any:
+    return json.loads((DOCS / "distwindow.json").read_text(encoding="utf-8"))
 
 
 def panels() -> list[dict[str, Any]]:
@@ -65,10 +70,12 @@ def test_the_files_of_the_docs_are_what_the_command_prints(
     assert capsys.readouterr().out == (DOCS / file).read_text("utf-8")
 
 
+def test_the_file_of_the_dashboard_is_what_its_script_makes() -> None:
+    assert dashboard() == maker("grafana.py").dashboard()
+
+
 def test_the_dashboard_is_one_that_grafana_imports() -> None:
-    board = dashboard()
-    assert board == json.loads(json.dumps(board))
-    assert board["schemaVersion"] == 39
+    assert dashboard()["schemaVersion"] == 39
     assert {panel["type"] for panel in panels()} == {"row", "timeseries"}  # both are Grafana's own
     ids = [panel["id"] for panel in panels()]
     assert len(set(ids)) == len(ids)

@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from distwindow.cli.grafana import RULES
 from distwindow.contrib.http.rate_limits import BaseRateLimits
 from distwindow.contrib.prometheus import PrometheusObserver
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_code import DOCUMENTED_URL
 from tests.observer.batches import KINDS, Series, read, series, tell_all, total
-from tests.observer.test_grafana import metrics
+from tests.observer.test_grafana import RULES, metrics
 from tests.patience import PATIENT_S
 from tests.programs import printed
 from tests.servers import Standalone, free_port

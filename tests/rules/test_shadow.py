@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import uuid
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import redis
 
 from distwindow import AsyncLimiter, ConfigurationError, Limiter
 from distwindow.rules import shadow as shadow_rules
-from distwindow.support.async_use import run_at_once
+from distwindow.support.async_use import result_of, run_at_once
 from tests.away.sharing_process import WAYS
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore, RemoteStore
 from tests.clock_and_stores import ManualClock
@@ -87,10 +87,6 @@ def run(kind: Any, calls: Coroutine[Any, Any, None]) -> None:
         run_at_once(calls)
     else:
         asyncio.run(calls)
-
-
-async def result_of(answer: Any) -> Any:
-    return await answer if isinstance(answer, Awaitable) else answer
 
 
 @KINDS
@@ -166,8 +162,8 @@ def test_it_counts_what_would_be_refused_if_it_were_enforced(
     assert admitted
 
 
-@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
-@pytest.mark.parametrize("consistency", ["direct", "leased", "eventual"])
+@KINDS
+@CONSISTENCIES
 @pytest.mark.parametrize("place", ["memory", "elsewhere"])
 def test_reservations_leave_the_windows_as_if_it_were_enforced(
     kind: Any, consistency: Any, place: str

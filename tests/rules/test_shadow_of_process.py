@@ -8,7 +8,7 @@ import asyncio
 import pkgutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,7 @@ from distwindow.ring.limit import parse_limits
 from distwindow.rules.shadow import VARIABLE
 from distwindow.runtime.options import Options
 from distwindow.stores.memory import MemoryStore
+from distwindow.support.async_use import result_of, run_at_once
 from tests.away.stores import NOT_SENT, UNKNOWN, AsyncRemoteStore
 from tests.clock_and_stores import ManualClock
 from tests.limits_storage.common import STRATEGIES
@@ -52,31 +53,27 @@ through at once.
 """
 
 
-def counted(call: Callable[[], Any], close: Callable[[], Any]) -> int:
+def counted(
+    call: Callable[[], Any],
+    close: Callable[[], Any],
+    run: Callable[[Coroutine[Any, Any, int]], int] = run_at_once,
+) -> int:
     """Return how many of `CALLS` calls have raised, or returned what is false."""
-    stopped = 0
-    for _ in range(CALLS):
-        try:
-            stopped += not call()
-        except distwindow.Blocked:
-            stopped += 1
-    close()
-    return stopped
 
-
-def counted_in_tasks(call: Callable[[], Any], close: Callable[[], Any]) -> int:
     async def call_all() -> int:
         stopped = 0
         for _ in range(CALLS):
             try:
-                found = call()
-                stopped += not (await found if isinstance(found, Awaitable) else found)
+                stopped += not await result_of(call())
             except distwindow.Blocked:
                 stopped += 1
-        await close()
+        await result_of(close())
         return stopped
 
-    return asyncio.run(call_all())
+    return run(call_all())
+
+
+counted_in_tasks = partial(counted, run=asyncio.run)
 
 
 # -- limiters --------------------------------------------------------------------------------------
@@ -96,22 +93,20 @@ async def _true() -> bool:
     return True
 
 
-WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "try_acquire": (lambda one: one.try_acquire("k"), lambda one: one.try_acquire("k")),
-    "acquire": (lambda one: one.acquire("k", timeout=0), lambda one: one.acquire("k", timeout=0)),
-    "entry": (lambda one: _entered(one.entry("k")), lambda one: _entered_in_task(one.entry("k"))),
-    "limit": (lambda one: one.limit("k")(lambda: True)(), lambda one: one.limit("k")(_true)()),
-    "reserve": (lambda one: one.try_reserve("k", 1), lambda one: one.try_reserve("k", 1)),
+WAYS: dict[str, Callable[[Any, bool], Any]] = {
+    "try_acquire": lambda one, _: one.try_acquire("k"),
+    "acquire": lambda one, _: one.acquire("k", timeout=0),
+    "entry": lambda one, is_async: (_entered_in_task if is_async else _entered)(one.entry("k")),
+    "limit": lambda one, is_async: one.limit("k")(_true if is_async else lambda: True)(),
+    "reserve": lambda one, _: one.try_reserve("k", 1),
 }
 
 
 def of_limiter(way: str, is_async: bool) -> Ask:
     def ask(told: Told) -> int:
-        if is_async:
-            one = AsyncLimiter("memory://", LIMIT, observer=told)
-            return counted_in_tasks(lambda: WAYS[way][1](one), one.aclose)
-        two = Limiter("memory://", LIMIT, observer=told)
-        return counted(lambda: WAYS[way][0](two), two.close)
+        one: Any = (AsyncLimiter if is_async else Limiter)("memory://", LIMIT, observer=told)
+        count: Any = counted_in_tasks if is_async else counted
+        return int(count(lambda: WAYS[way](one, is_async), one.aclose if is_async else one.close))
 
     return ask
 
@@ -217,10 +212,10 @@ async def awaited_job(ctx: Any, tenant: str = "a") -> bool:
     return True
 
 
-def gate(told: Told) -> int:
+def gate(told: Told, limits: Any = LIMIT) -> int:
     made = TaskGate("memory://", observer=told)
-    task = made.add(TaskLimits("send", job, LIMIT))
-    return counted(lambda: not made.delay(task, (), {}), made._limiters.close)
+    task = made.add(TaskLimits("send", job, limits))
+    return counted(lambda: not made.delay(task, ("a",), {}), made._limiters.close)
 
 
 def async_gate(told: Told) -> int:
@@ -231,12 +226,6 @@ def async_gate(told: Told) -> int:
         return not await made.hold(task, (), {}, 0.0)
 
     return counted_in_tasks(call, made._limiters.aclose)
-
-
-def gate_of_several_keys(told: Told) -> int:
-    made = TaskGate("memory://", observer=told)
-    task = made.add(TaskLimits("send", job, [("{tenant}", LIMIT), "100/hour"]))
-    return counted(lambda: not made.delay(task, ("a",), {}), made._limiters.close)
 
 
 def rq(told: Told) -> int:
@@ -316,7 +305,8 @@ def celery(told: Told) -> int:
 
 QUEUES: dict[str, Ask] = {
     "celery": celery, "rq": rq, "dramatiq": dramatiq, "taskiq": taskiq, "arq": arq, "tasks": gate,
-    "tasks, awaited": async_gate, "tasks of several keys": gate_of_several_keys,
+    "tasks, awaited": async_gate,
+    "tasks of several keys": partial(gate, limits=[("{tenant}", LIMIT), "100/hour"]),
 }  # fmt: skip
 CLIENTS_BY_NAME = {kind.__name__.lower(): of_client(kind) for kind in CLIENTS}
 PRODUCTS: dict[str, Ask] = {

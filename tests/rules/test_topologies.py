@@ -10,8 +10,9 @@ import pytest
 from distwindow import Limiter
 from distwindow.contrib.tasks import TaskGate, TaskLimits
 from distwindow.rules.shadow import VARIABLE
+from distwindow.support.async_use import result_of
 from tests.observer.told import Seen, Told
-from tests.rules.test_shadow import CONSISTENCIES, KINDS, result_of, run
+from tests.rules.test_shadow import CONSISTENCIES, KINDS, run
 
 TOPOLOGIES = ["redis", "cluster", "sentinel"]
 LIMITS = ["20/hour", "30/day"]

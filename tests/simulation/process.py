@@ -109,6 +109,12 @@ class OperationRun:
             reply = self.reply
             self._advance(lambda: self._operation.send(reply))
 
+    def finish(self) -> Any:
+        """Deliver all replies, and return the result: the store takes no time."""
+        while not self.done:
+            self.deliver()
+        return self.result
+
     def lose_reply(self) -> None:
         """Lose the reply, whether the store has executed the command or not."""
         if self.done:
@@ -168,12 +174,9 @@ class Process:
     def acquire(self, key: str, cost: int = 1) -> Decision:
         """Call `try_acquire` with a store that takes no time."""
         found = self.call(key, cost)
-        if isinstance(found, OperationRun):
-            while not found.done:
-                found.deliver()
-            found = found.result
-        assert isinstance(found, Decision)
-        return found
+        decision = found.finish() if isinstance(found, OperationRun) else found
+        assert isinstance(decision, Decision)
+        return decision
 
     def flush(self, *, everything: bool = False) -> OperationRun:
         """Begin the worker's flush."""

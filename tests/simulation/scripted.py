@@ -164,9 +164,8 @@ class ScriptedFleet:
             number, decision = self._decisions.pop(which % len(self._decisions))
             if number in self.processes:
                 process = self.processes[number]
-                run = OperationRun(self.store, refund(process.strategy, decision, process.clock))
-                while not run.done:
-                    run.deliver()
+                operation = refund(process.strategy, decision, process.clock)
+                OperationRun(self.store, operation).finish()
 
     def _execute(self, which: int) -> None:
         """Have the store execute the command of a run."""
@@ -225,9 +224,7 @@ class ScriptedFleet:
         """Close the limiter of every process."""
         self._end_runs()
         for process in self.processes.values():
-            run = process.flush(everything=True)
-            while not run.done:
-                run.deliver()
+            process.flush(everything=True).finish()
 
     def counts_in_store(self, key: str, limit: Limit, *, blocked: bool = False) -> dict[int, int]:
         """Return what the store holds in the window, by bucket number, with the empty buckets."""

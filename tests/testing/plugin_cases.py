@@ -7,7 +7,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from typing import Any
 
 import celery
@@ -42,6 +42,7 @@ from distwindow.contrib.httpx2 import (
     UpstreamLimited,
     UpstreamLimits,
 )
+from distwindow.support.async_use import run_at_once
 from distwindow.testing import ManualClock
 from distwindow.testing.pytest_plugin import classes_with_a_store
 
@@ -81,25 +82,19 @@ def admitted(made: Any) -> int:
     """Return how many of the calls of `made` were admitted before the first that was not.
     Those of a circuit breaker fail.
     """
-    if type(made).__name__.startswith("Async"):
-        return asyncio.run(awaited(made))
-    with ExitStack() as stack:
-        for number in range(TRIES):
-            try:
-                entered = stack.enter_context(block_of(made))
-            except Blocked:
-                return number
-            if "CircuitBreaker" in type(made).__name__:
-                entered.fail()
-                stack.pop_all().close()
-    return TRIES
+    run = asyncio.run if type(made).__name__.startswith("Async") else run_at_once
+    return run(count_admitted(made))
 
 
-async def awaited(made: Any) -> int:
+async def count_admitted(made: Any) -> int:
     async with AsyncExitStack() as stack:
         for number in range(TRIES):
+            block = block_of(made)
             try:
-                entered = await stack.enter_async_context(block_of(made))
+                if hasattr(block, "__aenter__"):
+                    entered = await stack.enter_async_context(block)
+                else:
+                    entered = stack.enter_context(block)
             except Blocked:
                 return number
             if "CircuitBreaker" in type(made).__name__:

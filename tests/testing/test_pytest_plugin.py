@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from tests.programs import printed
+
 pytest_plugins = ["pytester"]
 
 CASES = (Path(__file__).parent / "plugin_cases.py").read_text(encoding="utf-8")
-ROOT = Path(__file__).parents[2]
 APPLICATION = """
 from distwindow import Limiter
 
@@ -108,7 +107,5 @@ def test_it_can_be_left_out(run: Callable[..., pytest.RunResult]) -> None:
 @pytest.mark.slow
 def test_the_applications_of_the_examples_are_tested_with_it() -> None:
     """In a process of its own: Django is configured once in each."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "distwindow", "-p", "no:cacheprovider"]
-    tests = "examples/web/test_limits.py"
-    ran = subprocess.run([*command, tests], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    plugins = ("-p", "distwindow", "-p", "no:cacheprovider")
+    printed("-m", "pytest", "-q", *plugins, "examples/web/test_limits.py")
