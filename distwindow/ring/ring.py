@@ -20,8 +20,6 @@ of the bucket, (permits left, ms at which there is room, ms at which the window 
 for calls of such a cost as long as the ring is not rotated, and `used` and the closed buckets are
 unchanged. A plain tuple is unpacked fastest.
 """
-ANY_COST = 10**13
-"""No cost is greater: the largest total of a ring."""
 
 
 class Ring:
@@ -80,12 +78,9 @@ class Ring:
         """Return a ring of the same content, which can be rotated without changing this one."""
         twin = Ring.__new__(Ring)
         twin.bucket_ms, twin.span = self.bucket_ms, self.span
-        twin.newest_number, twin.start = self.newest_number, self.start
-        twin.used, twin.closed_total, twin.limit = self.used, self.closed_total, self.limit
+        twin.replace_with(self)
         twin._closed_passed = dict(self._closed_passed)
         twin._counters = self._counters.twin()
-        twin.refusal = None
-        twin.borrowed_permits, twin.shortcut_start = self.borrowed_permits, self.shortcut_start
         return twin
 
     def replace_with(self, twin: Ring) -> None:
@@ -403,7 +398,7 @@ def greatest_equal_cost(cost: int, need: int, closed: Iterable[int]) -> int:
             break
     # Now `need` is what the greatest of these costs takes less than this one; if it is above 0,
     # there is room when the newest bucket expires, and then for every cost.
-    return cost - need if need <= 0 else ANY_COST
+    return cost - need if need <= 0 else MAX_TOTAL
 
 
 class SenderRecords:
