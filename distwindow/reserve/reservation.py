@@ -28,7 +28,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from ..errors import (
     ConfigurationError,
@@ -60,7 +60,7 @@ class BaseReservation:
 
     def __init__(
         self,
-        reservations: _BaseReservations[Any],
+        reservations: _BaseReservations,
         calls: Sequence[tuple[Charge, ...]],
         decision: Decision,
         on_error: OnError,
@@ -367,13 +367,10 @@ def _numbers(actuals: tuple[int, ...]) -> str:
     return ", ".join(map(str, actuals))
 
 
-D = TypeVar("D", bound=BaseDecider)
-
-
-class _BaseReservations(Generic[D]):
+class _BaseReservations:
     """Base class of what makes the reservations of a limiter."""
 
-    def __init__(self, settlement: Settlement, decider: D) -> None:
+    def __init__(self, settlement: Settlement, decider: Any) -> None:
         self.settlement = settlement
         self.decider = decider
 
@@ -401,8 +398,10 @@ class _BaseReservations(Generic[D]):
         return [self.settlement.commands.acquire_command(key, estimate).charges]
 
 
-class Reservations(_BaseReservations[Decider]):
+class Reservations(_BaseReservations):
     """Makes the reservations of a `Limiter`, which documents the methods."""
+
+    decider: Decider
 
     def try_reserve(
         self, key: AnyKey, estimate: int, clamp: bool, on_error: OnError
@@ -425,8 +424,10 @@ class Reservations(_BaseReservations[Decider]):
         return Reservation(self, calls, self.decider.acquire_all(calls), on_error)
 
 
-class AsyncReservations(_BaseReservations[AsyncDecider]):
+class AsyncReservations(_BaseReservations):
     """Makes the reservations of an `AsyncLimiter`."""
+
+    decider: AsyncDecider
 
     async def try_reserve(
         self, key: AnyKey, estimate: int, clamp: bool, on_error: OnError

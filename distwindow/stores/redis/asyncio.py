@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ...errors import ConfigurationError, DistwindowError, StoreError, closed_failure
 from ...ring.clock import Clock
@@ -68,11 +68,7 @@ class AsyncRedisStore:
 
     decided_by: Source = "store"
 
-    def __init__(
-        self,
-        make_topology: Callable[[], Topology],
-        settings: CallSettings,
-    ) -> None:
+    def __init__(self, make_topology: Callable[[], Topology], settings: CallSettings) -> None:
         self.clock: Clock = settings.clock
         self._make_topology = make_topology
         self._settings = settings
@@ -252,6 +248,7 @@ class LoopDispatcher:
     ) -> None:
         self._loop = loop
         self.count_unknown = count_unknown
+        """Counts calls of which nobody will know whether they were charged."""
         self._settings = settings
         self._monotonic = settings.clock.monotonic
         self._timeout = settings.timeout
@@ -447,13 +444,8 @@ class LoopDispatcher:
         sent = None
         if batch.connection is not None:  # `_send_tick` has sent its frame without an execution
             connection = batch.connection
-            sent = Request(
-                connection.node,
-                batch.command,
-                batch.deadline,
-                stamp=batch.stamp or b"",
-                generation=connection.generation,
-            )
+            node, stamp, generation = connection.node, batch.stamp or b"", connection.generation
+            sent = Request(node, batch.command, batch.deadline, stamp=stamp, generation=generation)
             batch.stamp = None
         execution = batch.execution = execute_once(
             batch.combined(), self.topology, self._settings, batch.deadline, sent=sent
@@ -682,7 +674,7 @@ class LoopTick:
 
     __slots__ = ("batches", "deadline", "handler", "shared")
 
-    def __init__(self, handler: ReplyHandler, deadline: float) -> None:
+    def __init__(self, handler: LoopDispatcher, deadline: float) -> None:
         self.handler = handler
         self.deadline = deadline
         self.batches: list[Batch] = []
@@ -817,18 +809,6 @@ class Batch:
         for future in self.futures:
             if not future.done():
                 future.set_exception(copy.copy(exc))
-
-
-class ReplyHandler(Protocol):
-    """Handles every reply to a batch but the short one."""
-
-    def on_reply(self, batch: Batch, raw: RawReply) -> None: ...
-
-    def count_unknown(self, calls: int) -> None:
-        """Count calls of which nobody will know whether they were charged."""
-
-    def give_back(self, decision: Decision) -> None:
-        """Give back what was charged for a caller that was cancelled before it had this."""
 
 
 class TicksInFlight:

@@ -15,12 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from ...errors import (
-    ConfigurationError,
-    DistwindowError,
-    StoreError,
-    StoreTimeout,
-)
+from ...errors import ConfigurationError, DistwindowError, StoreError, StoreTimeout
 from ...ring.clock import Clock
 from ...ring.command import Command, ScriptReply
 from ...ring.commands import Acquire
@@ -279,7 +274,8 @@ class RedisStore:
             raws = [exc] * len(batch)
         answers = list(zip(numbers, batch, requests, raws, strict=True))
         # Those that may have to wait come last: the others tell the server's time, which is now.
-        for number, command, request, raw in sorted(answers, key=_is_error):
+        answers.sort(key=lambda answer: isinstance(answer[3], Exception))
+        for number, command, request, raw in answers:
             if isinstance(raw, DistwindowError):
                 replies[number] = raw
                 continue
@@ -399,10 +395,6 @@ class RedisStore:
         if used is not topology:
             _close_topology_client(topology)
         return used
-
-
-def _is_error(answer: tuple[int, Command[Any], Request, RawReply | DistwindowError]) -> bool:
-    return isinstance(answer[3], Exception)
 
 
 def _close_topology_client(topology: Topology) -> None:

@@ -17,7 +17,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import hiredis
 from redis.connection import SSLConnection
@@ -564,8 +564,8 @@ class BackgroundJob(Generic[T]):
     How it ended is a value (`failure`, `result`) and is not raised by `wait`. So an exception that
     `wait` raises came from a signal handler, and belongs to the application.
 
-    The caller stops waiting for it when the time is over. A
-    result that comes later is passed to `discard`.
+    The caller stops waiting for it when the time is over. A result that comes later is passed to
+    `discard`.
 
       wanted, running     `wait` waits
       wanted, done        `result` or `failure` is set
@@ -678,36 +678,11 @@ def _forget_locals(exc: BaseException) -> None:
 _RECV_BYTES = 65536
 
 
-class Transport(Protocol):
-    """Makes one exchange at a time. After a `NoReply` it must not be used again.
-
-    PollTransport     a socket (TCP or unix), and a hiredis reader for the replies
-    SelectTransport   the same where `select.poll` or `MSG_DONTWAIT` is missing (Windows, eventlet)
-    TlsTransport      TLS, whose socket needs a timeout of its own
-    ClientTransport   redis-py's own methods, for connection classes without a socket (fakeredis)
-
-    A call of redis-py is mostly pool checkout, retries and wrappers; here one send, poll and recv.
-    """
-
-    def is_unusable(self) -> bool:
-        """True if the server has closed the connection, or has sent something without a request.
-        Checked before a call, because a call that is sent into a closed connection has an unknown
-        outcome, although it was surely not executed.
-        """
-
-    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
-        """Send `frame`, and return the first reply to it."""
-
-    def receive(self, deadline: float) -> RawReply:
-        """Return the next reply."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
 def make_transport(opened: Any, clock: Clock) -> Transport:
     """Return the transport over what `detach_socket` has returned. To be called in the thread that
     will use it, because gevent's polls belong to the thread in which they were made.
+
+    A call of redis-py is mostly pool checkout, retries and wrappers; here one send, poll and recv.
     """
     if not isinstance(opened, socket.socket):
         return ClientTransport(opened)
@@ -746,8 +721,15 @@ def close_detached(opened: Any, opened_by: int) -> None:
         ClientTransport(opened).close()
 
 
-class _SocketTransport:
-    """Base class of the transports that read a socket themselves."""
+class PollTransport:
+    """A blocking socket (TCP or unix), a poll for the time left (a socket timeout costs a system
+    call more), and a reader for the replies. It makes one exchange at a time, and none after a
+    `NoReply`.
+    """
+
+    _flags = getattr(socket, "MSG_DONTWAIT", 0)
+    _socket_timeout_s: float | None = None
+    """The timeout of the socket, except while the rest of a frame is written."""
 
     def __init__(self, sock: socket.socket, clock: Clock) -> None:
         self._socket = sock
@@ -755,26 +737,20 @@ class _SocketTransport:
         self._monotonic = clock.monotonic
         self._reader = hiredis.Reader()
         self._poll = _readable_within(sock)
+        sock.settimeout(self._socket_timeout_s)
 
     def is_unusable(self) -> bool:
+        """True if the server has closed the connection, or has sent something without a request.
+        Checked before a call, because a call that is sent into a closed connection has an unknown
+        outcome, although it was surely not executed.
+        """
         return bool(self._poll(0))
 
     def close(self) -> None:
         _close(self._socket, self._process)
 
-
-class PollTransport(_SocketTransport):
-    """A blocking socket and a poll for the time left; a socket timeout costs a system call more."""
-
-    _flags = getattr(socket, "MSG_DONTWAIT", 0)
-    _socket_timeout_s: float | None = None
-    """The timeout of the socket, except while the rest of a frame is written."""
-
-    def __init__(self, sock: socket.socket, clock: Clock) -> None:
-        super().__init__(sock, clock)
-        sock.settimeout(self._socket_timeout_s)
-
     def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        """Send `frame`, and return the first reply to it."""
         sent = False  # it stays False if the first write fails, which then has sent nothing
         try:
             try:
@@ -783,7 +759,7 @@ class PollTransport(_SocketTransport):
                 count = 0
             sent = True
             if count < len(frame):
-                self._send_rest(frame[count:], deadline)
+                self._send_all(frame[count:], deadline)
             return self._receive_reply(deadline)
         except (OSError, hiredis.HiredisError) as exc:
             if is_interruption(exc):
@@ -791,6 +767,7 @@ class PollTransport(_SocketTransport):
             return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
 
     def receive(self, deadline: float) -> RawReply:
+        """Return the next reply."""
         raw: RawReply | Literal[False] = self._reader.gets()
         return self._receive_reply(deadline) if raw is False else raw
 
@@ -808,9 +785,9 @@ class PollTransport(_SocketTransport):
             if raw is not False:
                 return raw
 
-    def _send_rest(self, rest: bytes, deadline: float) -> None:
+    def _send_all(self, data: bytes, deadline: float) -> None:
         self._socket.settimeout(max(0.001, deadline - self._monotonic()))
-        self._socket.sendall(rest)
+        self._socket.sendall(data)
         self._socket.settimeout(self._socket_timeout_s)
 
 
@@ -828,34 +805,34 @@ class SelectTransport(PollTransport):
                 continue
 
 
-class TlsTransport(_SocketTransport):
+class TlsTransport(PollTransport):
     """TLS. One reply may need several reads, or none, so the socket itself has a timeout."""
 
     def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         try:  # a failing write may have sent a part of its record
-            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
-            self._socket.sendall(frame)
-            return self.receive(deadline)
+            self._send_all(frame, deadline)
+            return self._receive_reply(deadline)
         except (OSError, hiredis.HiredisError) as exc:
             if is_interruption(exc):
                 raise
             return NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
 
-    def receive(self, deadline: float) -> RawReply:
-        reader = self._reader
-        raw: RawReply | Literal[False] = reader.gets()
+    def _receive_reply(self, deadline: float) -> RawReply:
+        raw: RawReply | Literal[False] = False
         while raw is False:
             self._socket.settimeout(max(0.001, deadline - self._monotonic()))
             data = self._socket.recv(_RECV_BYTES)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
-            reader.feed(data)
-            raw = reader.gets()
+            self._reader.feed(data)
+            raw = self._reader.gets()
         return raw
 
 
 class ClientTransport:
-    """A connection over which redis-py itself sends and parses."""
+    """A connection over which redis-py itself sends and parses, for connection classes without a
+    socket (fakeredis).
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -881,6 +858,9 @@ class ClientTransport:
             return restore_code(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
             return _no_reply(exc)
+
+
+Transport: TypeAlias = "PollTransport | ClientTransport"
 
 
 def _readable_within(sock: socket.socket) -> Callable[[float], object]:

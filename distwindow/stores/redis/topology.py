@@ -358,18 +358,14 @@ class ClusterTopology:
     def _node(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            name, connector = "{}:{}".format(*address), self._connector(address)
-            node = Node(name, connector, self._settings, self.map.of_good_version)
+            (connection_class, base), (host, port) = self.map.template, address
+            kwargs = _connection_kwargs(base, connection_class, self._settings)
+            connect = _connector(connection_class, kwargs | {"host": host, "port": port})
+            node = Node(f"{host}:{port}", connect, self._settings, self.map.of_good_version)
             # Of two threads that come here at once, one has its node kept: `on_refreshed` would
             # never end the probes of another one.
             node = self._nodes.setdefault(address, node)
         return node
-
-    def _connector(self, address: Address) -> Callable[[], Any]:
-        connection_class, base = self.map.template
-        kwargs = _connection_kwargs(base, connection_class, self._settings)
-        host, port = address
-        return _connector(connection_class, kwargs | {"host": host, "port": port})
 
 
 Topology: TypeAlias = "SingleServer | ClusterTopology"
