@@ -21,12 +21,9 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/reply.lua
 --@include shared/line.lua
 
-local ring_count, held, takes_next = #KEYS / 2, ARGV[HELD] or '', ARGV[TAKES_NEXT]
+local ring_count, held, takes_next = #KEYS / 2, whole(ARGV[HELD], 0, MAX_TOTAL), ARGV[TAKES_NEXT]
 local rings = ring_count % 1 == 0 and parse_rings(now, 3, ring_count)
-if not string.find(held, '^%d+$') or held - 0 > MAX_TOTAL
-  or (takes_next ~= '0' and takes_next ~= '1') then
-  rings = nil
-end
+if not held or (takes_next ~= '0' and takes_next ~= '1') then rings = nil end
 local admitted = true
 for i = 1, rings and ring_count or 0 do
   local ring, line_key = rings[i], KEYS[ring_count + i]
@@ -36,7 +33,6 @@ for i = 1, rings and ring_count or 0 do
   admitted = admitted and ring.used + ring.peak_excess + ring.cost <= ring.limit
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
-held = held - 0
 
 local has_room = true
 for i = 1, ring_count do

@@ -18,11 +18,9 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/ring.lua
 --@include shared/reply.lua
 
-local rings, max_extra, prefetch = parse_rings(now, 4), ARGV[EXTRA] or '', ARGV[PREFETCH]
-if not string.find(max_extra, '^%d+$') or max_extra - 0 > MAX_TOTAL
-  or (prefetch ~= '0' and prefetch ~= '1') then
-  rings = nil
-end
+local rings, prefetch = parse_rings(now, 4), ARGV[PREFETCH]
+local max_extra = whole(ARGV[EXTRA], 0, MAX_TOTAL)
+if not max_extra or (prefetch ~= '0' and prefetch ~= '1') then rings = nil end
 -- What the call leaves, of the ring with the fewest; negative: refused.
 local left_after
 for i = 1, rings and #rings or 0 do
@@ -34,7 +32,7 @@ for i = 1, rings and #rings or 0 do
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 
-local extra = math.max(0, math.min(max_extra - 0, math.floor(left_after / 2)))
+local extra = math.max(0, math.min(max_extra, math.floor(left_after / 2)))
 if rings[2] and any_ahead(rings, now) then extra = 0 end
 local ends_in_ms
 for i = 1, #rings do

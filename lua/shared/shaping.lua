@@ -23,11 +23,6 @@ local function next_up(x)
   return x + x * (unit * (1 + 2 * unit))
 end
 
-local function whole(text, least, most)
-  local number = string.find(text or '-', '^%d+$') and tonumber(text)
-  return number and number >= least and number <= most and number
-end
-
 -- The terms of a ring from its three arguments at ARGV[at]; nil if they are malformed, false if the
 -- limit is neither paced nor warms up. The caller can wait for at most `cap_ms`.
 local function parse_terms(ring, at, cap_ms)
