@@ -27,7 +27,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from ..errors import (
@@ -89,14 +88,10 @@ class BaseReservation:
     @property
     def estimate(self) -> int:
         """The permits that are reserved for `key`, with those that `extend` has added."""
-        return next(
-            (
-                estimate
-                for item, estimate in zip(self._items, self._estimates, strict=True)
-                if item.key == self.decision.key and self.decision.limit in item.limits
-            ),
-            self._estimates[0],
-        )
+        for item, estimate in zip(self._items, self._estimates, strict=True):
+            if item.key == self.decision.key and self.decision.limit in item.limits:
+                return estimate
+        return self._estimates[0]
 
     @property
     def estimates(self) -> tuple[int, ...]:
@@ -159,14 +154,12 @@ class BaseReservation:
             )
         return first is mine
 
-    def _settle(self, actuals: tuple[int, ...], state: State, now: bool) -> Operation[int]:
+    def _settle(self, actuals: tuple[int, ...] | None, state: State, now: bool) -> Operation[int]:
+        """Settle it; without `actuals` nothing was used."""
+        actuals = (0,) * len(self._items) if actuals is None else actuals
         if not self._begin(actuals, state):
             return 0
         return (yield from self._settlement.settle(self._items, actuals, now=now))
-
-    @property
-    def _nothing(self) -> tuple[int, ...]:
-        return (0,) * len(self._items)
 
     def _check_extension(self, more: tuple[int, ...]) -> None:
         self._check("extended")
@@ -282,19 +275,14 @@ class Reservation(BaseReservation):
         """Give all back, as `commit(0)` does. Return how many permits that are, of several keys the
         most of any.
         """
-        count: int = self._decider.run(self._settle(self._nothing, "released", now))
+        count: int = self._decider.run(self._settle(None, "released", now))
         return count
 
     def __enter__(self) -> Self:
         self._enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         if self._is_to_be_released(exc):
             try:
                 self.release()
@@ -325,19 +313,14 @@ class AsyncReservation(BaseReservation):
 
     async def release(self, *, now: bool = False) -> int:
         """See `Reservation.release`."""
-        count: int = await self._decider.run(self._settle(self._nothing, "released", now))
+        count: int = await self._decider.run(self._settle(None, "released", now))
         return count
 
     async def __aenter__(self) -> Self:
         self._enter()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         if self._is_to_be_released(exc):
             try:
                 await self.release()
@@ -354,12 +337,7 @@ class UnawaitedReservation(UnawaitedCoroutine[AsyncReservation]):
         self._entered = await self
         return await self._entered.__aenter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         await self._entered.__aexit__(kind, exc, trace)
 
 

@@ -71,8 +71,8 @@ class Command(Generic[Reply]):
         return [charge.ring for charge in self.charges]
 
     def arguments(self) -> list[bytes | int | str]:
-        """Return ARGV without the stamp, which is its first word."""
-        raise NotImplementedError  # each command has arguments of its own
+        """Return ARGV without the stamp, which is its first word: at least the client's time."""
+        return [time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> Reply:
         """Return the script's reply, which begins with the stamp, as a named tuple."""

@@ -263,9 +263,6 @@ class Read(Command[ReadReply]):
     script: ClassVar[str] = "read"
     writes: ClassVar[bool] = False
 
-    def arguments(self) -> list[bytes | int | str]:
-        return [time_argument(self.now_ms)]
-
     def reply(self, raw: ScriptReply) -> ReadReply:
         states = [
             ring_state(hash_fields(fields), charge.limit.bucket_ms, charge.limit.span)
@@ -280,9 +277,6 @@ class Reset(Command[CountReply]):
 
     script: ClassVar[str] = "reset"
     writes: ClassVar[bool] = False
-
-    def arguments(self) -> list[bytes | int | str]:
-        return [time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> CountReply:
         return CountReply(raw[1], raw[2])

@@ -111,12 +111,7 @@ def ring_name(key_prefix: bytes, limit: Limit) -> bytes:
     The amount is not part of it, so that a changed amount keeps the history. The span is, because
     `strict` sums one bucket more than `leap` over the same buckets.
     """
-    return key_prefix + ring_name_suffix(limit)
-
-
-def ring_name_suffix(limit: Limit) -> bytes:
-    """Return the part of `ring_name` that is the same for all keys."""
-    return b":%d:%d" % (limit.bucket_ms, limit.span)
+    return b"%b:%d:%d" % (key_prefix, limit.bucket_ms, limit.span)
 
 
 def breaker_name_suffix(kind: str, settings: Mapping[str, float]) -> bytes:

@@ -167,7 +167,9 @@ def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
     if isinstance(spec, Limit):
         return (spec,)
     parts: list[Limit] = []
-    for part in [spec] if isinstance(spec, str) else _iterate(spec):
+    if not isinstance(spec, Iterable) or isinstance(spec, (bytes, dict)):
+        raise ConfigurationError(f"{short_repr(spec)} is not a limit; {_EXAMPLES}")
+    for part in [spec] if isinstance(spec, str) else spec:
         if isinstance(part, Limit):
             parts.append(part)
         elif isinstance(part, str):
@@ -288,12 +290,6 @@ def _split(text: str) -> Iterable[Limit]:
             raise ConfigurationError(f"{exc}{where}") from None
 
 
-def _iterate(spec: object) -> Iterable[object]:
-    if isinstance(spec, Iterable) and not isinstance(spec, (bytes, dict)):
-        return spec
-    raise ConfigurationError(f"{short_repr(spec)} is not a limit; {_EXAMPLES}")
-
-
 def _comma_message(text: str) -> str:
     """Return what to write instead of limits with commas in their amounts: the same without commas,
     or, where that is not a limit either, what to write instead of that.
@@ -404,7 +400,6 @@ MAX_COLD_FACTOR = 100
 DEFAULT_COLD_FACTOR = 3
 """Sentinel's default."""
 _TERM = re.compile(_TERMS_PATTERN, re.VERBOSE | re.IGNORECASE | re.ASCII)
-_UNITS_OF_TERMS = (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
 def _add_terms(written: dict[str, Any], text: str) -> dict[str, str]:
@@ -504,9 +499,9 @@ def warm_up_sizes(amount: int, interval_ms: int, warmup_ms: int, factor: int) ->
 
 
 def _duration(ms: int) -> str:
-    for unit, unit_ms in _UNITS_OF_TERMS:
-        if ms >= unit_ms and ms % unit_ms == 0:
-            return f"{ms // unit_ms}{unit}"
+    for unit in ("h", "m", "s", "ms"):
+        if ms >= UNITS_MS[unit] and ms % UNITS_MS[unit] == 0:
+            return f"{ms // UNITS_MS[unit]}{unit}"
     return "0ms"
 
 

@@ -93,8 +93,7 @@ class Ring:
 
     def is_stale(self, now: int) -> bool:
         """True if no bucket is in the window of `now`: all expired, or all far ahead of `now`."""
-        last = self.newest_number if self.borrowed_permits is None else self.borrowed_permits.last
-        behind = now // self.bucket_ms - last >= self.span
+        behind = now // self.bucket_ms - self.last_number >= self.span
         return behind or self.start - now > self.bucket_ms * self.span
 
     def rotate(self, now: int, limit: str) -> None:

@@ -145,8 +145,6 @@ _MAX_WRITE_FRAMES = 64
 """Frames that are written at once: the server executes them while the next ones are packed."""
 _CONNECT_TIMEOUTS = 6
 """Timeouts that connecting may take in all: for TCP, TLS, AUTH, SELECT, names and the handshake."""
-_TRANSPORT_METHODS = ("set_protocol", "write", "abort", "get_extra_info")
-"""The methods of a transport that are called here."""
 
 
 class ReplyReceiver(Protocol):
@@ -175,13 +173,6 @@ class _TransportTaken:
     @staticmethod
     def is_closing() -> bool:
         return True
-
-
-def _takes_protocol(transport: Any) -> bool:
-    """True if `transport` can pass what it receives to another protocol. Decided by its methods,
-    because the transports of uvloop do not derive from `asyncio.Transport`.
-    """
-    return all(callable(getattr(transport, name, None)) for name in _TRANSPORT_METHODS)
 
 
 class PipelinedConnection(asyncio.Protocol):
@@ -378,7 +369,8 @@ class PipelinedConnection(asyncio.Protocol):
         result.apply(node)
         writer: Any = getattr(self._connection, "_writer", None)
         transport: Any = getattr(writer, "transport", None)
-        if _takes_protocol(transport):
+        # By this method, because the transports of uvloop do not derive from `asyncio.Transport`.
+        if callable(getattr(transport, "set_protocol", None)):
             transport.set_protocol(self)
             self._transport = transport
             writer._transport = _TransportTaken

@@ -295,10 +295,7 @@ class CallGroup:
     def distribute(self, shares: Sequence[CallShare]) -> None:
         """Give each member its share, and wake it."""
         self._shares = shares
-        self._distribute()
-
-    def _distribute(self) -> None:
-        for waiter, share in zip(self.members, self._shares, strict=True):
+        for waiter, share in zip(self.members, shares, strict=True):
             waiter.set_share(share)
         self._wake()
 
@@ -309,7 +306,7 @@ class CallGroup:
         If the leader was interrupted while it distributed the shares, the members get them here.
         """
         if self._shares:
-            self._distribute()
+            self.distribute(self._shares)
             return
         if isinstance(exc, DistwindowError):
             failure = exc

@@ -358,8 +358,9 @@ class BlockingConnection:
         node = self.node
         self._close_in_background()  # an interruption may have left it undone
         opening = self._opening
-        if opening is not None and _may_try_again(opening, node):
-            opening = self._opening = None
+        exc = None if opening is None else opening.failure
+        if exc is not None and configuration_failure(exc, node.name) is None:
+            opening = self._opening = None  # not because of a mistake, which callers have to know
         why = node.unavailable_reason()
         if why is not None and (opening is None or not opening.has_ended):
             return NoReply(why, sent=False)
@@ -396,12 +397,9 @@ class BlockingConnection:
                 raise
             self._opening = None
             return NoReply(failure, sent=False)
+        generation, trip_s = opened.generation, opened.handshake.round_trip_s
         # In one step: a caller that is interrupted before it leaves the job to the next call.
-        self._generation, self._round_trip_s, self._transport = (
-            opened.generation,
-            opened.handshake.round_trip_s,
-            transport,
-        )
+        self._generation, self._round_trip_s, self._transport = generation, trip_s, transport
         self._opening = None
         return None
 
@@ -419,12 +417,6 @@ class _Opened(NamedTuple):
 
 def _close_opened(opened: _Opened) -> None:
     close_detached(opened.socket, opened.opened_by)
-
-
-def _may_try_again(opening: BackgroundJob[_Opened], node: Node) -> bool:
-    """True if connecting has failed, and not because of a mistake, which callers have to know."""
-    exc = opening.failure
-    return exc is not None and configuration_failure(exc, node.name) is None
 
 
 def _find_wrong_server(node: Node, timeout: float) -> ConfigurationError | None:

@@ -216,10 +216,8 @@ def _mistake_at(endpoint: Endpoint, until: float, monotonic: Callable[[], float]
 
 
 def _server_of(answer: bytes) -> str | None:
-    for sign, server in _OTHER_SERVERS:
-        if re.match(sign, answer, re.IGNORECASE | re.DOTALL):
-            return server
-    return None
+    flags = re.IGNORECASE | re.DOTALL
+    return next((server for sign, server in _OTHER_SERVERS if re.match(sign, answer, flags)), None)
 
 
 def _answer(
