@@ -15,7 +15,6 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 
@@ -72,13 +71,13 @@ local function add_borrowed(ring, number)
   call('PEXPIRE', key, time_to_live(ring))
 end
 
-local rings = parse_rings(now, 3 + #KEYS)
+local rings = parse_call(now, 3 + #KEYS)
 local max_wait, fits = whole(ARGV[MAX_WAIT], 0, MAX_TOTAL), true
 if not max_wait then rings = nil end
 for i = 1, rings and #rings or 0 do
   local ring = rings[i]
-  ring.cost, ring.max_borrowed = ring.permits, whole(ARGV[MAX_WAIT + i], 0, MAX_TOTAL)
-  if ring.cost < 1 or not ring.max_borrowed then rings = nil break end
+  ring.max_borrowed = whole(ARGV[MAX_WAIT + i], 0, MAX_TOTAL)
+  if not ring.max_borrowed then rings = nil break end
   ring.fits_now = ring.used + ring.peak_excess + ring.cost <= ring.limit
   fits = fits and ring.fits_now
   max_wait = math.min(max_wait, ring.span * ring.bucket_ms)

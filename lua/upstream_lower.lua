@@ -10,7 +10,6 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 
 -- Count more permits for `reset_ms`: in the bucket that expires then, or the newest one.

@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import (
     ConfigurationError,
@@ -174,15 +174,14 @@ class BaseReservation:
         if not any(more):
             raise ValueError("extend asks for more of one key at least")
 
-    def _extension_calls(self, more: tuple[int, ...]) -> list[tuple[Charge, ...]]:
-        """Return the charges of an extension over several keys."""
-        return self._settlement.commands.charges_of_items(
-            [
-                (item.key, item.limits, permits)
-                for item, permits in zip(self._items, more, strict=True)
-                if permits
-            ]
-        )
+    def _ask_for(self, more: tuple[int, ...]) -> Any:
+        """Return the decision on an extension; of an `AsyncDecider` an awaitable of it."""
+        self._check_extension(more)
+        if len(more) == 1:
+            return self._decider.try_acquire(self._items[0].key, more[0])
+        asked = zip(self._items, more, strict=True)
+        items = [(item.key, item.limits, permits) for item, permits in asked if permits]
+        return self._decider.acquire_all(self._settlement.commands.charges_of_items(items))
 
     def _add_extension(self, decision: Decision, more: tuple[int, ...]) -> Operation[None]:
         """Add what `decision` has admitted. If the reservation was settled since, give that back,
@@ -246,13 +245,8 @@ class Reservation(BaseReservation):
         Raises what `try_acquire` raises, and `RuntimeError` for a reservation that was refused or
         settled.
         """
-        self._check_extension(more)
-        decider = self._decider
-        if len(more) == 1:
-            decision = decider.try_acquire(self._items[0].key, more[0])
-        else:
-            decision = decider.acquire_all(self._extension_calls(more))
-        decider.run(self._add_extension(decision, more))
+        decision: Decision = self._ask_for(more)
+        self._decider.run(self._add_extension(decision, more))
         return decision
 
     def commit(self, *actuals: int, now: bool = False) -> None:
@@ -298,13 +292,8 @@ class AsyncReservation(BaseReservation):
 
     async def extend(self, *more: int) -> Decision:
         """See `Reservation.extend`."""
-        self._check_extension(more)
-        decider = self._decider
-        if len(more) == 1:
-            decision = await decider.try_acquire(self._items[0].key, more[0])
-        else:
-            decision = await decider.acquire_all(self._extension_calls(more))
-        await decider.run(self._add_extension(decision, more))
+        decision: Decision = await self._ask_for(more)
+        await self._decider.run(self._add_extension(decision, more))
         return decision
 
     async def commit(self, *actuals: int, now: bool = False) -> None:
@@ -355,20 +344,16 @@ class _BaseReservations:
     def _check(self, key: AnyKey, estimate: Any, clamp: bool, on_error: object) -> int:
         """Return the estimate to be asked for."""
         commands, strategy = self.decider.commands, self.decider.strategy
-        check_on_error(on_error)
-        if commands.command_type.has_own_moment:
-            _raise_shaped()
+        check_reservable(commands.command_type, on_error)
         return clamped(estimate, strategy.max_cost(commands.limits_of(key)), clamp)
 
     def _check_all(
         self, items: Iterable[Sequence[Any]], clamp: bool, on_error: object
     ) -> list[tuple[Charge, ...]]:
         """Return the charges of each item."""
-        check_on_error(on_error)
         commands = self.settlement.commands
         calls = commands.charges_of_items(clamped_items(items) if clamp else items)
-        if commands.acquire_all_command(calls).has_own_moment:
-            _raise_shaped()
+        check_reservable(commands.acquire_all_command(calls), on_error)
         return calls
 
     def _charges_of(self, key: AnyKey, estimate: int) -> list[tuple[Charge, ...]]:
@@ -426,13 +411,6 @@ class AsyncReservations(_BaseReservations):
     ) -> AsyncReservation:
         calls = self._check_all(items, clamp, on_error)
         return AsyncReservation(self, calls, await self.decider.acquire_all(calls), on_error)
-
-
-def _raise_shaped() -> NoReturn:
-    raise ConfigurationError(
-        "reservations need limits that are neither paced nor warm up: what is given back or "
-        "counted later cannot change the moment that a call was promised"
-    )
 
 
 class Settlement:
@@ -623,8 +601,15 @@ class ReservedPart(NamedTuple):
     """How many `reset`s the limiter had made before."""
 
 
-def check_on_error(on_error: object) -> None:
-    """Raise `ConfigurationError` for an `on_error` that is none."""
+def check_reservable(command: Any, on_error: object) -> None:
+    """Raise `ConfigurationError` for a command, or class of commands, whose calls are promised a
+    moment, and for an `on_error` that is none.
+    """
+    if command.has_own_moment:
+        raise ConfigurationError(
+            "reservations need limits that are neither paced nor warm up: what is given back or "
+            "counted later cannot change the moment that a call was promised"
+        )
     if on_error not in ("keep", "release"):
         raise ConfigurationError(
             f'on_error={short_repr(on_error)} is neither "keep" (the estimate stays charged when '

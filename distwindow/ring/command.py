@@ -193,7 +193,6 @@ _COMMENT = re.compile(r"^\s*(?:--.*)?\n", re.MULTILINE)
 class Script:
     """One script as it is sent."""
 
-    name: str
     text: str
     sha: str
 
@@ -207,7 +206,7 @@ def load_script(name: str) -> Script:
     texts = lua_files()
     joined = _INCLUDE.sub(lambda line: texts[line[1]], texts[f"{name}.lua"])
     text = _COMMENT.sub("", joined)
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def load_scripts() -> None:

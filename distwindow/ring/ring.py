@@ -39,18 +39,8 @@ class Ring:
     """
 
     __slots__ = (
-        "_closed_passed",
-        "_counters",
-        "borrowed_permits",
-        "bucket_ms",
-        "closed_total",
-        "limit",
-        "newest_number",
-        "refusal",
-        "shortcut_start",
-        "span",
-        "start",
-        "used",
+        "_closed_passed", "_counters", "borrowed_permits", "bucket_ms", "closed_total", "limit",
+        "newest_number", "refusal", "shortcut_start", "span", "start", "used",
     )  # fmt: skip
 
     def __init__(self, bucket_ms: int, span: int, now: int, limit: str) -> None:

@@ -35,6 +35,7 @@ from .asyncio_connection import (
 from .call_sharing import CallShare, decisions_of_reply
 from .handshake import connect_failure, may_be_wrong_server
 from .outcome import (
+    MAX_PIPELINE,
     NoReply,
     RawReply,
     Request,
@@ -57,8 +58,6 @@ from .topology import (
 )
 
 Reply = TypeVar("Reply")
-_MAX_PIPELINE = 256
-"""Commands of an exchange that are sent at once: all of them have to be answered in time."""
 
 
 class AsyncRedisStore:
@@ -121,14 +120,14 @@ class AsyncRedisStore:
     async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
+        """Send up to `MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
 
         A cancellation waits until what has been sent is answered, and takes effect at the next
         await: leases that are given back, or fetched, would be lost with the replies.
         """
         replies: list[Any] = []
-        for first in range(0, len(commands), _MAX_PIPELINE):
-            batch = commands[first : first + _MAX_PIPELINE]
+        for first in range(0, len(commands), MAX_PIPELINE):
+            batch = commands[first : first + MAX_PIPELINE]
             try:
                 dispatcher, _ = await self._ready_dispatcher(deadline)
             except DistwindowError as exc:
@@ -535,7 +534,7 @@ class LoopDispatcher:
                 self.on_reply(batch, NoReply(why, sent=False))
                 return
             connection = self.connections[request.node] = PipelinedConnection(
-                request.node, self._settings, self
+                request.node, self._settings, self.on_connection_ended
             )
         is_first = batch.connection is None
         batch.connection, batch.request = connection, request
@@ -592,7 +591,7 @@ class LoopDispatcher:
     async def _probe_node(self, node: Node) -> None:
         """Try to connect, and keep the connection for later calls."""
         timeout = node.probe_timeout_s(self._settings.timeout)
-        connection = PipelinedConnection(node, self._settings, self, timeout)
+        connection = PipelinedConnection(node, self._settings, self.on_connection_ended, timeout)
         try:
             await connection.opened.wait()
         finally:
@@ -695,16 +694,8 @@ class Batch:
     """A command and the futures of its callers, which get a decision, or the plain reply."""
 
     __slots__ = (
-        "command",
-        "connection",
-        "done",
-        "execution",
-        "futures",
-        "on_late_reply",
-        "request",
-        "stamp",
-        "tick",
-        "wants_decision",
+        "command", "connection", "done", "execution", "futures", "on_late_reply", "request",
+        "stamp", "tick", "wants_decision",
     )  # fmt: skip
 
     def __init__(
@@ -812,11 +803,7 @@ class Batch:
 
 
 class TicksInFlight:
-    """Ticks by deadline, and the timer for the earliest one.
-
-    add(tick)          first drops the earliest ticks, as far as they are answered
-    the timer          is set for the earliest deadline, and fails the batches without a reply
-    """
+    """Ticks by deadline, and the timer for the earliest one."""
 
     def __init__(
         self,

@@ -161,12 +161,6 @@ class ReplyReceiver(Protocol):
         """Take the raw reply, or the `ConfigurationError` that connecting has failed with."""
 
 
-class ConnectionOwner(Protocol):
-    """Has the connection among those that calls are sent over."""
-
-    def on_connection_ended(self, connection: PipelinedConnection) -> None: ...
-
-
 class _TransportTaken:
     """Stands for the transport in redis-py's writer, which would close it when it is destroyed."""
 
@@ -182,15 +176,17 @@ class PipelinedConnection(asyncio.Protocol):
         self,
         node: Node,
         settings: CallSettings,
-        owner: ConnectionOwner,
+        on_ended: Callable[[PipelinedConnection], object],
         connect_timeout: float | None = None,
     ) -> None:
-        """`connect_timeout`: seconds for each step of connecting; None: as for calls."""
+        """`on_ended`: told when it takes no more calls. `connect_timeout`: seconds for each step of
+        connecting; None: as for calls.
+        """
         self.node = node
         self._timeout = settings.timeout
         self._clock = settings.clock
         self.generation = node.generation
-        self._owner = owner
+        self._on_ended = on_ended
         self._reader = hiredis.Reader()
         self._unsent: list[tuple[Request, ReplyReceiver]] = []
         """Requests that wait until the connection is open."""
@@ -252,7 +248,7 @@ class PipelinedConnection(asyncio.Protocol):
             return
         self._ended = True
         self.opened.set()
-        self._owner.on_connection_ended(self)
+        self._on_ended(self)
         if self._opening is not asyncio.current_task():
             self._opening.cancel()
         if self._transport is not None:
@@ -404,7 +400,7 @@ class PipelinedConnection(asyncio.Protocol):
         if not self._ended:
             self._ended = True
             self.opened.set()
-            self._owner.on_connection_ended(self)
+            self._on_ended(self)
 
     def _close_writer(self) -> None:
         """Close a connection that nobody will use."""

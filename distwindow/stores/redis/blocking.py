@@ -35,6 +35,7 @@ from .connections import (
 )
 from .handshake import connect_failure, may_be_wrong_server
 from .outcome import (
+    MAX_PIPELINE,
     NoReply,
     RawReply,
     Request,
@@ -58,8 +59,6 @@ from .topology import (
 
 Reply = TypeVar("Reply")
 T = TypeVar("T")
-_MAX_PIPELINE = 256
-"""Commands of an exchange that are written at once: all of them have to be answered in time."""
 
 
 class RedisStore:
@@ -139,7 +138,7 @@ class RedisStore:
     def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """One write and one wait for `_MAX_PIPELINE` commands of a node, each in the timeout."""
+        """One write and one wait for `MAX_PIPELINE` commands of a node, each in the timeout."""
         this_thread = self._connections.this_thread
         if this_thread.call_in_progress:
             return self._nested(lambda: self._exchange(commands, deadline))
@@ -240,7 +239,7 @@ class RedisStore:
                 replies[number] = exc
         for node, numbers in by_node.items():
             while numbers:
-                batch, numbers = numbers[:_MAX_PIPELINE], numbers[_MAX_PIPELINE:]
+                batch, numbers = numbers[:MAX_PIPELINE], numbers[MAX_PIPELINE:]
                 if not self._pipeline(node, batch, commands, replies, deadline):
                     why = "it did not answer earlier commands of this exchange"
                     failure = no_reply_failure(node.name, why, sent=False)

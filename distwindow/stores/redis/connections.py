@@ -218,18 +218,6 @@ class BlockingConnection:
     A signal handler may raise anywhere in the main thread, so each step leaves one of these states.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_clock",
-        "_generation",
-        "_last_used_at",
-        "_opening",
-        "_round_trip_s",
-        "_transport",
-        "_transport_to_close",
-        "node",
-    )  # fmt: skip
-
     def __init__(self, node: Node, clock: Clock) -> None:
         self.node = node
         self._clock = clock
@@ -349,9 +337,6 @@ class BlockingConnection:
         has a timeout for each step, and none for all of them. If that takes longer, it goes on for
         the next call; otherwise a link of many round trips could never be opened. Return why there
         is no connection, or None. Raises `ConfigurationError`.
-
-        If it has failed since the call that began it, this call tries again: an outage of that time
-        may be over.
         """
         if self.is_open(self._clock.monotonic()):
             return None
@@ -359,8 +344,9 @@ class BlockingConnection:
         self._close_in_background()  # an interruption may have left it undone
         opening = self._opening
         exc = None if opening is None else opening.failure
+        # It is tried again after a failure since, unless for a mistake, which callers have to know.
         if exc is not None and configuration_failure(exc, node.name) is None:
-            opening = self._opening = None  # not because of a mistake, which callers have to know
+            opening = self._opening = None
         why = node.unavailable_reason()
         if why is not None and (opening is None or not opening.has_ended):
             return NoReply(why, sent=False)

@@ -39,6 +39,8 @@ _MIN_LEFT_S = 0.02
 """With less time left after the pause, or less than some round trips, it is not sent again: a reply
 that comes too late would make its outcome unknown.
 """
+MAX_PIPELINE = 256
+"""Commands of an exchange that are sent at once: all of them have to be answered in time."""
 _MAX_REDIRECTS = 4
 """How often a call follows MOVED and ASK, which nodes may answer in turns while they disagree."""
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
@@ -161,14 +163,7 @@ class Request:
     """A command on its way to a node. Its frame needs the server's clock, so it is made late."""
 
     __slots__ = (
-        "_command",
-        "_deadline",
-        "_send_script",
-        "asking",
-        "generation",
-        "node",
-        "pause_s",
-        "stamp",
+        "_command", "_deadline", "_send_script", "asking", "generation", "node", "pause_s", "stamp",
     )  # fmt: skip
 
     def __init__(
