@@ -291,9 +291,7 @@ def _split(text: str) -> Iterable[Limit]:
 
 
 def _comma_message(text: str) -> str:
-    """Return what to write instead of limits with commas in their amounts: the same without commas,
-    or, where that is not a limit either, what to write instead of that.
-    """
+    """Return what to write in place of amounts with commas, or of what they are without."""
     without_commas = _THOUSANDS.sub("", text).strip()
     try:
         for part in re.split(_SEPARATORS, without_commas):

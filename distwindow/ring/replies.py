@@ -81,10 +81,8 @@ def parse_acquire_reply(raw: Sequence[Any], calls: int) -> AcquireReply:
         return AcquireReply(calls, index - 1, left, reset_ms, 0, now, None, tuple(starts) or None)
     _, _, now, index, left, reset_ms, retry_ms, admitted, *rest = raw
     admitted_by = (rest[0] - 1, rest[1], rest[2]) if rest else None
-    starts_of_admitted = tuple(rest[3:]) or None
-    return AcquireReply(
-        admitted, index - 1, left, reset_ms, retry_ms, now, admitted_by, starts_of_admitted
-    )
+    ahead = tuple(rest[3:]) or None
+    return AcquireReply(admitted, index - 1, left, reset_ms, retry_ms, now, admitted_by, ahead)
 
 
 def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[AcquireReply]:

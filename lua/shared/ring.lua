@@ -13,7 +13,7 @@
 --   closing           number of the bucket that `rotate` will close; nil if the newest one goes on
 --   closing_passed    permits in that bucket
 --   expired_slots     slots that `rotate` will delete
---   cost              permits of one call (acquire, peek, lease)
+--   cost              permits of one call (parse_call, acquire)
 --   passed_before passed_upto   for which costs a refusal holds (refusal, in shared/reply.lua)
 -- One with permits that are borrowed from coming buckets (lua/README.md, "Borrowing") has besides:
 --   last              number of the last bucket that is borrowed from; nil if there is none

@@ -186,9 +186,8 @@ class RedisStore:
         return self._execute_alone(command, deadline, sent, raw)
 
     def _connection_if_known(self, command: Command[Any]) -> BlockingConnection | None:
-        """Return this thread's connection for a call that needs no `execute_once` as long as
-        nothing goes wrong; None for one that does. It may not be open. (Callers look for that
-        to the only server themselves, which spares most calls this one.)
+        """Return this thread's connection, which may not be open, for a call that needs no
+        `execute_once` as long as nothing goes wrong; else None.
         """
         node, topology = self._only_node, self._topology
         if isinstance(topology, ClusterTopology) and not self._settings.client_clock:
