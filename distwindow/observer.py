@@ -353,8 +353,27 @@ class Tally(ScheduledSource):
         """Note decisions that were counted elsewhere. `calls` may be below 0 where earlier ones
         were too many. `name` takes the place of that of the object.
         """
-        label, is_in_shadow = self.label_of(key), shadow or self._shadow
-        row = self._row(label, limit, result, reason, source, name, is_in_shadow)
+        label = self.label_of(key)
+        self.counted_by_label(
+            label, limit, result, reason, source, calls, permits, near, waited, name, shadow
+        )
+
+    def counted_by_label(
+        self,
+        label: str | None,
+        limit: Limit | str,
+        result: Result,
+        reason: str,
+        source: str,
+        calls: int,
+        permits: int,
+        near: int = 0,
+        waited: Sequence[float] = (),
+        name: str | None = None,
+        shadow: bool = False,
+    ) -> None:
+        """The same of keys with this label."""
+        row = self._row(label, limit, result, reason, source, name, shadow or self._shadow)
         self._add_calls(row, calls, permits, near)
         row.waited.extend(waited)
         if self.is_idle:
@@ -371,18 +390,9 @@ class Tally(ScheduledSource):
         self, key: AnyKey, limit: Limit, allowed: bool, source: Source, calls: int, permits: int
     ) -> None:
         """Note calls and permits that the state of a key has counted."""
-        self.counted_by_label(self.label_of(key), limit, allowed, source, calls, permits)
-
-    def counted_by_label(
-        self, label: str | None, limit: Limit, allowed: bool, source: Source, calls: int,
-        permits: int,
-    ) -> None:  # fmt: skip
-        """The same of keys with this label."""
-        result, reason = ("allowed", "ok") if allowed else ("refused", "over_limit")
-        row = self._row(label, limit, result, reason, source, None, self._shadow)
-        self._add_calls(row, calls, permits, 0)
-        if self.is_idle:
-            self.schedule_flush()
+        result: Result = "allowed" if allowed else "refused"
+        reason = "ok" if allowed else "over_limit"
+        self.counted(key, limit, result, reason, source, calls, permits)
 
     def waited(self, decision: Decision, seconds: float, name: str | None = None) -> None:
         """Note how long a call has waited for `decision`, which is counted already."""

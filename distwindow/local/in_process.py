@@ -8,10 +8,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ..minute.operations import EntryViews
-from ..observer import NO_ROW, Tally, drained
+from ..observer import Tally, drained
 from ..ring.clock import NEVER, Clock
 from ..ring.commands import CURRENT_BUCKET, Acquire, Flush
-from ..ring.decision import Charge, Decision
+from ..ring.decision import Charge, Decision, Reason
 from ..ring.key import AnyKey
 from ..ring.stats import Bucket
 from ..runtime.command_cache import COST_MARKER, CommandCache
@@ -23,23 +23,41 @@ from ..support.locks import SWITCHES_ONLY_AT_CALLS
 
 
 class DecisionCounts:
-    """Calls of one cost, on keys of one label, that were not told yet. `MemoryStore` counts them.
+    """Calls of one cost, on keys of one label, that one limit has decided and that were not told
+    yet. `MemoryStore` counts them.
 
-    Both numbers are None until the worker is to come, so that no call has to ask whether it is: the
-    first addition fails, and `count` takes its place. Commands of this cost and label share one.
+    `admitted` and `refused` are None until the worker is to come, so that no call has to ask
+    whether it is: the first addition fails, and `count` takes its place. Commands of this cost and
+    label share one.
     """
 
-    __slots__ = ("__weakref__", "_tally", "_untold", "admitted", "charge", "label", "refused")
+    __slots__ = (
+        "__weakref__", "_charge", "_label", "_tally", "_untold", "admitted", "few",
+        "near", "paced", "refused",
+    )  # fmt: skip
 
     def __init__(
-        self, tally: Tally, untold: deque[DecisionCounts], label: str | None, charge: Charge
+        self,
+        tally: Tally,
+        untold: deque[DecisionCounts],
+        label: str | None,
+        charge: Charge,
+        few: int,
+        paced: DecisionCounts | None = None,
     ) -> None:
         """`untold`: where this adds itself when it has something to tell. `charge`: that of one of
-        the calls.
+        the calls. `few`: an admitted call that leaves less adds to `near`. `paced`: what counts the
+        admitted calls that wait; None in that itself.
         """
-        self._tally, self._untold, self.label, self.charge = tally, untold, label, charge
+        self._tally, self._untold, self._label, self._charge = tally, untold, label, charge
+        self.few, self.paced = few, paced
+        self.drop()
+
+    def drop(self) -> None:
+        """Begin anew."""
         self.admitted: int | Any = None
         self.refused: int | Any = None
+        self.near = 0
 
     def count(self, admitted: int, refused: int) -> None:
         """Count calls, and have the worker come."""
@@ -49,6 +67,19 @@ class DecisionCounts:
         self._untold.append(self)
         if self._tally.is_idle:  # it has come in between
             self._tally.schedule_flush()
+
+    def tell(self) -> None:
+        """Tell of these calls, and begin anew. No call between what is read and what is set."""
+        admitted, self.admitted = self.admitted, None
+        refused, self.refused = self.refused, None
+        near, self.near = self.near, 0
+        _, limit, cost, _, _ = self._charge
+        told = self._tally.counted_by_label
+        if admitted:
+            reason: Reason = "ok" if self.paced else "paced"
+            told(self._label, limit, "allowed", reason, "local", admitted, admitted * cost, near)
+        if refused:
+            told(self._label, limit, "refused", "over_limit", "local", refused, refused * cost)
 
 
 class InProcess(Strategy, Corrections):
@@ -64,13 +95,13 @@ class InProcess(Strategy, Corrections):
         options: Options,
     ) -> None:
         """`decide` is `MemoryStore.decide_at_once`."""
-        self._commands, self._decide = commands, decide
+        self._commands = commands
         self._monotonic = clock.monotonic
         self._schedule = FlushSchedule(options.flush_interval)
         self._views: list[EntryViews] = []
         self._tally: Tally
-        self._counts: WeakValueDictionary[tuple[str | None, int], DecisionCounts]
-        """By the label of the key, and the cost: those that commands have."""
+        self._counts: WeakValueDictionary[tuple[str | None, int, int], DecisionCounts]
+        """By the label of the key, the index of the limit, and the cost: those of commands."""
         self._untold: deque[DecisionCounts] = deque()
         acquire_command = commands.acquire_command
         cached = commands.cached
@@ -86,49 +117,31 @@ class InProcess(Strategy, Corrections):
         self.decide_locally = decide_locally
 
     def tell(self, tally: Tally) -> None:
-        limits = self._commands.limits
-        if len(limits) > 1 or limits[0].is_shaped or not SWITCHES_ONLY_AT_CALLS:
-            self.decide_locally = self._telling_each(tally)
+        if not SWITCHES_ONLY_AT_CALLS:
+            self.decide_locally = _telling_each(self.decide_locally, tally)
             return
-        # The limit is known, so that one addition by the store is enough: to look at what was
-        # decided would be a tenth of a call.
+        # One addition by the store is enough: to look at the decision would be a tenth of a call.
         self._tally, self._counts = tally, WeakValueDictionary()
         self._commands.counts_of = self._counts_of
         register_after_fork(self)
 
-    def _telling_each(self, tally: Tally) -> Callable[[AnyKey, int], Decision | None]:
-        """Return a `decide_locally` that tells of each decision."""
-        decide, cached = self._decide, self._commands.cached
-        acquire_command, decided = self._commands.acquire_command, tally.decided
-
-        def decide_and_tell(key: AnyKey, cost: int) -> Decision | None:
-            command = None
-            if key.__class__ is str and cost.__class__ is int:
-                command = cached(key if cost == 1 else (COST_MARKER, key, cost))
-            decision = decide(command or acquire_command(key, cost))
-            rows = tally.row_of_key  # as in `BaseDecider.answered`; the source is always the same
-            row = tally.last_row if rows is None else rows.get(decision[1], NO_ROW)
-            if decision[3] is row.limit and decision[8] is row.reason:
-                row.calls += 1
-                row.permits += decision[2]
-                if decision[4] < row.few:
-                    row.near += 1
-                if tally.is_idle:
-                    tally.schedule_flush()
-            else:
-                decided(decision)
-            return decision
-
-        return decide_and_tell
-
-    def _counts_of(self, charge: Charge) -> DecisionCounts:
-        """Return what counts the calls with this charge."""
-        name = self._tally.label_of(charge.key), charge.cost
-        counts = self._counts.get(name)
-        if counts is None:
-            new = DecisionCounts(self._tally, self._untold, name[0], charge)
-            counts = self._counts.setdefault(name, new)
-        return counts
+    def _counts_of(self, charges: tuple[Charge, ...]) -> tuple[DecisionCounts, ...]:
+        """Return what counts the calls with these charges: for each limit what it decides."""
+        tally, untold = self._tally, self._untold
+        label = tally.label_of(charges[0].key)
+        # The shortcut of one plain limit does not know how many are few.
+        knows_few = len(charges) > 1 or charges[0].limit.is_shaped
+        counts = []
+        for index, charge in enumerate(charges):
+            name = label, index, charge.cost
+            of_limit = self._counts.get(name)
+            if of_limit is None:
+                few = -(-charge.limit.amount // 5) if knows_few else 0
+                paced = DecisionCounts(tally, untold, label, charge, few)
+                new = DecisionCounts(tally, untold, label, charge, few, paced)
+                of_limit = self._counts.setdefault(name, new)
+            counts.append(of_limit)
+        return tuple(counts)
 
     def record(self, decision: Decision, failed: bool, rt_ms: int) -> Flush | None:
         ended = Bucket(
@@ -166,14 +179,7 @@ class InProcess(Strategy, Corrections):
         self, now: float, outgoing: list[OutgoingCommand], *, everything: bool = False
     ) -> None:
         for counts in drained(self._untold):
-            admitted, counts.admitted = counts.admitted, None
-            refused, counts.refused = counts.refused, None
-            _, limit, cost, _, _ = counts.charge
-            for allowed, calls in ((True, admitted), (False, refused)):
-                if calls:
-                    self._tally.counted_by_label(
-                        counts.label, limit, allowed, "local", calls, calls * cost
-                    )
+            counts.tell()
         for views in self._views:
             views.collect(now, outgoing, everything=everything)
 
@@ -189,7 +195,21 @@ class InProcess(Strategy, Corrections):
 
     def after_fork(self) -> None:
         for counts in drained(self._untold):  # the parent tells of these
-            counts.admitted = counts.refused = None
+            counts.drop()
         for views in self._views:
             views.after_fork()
         self._schedule.next_due_at = NEVER
+
+
+def _telling_each(
+    decide_locally: Callable[[AnyKey, int], Decision | None], tally: Tally
+) -> Callable[[AnyKey, int], Decision | None]:
+    """Return a `decide_locally` that tells of each decision, where additions need a lock."""
+
+    def decide_and_tell(key: AnyKey, cost: int) -> Decision | None:
+        decision = decide_locally(key, cost)
+        if decision is not None:
+            tally.decided(decision)
+        return decision
+
+    return decide_and_tell

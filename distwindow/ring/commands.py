@@ -76,7 +76,7 @@ class Acquire(Command[AcquireReply]):
     ring_link: Any = field(default=None, init=False, repr=False)
     """Not a part of the command: here a store in this process keeps the command's ring."""
     counts: Any = field(default=None, repr=False, kw_only=True)
-    """Not a part of the command: what counts such calls for an observer, or None."""
+    """Not a part of the command: for each charge what counts its decisions for an observer."""
 
     def arguments(self) -> list[bytes | int | str]:
         arguments = ring_arguments(self.charges, self.calls)
@@ -95,7 +95,7 @@ class Acquire(Command[AcquireReply]):
         return parse_acquire_reply(raw, self.calls)
 
     def with_time(self, now_ms: int) -> Acquire:
-        return replace(self, frame_parts=None, now_ms=now_ms)
+        return replace(self, frame_parts=None, counts=None, now_ms=now_ms)
 
     def combined(self, calls: int) -> Acquire:
         """Return the one command that stands for `calls` commands like this one."""
@@ -106,7 +106,7 @@ class Acquire(Command[AcquireReply]):
             known = self._combined = {}
         shared = known.get(calls)
         if shared is None:
-            shared = replace(self, frame_parts=None, calls=calls)
+            shared = replace(self, frame_parts=None, counts=None, calls=calls)
             if calls <= _MAX_CACHED_COMBINED:
                 known[calls] = shared
         return shared

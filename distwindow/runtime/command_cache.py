@@ -55,10 +55,8 @@ class CommandCache:
     """
     clamps_costs = False
     """A cost above the smallest limit counts as that, and is no mistake."""
-    counts_of: Callable[[Charge], Any] | None = None
-    """Returns what counts the calls of a command with this charge for an observer; None if nothing
-    does.
-    """
+    counts_of: Callable[[tuple[Charge, ...]], Any] | None = None
+    """Returns `Acquire.counts` of a command with these charges; None if nothing counts calls."""
     _previous_generation: Mapping[CacheKey, Acquire] = {}
 
     def __init__(
@@ -110,7 +108,7 @@ class CommandCache:
         limits = self.limits_of(key)
         charged = self._checked_cost(cost, limits)
         charges = charges_of(key, ring_name_prefix(self.prefix, key), limits, charged)
-        counts = None if self.counts_of is None else self.counts_of(charges[0])
+        counts = None if self.counts_of is None else self.counts_of(charges)
         if cost > _MAX_CACHED_COST or key_length(key) > _MAX_CACHED_KEY_LENGTH:
             return self.command_type(charges, counts=counts)
         frame_parts = self._frame_parts.get(charged) if limits is self.limits else _OWN_PARTS

@@ -89,7 +89,9 @@ class ShapedCommandCache(MixedCommandCache):
         command = cast(AcquireShaped, super().acquire_command(key, cost))
         if cost != 1:
             check_shaped_costs(command.charges)
-        return command.unshared()
+        own = command.unshared()
+        own.counts = command.counts
+        return own
 
     def peek_command(self, charges: tuple[Charge, ...]) -> Command[AcquireReply]:
         return PeekShaped(charges)

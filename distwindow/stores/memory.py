@@ -34,7 +34,7 @@ Reply = TypeVar("Reply")
 
 _RingLink: TypeAlias = "tuple[MemoryStore, Ring, int, int, int, Limit, int, AnyKey, Any]"
 """A command's link to its only ring (`Acquire.ring_link`): (store, ring, `bucket_ms`, ms of the
-window, amount, limit, cost, key, `Acquire.counts`). A plain tuple, which is unpacked fastest.
+window, amount, limit, cost, key, its `Acquire.counts`). A plain tuple, which is unpacked fastest.
 """
 _new_tuple = tuple.__new__
 
@@ -146,9 +146,21 @@ class MemoryStore:
 
     def _attempt_by_reply(self, command: Acquire) -> Decision:
         """Do as `decide_at_once`, by a reply."""
-        decision = decision_of(command, self.execute(command), "local")
+        reply = self.execute(command)
         if command.counts is not None:
-            command.counts.count(int(decision.allowed), int(not decision.allowed))
+            counts = command.counts[reply[1]]
+            try:
+                if reply[0]:
+                    if reply[8]:
+                        counts = counts.paced
+                    if reply[2] < counts.few:
+                        counts.near += 1
+                    counts.admitted += 1
+                else:
+                    counts.refused += 1
+            except TypeError:
+                counts.count(reply[0], 1 - reply[0])
+        decision = decision_of(command, reply, "local")
         link = command.ring_link
         if link is not None and link[1] is not self._ring_of(command.charges[0].ring):
             self._link(command)  # its ring was dropped
@@ -164,8 +176,9 @@ class MemoryStore:
         if limit.is_shaped:
             return None
         window_ms = limit.span * limit.bucket_ms
+        counts = None if command.counts is None else command.counts[0]
         link = (
-            self, ring, limit.bucket_ms, window_ms, limit.amount, limit, cost, key, command.counts,
+            self, ring, limit.bucket_ms, window_ms, limit.amount, limit, cost, key, counts,
         )  # fmt: skip
         command.ring_link = link
         return link

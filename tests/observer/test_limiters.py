@@ -374,6 +374,68 @@ def test_near_is_less_than_a_fifth_left() -> None:
     assert {counts.near for counts in told.counts if counts.result == "refused"} == {0}
 
 
+async def _entered(limiter: Any, key: Any, cost: int) -> Any:
+    if isinstance(limiter, Limiter):
+        with limiter.entry(key, cost) as entry:
+            return entry.decision
+    async with limiter.entry(key, cost) as awaited:
+        return awaited.decision
+
+
+WAYS: dict[str, Callable[[Any, Any, int], Any]] = {
+    "try": lambda limiter, key, cost: limiter.try_acquire(key, cost),
+    "as bytes": lambda limiter, key, cost: limiter.try_acquire(key.encode(), cost),
+    "acquire": lambda limiter, key, cost: limiter.acquire(key, cost, timeout=0),
+    "entry": _entered,
+    "all": lambda limiter, key, cost: limiter.try_acquire_all([(key, limiter.limits, cost)]),
+    "priority": lambda limiter, key, cost: limiter.try_acquire(key, cost, priority=True),
+    "enqueue": lambda limiter, key, cost: limiter.try_acquire(key, cost, enqueue=True),
+}
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "limits",
+    ["40/second", ["40/second", "100/minute"], "40/second paced 1s", ["4/second paced 2s", "9/2s"]],
+    ids=str,
+)
+@pytest.mark.parametrize("key_label", [None, str])
+def test_what_is_told_in_memory_of_each_way_to_call(kind: Any, limits: Any, key_label: Any) -> None:
+    """The store counts the calls of some ways, and others are counted where they are answered."""
+    clock, told, seen, near = ManualClock(), Told(), Seen(), 0
+    limiter = kind("memory://", limits, time=clock, observer=told, key_label=key_label)
+    chance = random.Random(f"{kind} {limits}")
+    is_shaped = any(limit.is_shaped for limit in limiter.limits)
+    is_one_and_plain = len(limiter.limits) == 1 and not is_shaped
+    ways = [way for way in WAYS if not (is_shaped and way in ("priority", "enqueue"))]
+
+    async def call_at_random() -> None:
+        nonlocal near
+        for _ in range(300):
+            key, cost = f"key {chance.randrange(3)}", chance.choice([1, 1, 2])
+            way = chance.choice(ways)
+            try:
+                decision = await result_of(WAYS[way](limiter, key, cost))
+            except RateLimitExceeded as exc:
+                decision = exc.decision
+            seen.note(decision)
+            if decision.allowed and not (is_one_and_plain and way in UNKNOWN_NEAR):
+                near += decision.remaining < decision.limit.amount / 5
+            clock.advance(chance.choice([0, 0, 0.001, 0.01, 0.1]))
+            if chance.random() < 0.05:
+                await result_of(limiter.flush())
+        await result_of(limiter.close() if kind is Limiter else limiter.aclose())
+
+    run(kind, call_at_random())
+    assert told.calls == seen.calls
+    assert told.permits == seen.permits
+    assert sum(counts.near for counts in told.counts) == near
+
+
+UNKNOWN_NEAR = ("try", "as bytes", "acquire", "entry")
+"""What the shortcut of one plain limit in memory decides, which does not count who is near it."""
+
+
 @CONSISTENCIES
 @pytest.mark.parametrize("place", ["memory", "elsewhere"])
 def test_labels_are_at_most_100_and_other(consistency: Any, place: str) -> None:
