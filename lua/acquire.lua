@@ -23,7 +23,6 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/deadline.lua
 --@include acquire/rotate.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 --@include acquire/general.lua

@@ -16,29 +16,21 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 --@include shared/line.lua
 
-local ring_count, held, takes_next = #KEYS / 2, ARGV[HELD] or '', ARGV[TAKES_NEXT]
-local rings = ring_count % 1 == 0 and parse_rings(now, 3, ring_count)
-if not string.find(held, '^%d+$') or held - 0 > MAX_TOTAL
-  or (takes_next ~= '0' and takes_next ~= '1') then
-  rings = nil
-end
-local admitted = true
+local ring_count, held, takes_next = #KEYS / 2, whole(ARGV[HELD], 0, MAX_TOTAL), ARGV[TAKES_NEXT]
+local rings = ring_count % 1 == 0 and parse_call(now, 3, ring_count)
+if not held or (takes_next ~= '0' and takes_next ~= '1') then rings = nil end
 for i = 1, rings and ring_count or 0 do
   local ring, line_key = rings[i], KEYS[ring_count + i]
-  ring.cost = ring.permits
-  if ring.cost < 1 or line_key ~= ring.key .. ':line' then rings = nil break end
+  if line_key ~= ring.key .. ':line' then rings = nil break end
   read_line(ring, line_key, now)
-  admitted = admitted and ring.used + ring.peak_excess + ring.cost <= ring.limit
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
-held = held - 0
 
-local has_room = true
+local admitted = left_after(rings) >= 0
 for i = 1, ring_count do
   local ring = rings[i]
   rotate(ring)
@@ -47,7 +39,6 @@ for i = 1, ring_count do
   else
     redis.call('HINCRBY', ring.key, 'block', ring.cost)
   end
-  has_room = has_room and ring.used + ring.peak_excess + ring.cost <= ring.limit
 end
 
 local reply
@@ -56,7 +47,7 @@ if admitted then
   local turn, queued = now, 0
   if takes_next == '1' then
     local last, retry_ms = index, 0
-    if not has_room then
+    if left_after(rings) < 0 then
       local _
       last, _, _, retry_ms = refusal(rings, now)
     end

@@ -15,14 +15,8 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
-
--- True for a whole number in plain digits, of at most MAX_TOTAL.
-local function is_number(word)
-  return word and string.find(word, '^%d+$') and word - 0 <= MAX_TOTAL
-end
 
 -- When the first coming bucket begins from which ring.cost permits may be borrowed; nil if there is none.
 local function borrowable_at(ring)
@@ -77,14 +71,13 @@ local function add_borrowed(ring, number)
   call('PEXPIRE', key, time_to_live(ring))
 end
 
-local rings = parse_rings(now, 3 + #KEYS)
-if not is_number(ARGV[MAX_WAIT]) then rings = nil end
-local max_wait, fits = rings and ARGV[MAX_WAIT] - 0, true
+local rings = parse_call(now, 3 + #KEYS)
+local max_wait, fits = whole(ARGV[MAX_WAIT], 0, MAX_TOTAL), true
+if not max_wait then rings = nil end
 for i = 1, rings and #rings or 0 do
-  local ring, max_borrowed = rings[i], ARGV[MAX_WAIT + i]
-  ring.cost = ring.permits
-  if ring.cost < 1 or not is_number(max_borrowed) then rings = nil break end
-  ring.max_borrowed = max_borrowed - 0
+  local ring = rings[i]
+  ring.max_borrowed = whole(ARGV[MAX_WAIT + i], 0, MAX_TOTAL)
+  if not ring.max_borrowed then rings = nil break end
   ring.fits_now = ring.used + ring.peak_excess + ring.cost <= ring.limit
   fits = fits and ring.fits_now
   max_wait = math.min(max_wait, ring.span * ring.bucket_ms)

@@ -15,19 +15,9 @@ local stamp, client_now = ARGV[1], ARGV[4]
 
 local bucket_ms, span = whole(ARGV[2], 1), whole(ARGV[3], 1)
 local passed_ms, force_ms = whole(ARGV[5], 0), whole(ARGV[6], 0)
-local sender, seq, counts = ARGV[7] or '-', ARGV[8], ARGV[9] or '-'
-local buckets = {}
-local rest = string.gsub(counts, '%f[%d](%d+) (%d+) (%d+) (%d+);', function(...)
-  local bucket = {...}
-  for i = 1, 4 do
-    bucket[i] = whole(bucket[i], 0)
-    if not bucket[i] then return '-' end
-  end
-  buckets[#buckets + 1] = bucket
-  return ''
-end)
+local sender, seq, buckets = ARGV[7] or '-', ARGV[8], parse_counts(ARGV[9], 4)
 if #KEYS ~= 2 or KEYS[2] ~= KEYS[1] .. ':senders' or #ARGV ~= 9 or not bucket_ms or not span or span > 60
-  or not passed_ms or not force_ms or rest ~= '' or not string.find(sender, '^%x*$') or not whole(seq, 0)
+  or not passed_ms or not force_ms or not buckets or not string.find(sender, '^%x*$') or not whole(seq, 0)
   or not (now >= 0 and now <= MAX_TOTAL) or client_now and string.find(client_now, '%D') then
   return redis.error_reply(MALFORMED)
 end

@@ -16,20 +16,12 @@ local stamp, client_now = ARGV[1], ARGV[10]
 --@include shared/breaker.lua
 --@include shared/senders.lua
 
-local sender, seq, counts = ARGV[11] or '-', ARGV[12], ARGV[13] or '-'
-local breaker, buckets = parse_breaker(), {}
--- (`%f[%d]` has a match tried only where a number begins, not at each of its digits.)
-local rest = string.gsub(counts, '%f[%d](%d+) (%d+) (%d+) (%d+);', function(...)
-  local bucket = {...}
-  for i = 1, 4 do
-    bucket[i] = whole(bucket[i], 0)
-    if not bucket[i] then return '-' end
-  end
-  if bucket[4] > bucket[3] then return '-' end
-  buckets[#buckets + 1] = bucket
-  return ''
-end)
-if not breaker or #ARGV ~= 13 or rest ~= '' or not string.find(sender, '^%x*$') or not whole(seq, 0) then
+local sender, seq, buckets = ARGV[11] or '-', ARGV[12], parse_counts(ARGV[13], 4)
+local breaker = parse_breaker()
+for _, bucket in ipairs(buckets or {}) do
+  if bucket[4] > bucket[3] then buckets = nil break end
+end
+if not breaker or #ARGV ~= 13 or not buckets or not string.find(sender, '^%x*$') or not whole(seq, 0) then
   return redis.error_reply(MALFORMED)
 end
 

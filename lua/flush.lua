@@ -16,7 +16,6 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 
 -- The field `finished` with more finished calls added to it.
@@ -72,27 +71,15 @@ end
 
 local sender, seq, pull = ARGV[SENDER] or '-', ARGV[SEQ] or '', ARGV[PULL]
 local rings, counts = ring_count % 1 == 0 and parse_rings(now, 5 + ring_count, ring_count), {}
-if not string.find(sender, '^%x*$') or not string.find(seq, '^%d+$') or seq - 0 > MAX_TOTAL
+if not string.find(sender, '^%x*$') or not whole(seq, 0, MAX_TOTAL)
   or (pull ~= '0' and pull ~= '1') then
   rings = nil
 end
 for i = 1, rings and ring_count or 0 do
-  local buckets = {}
   rings[i].senders = rings[i].key .. ':senders'
   if KEYS[ring_count + i] ~= rings[i].senders then rings = nil break end
-  -- (`%f[%d]` has a match tried only where a number begins, not at each of its digits.)
-  local rest = string.gsub(ARGV[PULL + i] or '-',
-    '%f[%d](%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+);', function(...)
-      local bucket = {...}
-      for j = 1, 7 do
-        bucket[j] = tonumber(bucket[j])
-        if bucket[j] > MAX_TOTAL then return '-' end
-      end
-      buckets[#buckets + 1] = bucket
-      return ''
-    end)
-  if rest ~= '' then rings = nil break end
-  counts[i] = buckets
+  counts[i] = parse_counts(ARGV[PULL + i], 7)
+  if not counts[i] then rings = nil break end
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 

@@ -14,42 +14,31 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 
-local rings, max_extra, prefetch = parse_rings(now, 4), ARGV[EXTRA] or '', ARGV[PREFETCH]
-if not string.find(max_extra, '^%d+$') or max_extra - 0 > MAX_TOTAL
-  or (prefetch ~= '0' and prefetch ~= '1') then
-  rings = nil
-end
--- What the call leaves, of the ring with the fewest; negative: refused.
-local left_after
-for i = 1, rings and #rings or 0 do
-  local ring = rings[i]
-  ring.cost = ring.permits
-  if ring.cost < 1 then rings = nil break end
-  left_after = math.min(left_after or MAX_TOTAL,
-    ring.limit - ring.used - ring.peak_excess - ring.cost)
-end
+local rings, prefetch = parse_call(now, 4), ARGV[PREFETCH]
+local max_extra = whole(ARGV[EXTRA], 0, MAX_TOTAL)
+if not max_extra or (prefetch ~= '0' and prefetch ~= '1') then rings = nil end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 
-local extra = math.max(0, math.min(max_extra - 0, math.floor(left_after / 2)))
+local left = left_after(rings)
+local extra = math.max(0, math.min(max_extra, math.floor(left / 2)))
 if rings[2] and any_ahead(rings, now) then extra = 0 end
 local ends_in_ms
 for i = 1, #rings do
   local ring = rings[i]
   rotate(ring)
-  if left_after >= 0 then
+  if left >= 0 then
     add_used(ring, ring.cost + extra)
   elseif prefetch == '0' then
     redis.call('HINCRBY', ring.key, 'block', ring.cost)
   end
   ends_in_ms = math.min(ends_in_ms or MAX_TOTAL, ring.start + ring.bucket_ms - now)
 end
-if left_after >= 0 then
-  local index, left, reset_ms = binding_ring(rings, now)
-  return append_bucket_starts({stamp, left, now, index, reset_ms, extra, ends_in_ms}, rings, now)
+if left >= 0 then
+  local index, left_now, reset_ms = binding_ring(rings, now)
+  return append_bucket_starts({stamp, left_now, now, index, reset_ms, extra, ends_in_ms}, rings, now)
 end
-local index, left, reset_ms, retry_ms = refusal(rings, now)
-return {stamp, -1, now, index, left, reset_ms, retry_ms, 0}
+local index, left_now, reset_ms, retry_ms = refusal(rings, now)
+return {stamp, -1, now, index, left_now, reset_ms, retry_ms, 0}

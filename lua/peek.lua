@@ -8,19 +8,12 @@ local stamp, client_now = ARGV[1], ARGV[#KEYS * 4 + 3]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 --@include shared/reply.lua
 
-local rings, has_room = parse_rings(now, 2), true
-for i = 1, rings and #rings or 0 do
-  local ring = rings[i]
-  ring.cost = ring.permits
-  if ring.cost < 1 then rings = nil break end
-  has_room = has_room and ring.used + ring.peak_excess + ring.cost <= ring.limit
-end
+local rings = parse_call(now, 2)
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
-if has_room then
+if left_after(rings) >= 0 then
   local index, left, reset_ms = binding_ring(rings, now)
   return {stamp, left, now, index, reset_ms}
 end

@@ -10,7 +10,6 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 
 -- Permits that were borrowed from the bucket of this number, as far as the hash knows.

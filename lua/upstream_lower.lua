@@ -10,7 +10,6 @@ local stamp, client_now = ARGV[1], ARGV[NOW]
 --@include shared/clock.lua
 --@include shared/deadline.lua
 --@include shared/format.lua
---@include shared/borrowed.lua
 --@include shared/ring.lua
 
 -- Count more permits for `reset_ms`: in the bucket that expires then, or the newest one.
@@ -29,9 +28,8 @@ end
 
 local rings, resets = parse_rings(now, 1 + #KEYS), {}
 for i = 1, #KEYS do
-  local reset = ARGV[NOW + i]
-  resets[i] = reset and string.find(reset, '^%d+$') and reset - 0
-  if not resets[i] or resets[i] > MAX_TOTAL then rings = nil end
+  resets[i] = whole(ARGV[NOW + i], 0, MAX_TOTAL)
+  if not resets[i] then rings = nil end
 end
 if not rings then return redis.error_reply('ERR distwindow: malformed arguments') end
 local reply = {stamp, 0, now}

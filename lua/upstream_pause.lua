@@ -13,20 +13,16 @@
 local stamp, client_now = ARGV[1], ARGV[2]
 --@include shared/clock.lua
 --@include shared/deadline.lua
+--@include shared/numbers.lua
 -- distwindow/upstream/memory.py has the table of states, and these numbers.
 local FIRST_PAUSE_MS, REMEMBERED_MS, STEP_MS, MAX_STEPS, MAX_DOUBLINGS = 1000, 60000, 100, 10, 30
-local MAX_TOTAL = 1e13
 
 local key, call, what, id = KEYS[1], redis.call, ARGV[3], ARGV[4]
-local function whole(text)
-  local number = text and string.find(text, '^%d+$') and text - 0
-  return number and number <= MAX_TOTAL and number
-end
-local first, second, jitter = whole(ARGV[5]), whole(ARGV[6]), whole(ARGV[7])
-if #KEYS ~= 1 or not first or not second or not jitter or jitter > 1000 or not string.find(id, '^%w+$')
-  or client_now ~= '' and not whole(client_now)
+local first, second, jitter = whole(ARGV[5], 0), whole(ARGV[6], 0), whole(ARGV[7], 0, 1000)
+if #KEYS ~= 1 or not first or not second or not jitter or not string.find(id, '^%w+$')
+  or client_now ~= '' and not whole(client_now, 0)
   or what ~= 'ask' and what ~= 'tell' and what ~= 'ok' and what ~= 'free' then
-  return redis.error_reply('ERR distwindow: malformed arguments')
+  return redis.error_reply(MALFORMED)
 end
 
 local values = call('HMGET', key, 'until', 'said', 'in_a_row', 'probe', 'probe_until', 'returns_at', 'returned', 'expires_at')
@@ -37,8 +33,8 @@ local returns_at, returned = (values[6] or 0) - 0, (values[7] or 0) - 0
 
 -- Keep what is known until then, ms since the epoch. It is deleted later, as clocks of clients differ.
 local function keep(expires_at)
-  call('HSET', key, 'expires_at', string.format('%.0f', expires_at))
-  call('PEXPIRE', key, string.format('%.0f', expires_at - now + REMEMBERED_MS))
+  call('HSET', key, 'expires_at', digits(expires_at))
+  call('PEXPIRE', key, digits(expires_at - now + REMEMBERED_MS))
 end
 
 if what == 'tell' then
@@ -50,7 +46,7 @@ if what == 'tell' then
   end
   until_ms = math.max(until_ms, now + math.min(wait + math.floor(wait * jitter / 1000), second))
   said = math.max(said, now + wait)
-  call('HSET', key, 'until', string.format('%.0f', until_ms), 'said', string.format('%.0f', said),
+  call('HSET', key, 'until', digits(until_ms), 'said', digits(said),
     'in_a_row', in_a_row, 'probe', '', 'returns_at', '0')
   keep(until_ms + REMEMBERED_MS)
   return {stamp, 2, now, until_ms - now, math.max(until_ms, said) - now}
@@ -58,7 +54,7 @@ end
 if not values[1] then return {stamp, 0, now} end
 if what ~= 'ask' then
   if what == 'ok' and first >= until_ms and returns_at == 0 then
-    call('HSET', key, 'probe', '', 'returns_at', string.format('%.0f', now), 'returned', '0')
+    call('HSET', key, 'probe', '', 'returns_at', digits(now), 'returned', '0')
     keep(now + STEP_MS * MAX_STEPS)
   elseif probe == id then
     call('HSET', key, 'probe', '')
@@ -78,6 +74,6 @@ end
 if probe ~= '' and probe ~= id and now < probe_until then
   return {stamp, 3, now, math.min(STEP_MS, probe_until - now), probe_until - now}
 end
-call('HSET', key, 'probe', id, 'probe_until', string.format('%.0f', now + first))
+call('HSET', key, 'probe', id, 'probe_until', digits(now + first))
 keep(now + first + REMEMBERED_MS)
 return {stamp, 1, now}

@@ -11,43 +11,28 @@
 local stamp, client_now = ARGV[1], ARGV[2]
 --@include shared/clock.lua
 --@include shared/deadline.lua
+--@include shared/numbers.lua
 --@include shared/senders.lua
 
-local MAX_TOTAL, MAX_ORIGINS, MAX_ORIGIN_BYTES, SECONDS = 1e13, 1000, 512, 60
+local MAX_ORIGINS, MAX_ORIGIN_BYTES, SECONDS = 1000, 512, 60
 local ALL, OTHER = '', '(other)'
 local call, key = redis.call, KEYS[1]
 
 -- The second in which a view was last counted in: the first word of its value. nil for no view.
 local function last_second(value) return value and tonumber(string.match(value, '^%d+')) end
 
-local function whole(text, least, most)
-  local number = text and string.find(text, '^%d+$') and tonumber(text)
-  return number and number >= least and number <= most and number
-end
-
 local sender, max_origins = ARGV[3] or '-', whole(ARGV[5], 1, MAX_ORIGINS)
 local pairs_count = (#ARGV - 5) / 2
 local is_valid = max_origins and #KEYS == 2 and KEYS[2] == key .. ':senders' and pairs_count >= 1
-  and pairs_count % 1 == 0 and string.find(sender, '^%x*$') and whole(ARGV[4], 0, MAX_TOTAL)
+  and pairs_count % 1 == 0 and string.find(sender, '^%x*$') and whole(ARGV[4], 0)
   and now >= 0 and now <= MAX_TOTAL and not string.find(client_now or '-', '%D')
 local counted = {}
 for i = 1, is_valid and pairs_count or 0 do
-  local origin, seconds = ARGV[4 + 2 * i], {}
-  -- (`%f[%d]` has a match tried only where a number begins, not at each of its digits.)
-  local rest = string.gsub(ARGV[5 + 2 * i],
-    '%f[%d](%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+);', function(...)
-      local second = {...}
-      for j = 1, 7 do
-        second[j] = tonumber(second[j])
-        if second[j] > MAX_TOTAL then return '-' end
-      end
-      seconds[#seconds + 1] = second
-      return ''
-    end)
-  is_valid = is_valid and rest == '' and #origin <= MAX_ORIGIN_BYTES
+  local origin, seconds = ARGV[4 + 2 * i], parse_counts(ARGV[5 + 2 * i], 7)
+  is_valid = is_valid and seconds and #origin <= MAX_ORIGIN_BYTES
   counted[i] = {origin = origin, seconds = seconds}
 end
-if not is_valid then return redis.error_reply('ERR distwindow: malformed arguments') end
+if not is_valid then return redis.error_reply(MALFORMED) end
 
 -- Time never goes back: the newest second is that of now, or the last one that was counted in. Views
 -- that are ahead of now by more than a minute (the clock was set back far) are treated as empty.

@@ -17,8 +17,37 @@ class MemoryBorrowing:
         self.handlers: Handlers = {"borrow": self._borrow}
 
     def _borrow(self, command: Borrow, now: int) -> BorrowReply:
+        """Admit the call at once, or as soon as each ring has room, or count a block."""
         rings = [self._rings.ring_at(charge, now) for charge in command.charges]
-        return borrow(command, rings, now)
+        charges = command.charges
+        places = [
+            _Place(ring, charge.cost, charge.limit.amount, max_borrowed)
+            for ring, charge, max_borrowed in zip(rings, charges, command.max_borrowed, strict=True)
+        ]
+        if all(place.fits_now for place in places):
+            for place in places:
+                place.charge_at(now)
+            reply = acquire_reply(charges, rings, 1, 1, now)
+            return BorrowReply(reply._replace(bucket_starts_ms=bucket_starts(rings, now)))
+        # Nothing is borrowed from more than a window ahead, so that a bucket's slot is its own.
+        window_ms = min(ring.span * ring.bucket_ms for ring in rings)
+        max_wait_ms = min(command.max_wait_ms, window_ms)
+        moment = _first_moment(places, now)
+        if moment is None or moment - now > max_wait_ms:
+            for place in places:
+                place.ring.count_blocked(place.cost)
+            reply = acquire_reply(charges, rings, 1, 0, now)
+            if moment is not None:
+                reply = reply._replace(retry_ms=min(reply.retry_ms, moment - max_wait_ms - now))
+            return BorrowReply(reply)
+        counted = [place.charge_at(moment) for place in places]
+        reply = acquire_reply(charges, rings, 1, 1, now)
+        starts = tuple(start for start, _ in counted)
+        return BorrowReply(
+            reply._replace(left=max(0, reply.left), bucket_starts_ms=starts),
+            moment - now,
+            tuple(is_borrowed for _, is_borrowed in counted),
+        )
 
 
 class _Place:
@@ -43,39 +72,6 @@ class _Place:
         number = moment_ms // self.ring.bucket_ms
         self.ring.borrow(self.cost, number)
         return number * self.ring.bucket_ms, True
-
-
-def borrow(command: Borrow, rings: list[Ring], now: int) -> BorrowReply:
-    """Admit the call at once, or as soon as each (rotated) ring has room, or count a block."""
-    charges = command.charges
-    places = [
-        _Place(ring, charge.cost, charge.limit.amount, max_borrowed)
-        for ring, charge, max_borrowed in zip(rings, charges, command.max_borrowed, strict=True)
-    ]
-    if all(place.fits_now for place in places):
-        for place in places:
-            place.charge_at(now)
-        reply = acquire_reply(charges, rings, 1, 1, now)
-        return BorrowReply(reply._replace(bucket_starts_ms=bucket_starts(rings, now)))
-    # Nothing is borrowed from more than a window ahead, so that a bucket's slot is its own.
-    window_ms = min(ring.span * ring.bucket_ms for ring in rings)
-    max_wait_ms = min(command.max_wait_ms, window_ms)
-    moment = _first_moment(places, now)
-    if moment is None or moment - now > max_wait_ms:
-        for place in places:
-            place.ring.count_blocked(place.cost)
-        reply = acquire_reply(charges, rings, 1, 0, now)
-        if moment is not None:
-            reply = reply._replace(retry_ms=min(reply.retry_ms, moment - max_wait_ms - now))
-        return BorrowReply(reply)
-    counted = [place.charge_at(moment) for place in places]
-    reply = acquire_reply(charges, rings, 1, 1, now)
-    starts = tuple(start for start, _ in counted)
-    return BorrowReply(
-        reply._replace(left=max(0, reply.left), bucket_starts_ms=starts),
-        moment - now,
-        tuple(is_borrowed for _, is_borrowed in counted),
-    )
 
 
 def _first_moment(places: Sequence[_Place], now: int) -> int | None:

@@ -12,11 +12,12 @@ from ..breaker.commands import BreakerNameParts, parse_breaker_name
 from ..concurrency.commands import parse_slots_name
 from ..minute.commands import parse_views_name
 from ..ring.key import (
+    LINE,
+    SENDERS,
+    SHAPING,
     RingNameParts,
-    is_line_name,
-    is_senders_name,
     parse_ring_name,
-    ring_of_shaping,
+    ring_beside,
 )
 from ..upstream.commands import parse_pause_name
 from .selection import Selection, key_prefix_of
@@ -73,7 +74,7 @@ def scan_names(
 
 def _add(page: NamePage, prefix: str, name: bytes, selection: Selection) -> None:
     """Add a name that is not that of a ring, if it is selected."""
-    if (shaped := ring_of_shaping(prefix, name)) is not None:
+    if (shaped := ring_beside(prefix, name, SHAPING)) is not None:
         ring = parse_ring_name(prefix, shaped)
         if ring is not None and selection.includes(key_prefix_of(shaped), ring.key):
             page.shaped.append((shaped, ring))
@@ -89,5 +90,5 @@ def _add(page: NamePage, prefix: str, name: bytes, selection: Selection) -> None
     elif (breaker := parse_breaker_name(prefix, name)) is not None:
         if not breaker.is_senders and selection.includes(key_prefix_of(name), breaker.key):
             page.breakers[name] = breaker
-    elif not (is_senders_name(prefix, name) or is_line_name(prefix, name)):
+    elif all(ring_beside(prefix, name, ending) is None for ending in (SENDERS, LINE)):
         page.foreign += 1

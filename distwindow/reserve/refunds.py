@@ -50,13 +50,8 @@ class PartRefund:
         back. `strategy`: what has counted them.
         """
         at = self.charged_ms = strategy.charged_ms(decision, decided_at)
-        self.charges = with_bucket_starts(
-            charges,
-            [
-                at - at % c.limit.bucket_ms if c.bucket_start_ms is None else c.bucket_start_ms
-                for c in charges
-            ],
-        )
+        starts = Refund(charges, charged_ms=at).bucket_starts_ms()
+        self.charges = with_bucket_starts(charges, starts)
         self.permits = permits
         self.strategy = strategy
         self.is_counted_here = decision.source == "local"

@@ -27,8 +27,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import (
     ConfigurationError,
@@ -60,7 +59,7 @@ class BaseReservation:
 
     def __init__(
         self,
-        reservations: _BaseReservations[Any],
+        reservations: _BaseReservations,
         calls: Sequence[tuple[Charge, ...]],
         decision: Decision,
         on_error: OnError,
@@ -89,14 +88,10 @@ class BaseReservation:
     @property
     def estimate(self) -> int:
         """The permits that are reserved for `key`, with those that `extend` has added."""
-        return next(
-            (
-                estimate
-                for item, estimate in zip(self._items, self._estimates, strict=True)
-                if item.key == self.decision.key and self.decision.limit in item.limits
-            ),
-            self._estimates[0],
-        )
+        for item, estimate in zip(self._items, self._estimates, strict=True):
+            if item.key == self.decision.key and self.decision.limit in item.limits:
+                return estimate
+        return self._estimates[0]
 
     @property
     def estimates(self) -> tuple[int, ...]:
@@ -159,14 +154,12 @@ class BaseReservation:
             )
         return first is mine
 
-    def _settle(self, actuals: tuple[int, ...], state: State, now: bool) -> Operation[int]:
+    def _settle(self, actuals: tuple[int, ...] | None, state: State, now: bool) -> Operation[int]:
+        """Settle it; without `actuals` nothing was used."""
+        actuals = (0,) * len(self._items) if actuals is None else actuals
         if not self._begin(actuals, state):
             return 0
         return (yield from self._settlement.settle(self._items, actuals, now=now))
-
-    @property
-    def _nothing(self) -> tuple[int, ...]:
-        return (0,) * len(self._items)
 
     def _check_extension(self, more: tuple[int, ...]) -> None:
         self._check("extended")
@@ -181,15 +174,14 @@ class BaseReservation:
         if not any(more):
             raise ValueError("extend asks for more of one key at least")
 
-    def _extension_calls(self, more: tuple[int, ...]) -> list[tuple[Charge, ...]]:
-        """Return the charges of an extension over several keys."""
-        return self._settlement.commands.charges_of_items(
-            [
-                (item.key, item.limits, permits)
-                for item, permits in zip(self._items, more, strict=True)
-                if permits
-            ]
-        )
+    def _ask_for(self, more: tuple[int, ...]) -> Any:
+        """Return the decision on an extension; of an `AsyncDecider` an awaitable of it."""
+        self._check_extension(more)
+        if len(more) == 1:
+            return self._decider.try_acquire(self._items[0].key, more[0])
+        asked = zip(self._items, more, strict=True)
+        items = [(item.key, item.limits, permits) for item, permits in asked if permits]
+        return self._decider.acquire_all(self._settlement.commands.charges_of_items(items))
 
     def _add_extension(self, decision: Decision, more: tuple[int, ...]) -> Operation[None]:
         """Add what `decision` has admitted. If the reservation was settled since, give that back,
@@ -253,13 +245,8 @@ class Reservation(BaseReservation):
         Raises what `try_acquire` raises, and `RuntimeError` for a reservation that was refused or
         settled.
         """
-        self._check_extension(more)
-        decider = self._decider
-        if len(more) == 1:
-            decision = decider.try_acquire(self._items[0].key, more[0])
-        else:
-            decision = decider.acquire_all(self._extension_calls(more))
-        decider.run(self._add_extension(decision, more))
+        decision: Decision = self._ask_for(more)
+        self._decider.run(self._add_extension(decision, more))
         return decision
 
     def commit(self, *actuals: int, now: bool = False) -> None:
@@ -282,19 +269,14 @@ class Reservation(BaseReservation):
         """Give all back, as `commit(0)` does. Return how many permits that are, of several keys the
         most of any.
         """
-        count: int = self._decider.run(self._settle(self._nothing, "released", now))
+        count: int = self._decider.run(self._settle(None, "released", now))
         return count
 
     def __enter__(self) -> Self:
         self._enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         if self._is_to_be_released(exc):
             try:
                 self.release()
@@ -310,13 +292,8 @@ class AsyncReservation(BaseReservation):
 
     async def extend(self, *more: int) -> Decision:
         """See `Reservation.extend`."""
-        self._check_extension(more)
-        decider = self._decider
-        if len(more) == 1:
-            decision = await decider.try_acquire(self._items[0].key, more[0])
-        else:
-            decision = await decider.acquire_all(self._extension_calls(more))
-        await decider.run(self._add_extension(decision, more))
+        decision: Decision = await self._ask_for(more)
+        await self._decider.run(self._add_extension(decision, more))
         return decision
 
     async def commit(self, *actuals: int, now: bool = False) -> None:
@@ -325,19 +302,14 @@ class AsyncReservation(BaseReservation):
 
     async def release(self, *, now: bool = False) -> int:
         """See `Reservation.release`."""
-        count: int = await self._decider.run(self._settle(self._nothing, "released", now))
+        count: int = await self._decider.run(self._settle(None, "released", now))
         return count
 
     async def __aenter__(self) -> Self:
         self._enter()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         if self._is_to_be_released(exc):
             try:
                 await self.release()
@@ -354,12 +326,7 @@ class UnawaitedReservation(UnawaitedCoroutine[AsyncReservation]):
         self._entered = await self
         return await self._entered.__aenter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         await self._entered.__aexit__(kind, exc, trace)
 
 
@@ -367,33 +334,26 @@ def _numbers(actuals: tuple[int, ...]) -> str:
     return ", ".join(map(str, actuals))
 
 
-D = TypeVar("D", bound=BaseDecider)
-
-
-class _BaseReservations(Generic[D]):
+class _BaseReservations:
     """Base class of what makes the reservations of a limiter."""
 
-    def __init__(self, settlement: Settlement, decider: D) -> None:
+    def __init__(self, settlement: Settlement, decider: Any) -> None:
         self.settlement = settlement
         self.decider = decider
 
     def _check(self, key: AnyKey, estimate: Any, clamp: bool, on_error: object) -> int:
         """Return the estimate to be asked for."""
         commands, strategy = self.decider.commands, self.decider.strategy
-        check_on_error(on_error)
-        if commands.command_type.has_own_moment:
-            _raise_shaped()
+        check_reservable(commands.command_type, on_error)
         return clamped(estimate, strategy.max_cost(commands.limits_of(key)), clamp)
 
     def _check_all(
         self, items: Iterable[Sequence[Any]], clamp: bool, on_error: object
     ) -> list[tuple[Charge, ...]]:
         """Return the charges of each item."""
-        check_on_error(on_error)
         commands = self.settlement.commands
         calls = commands.charges_of_items(clamped_items(items) if clamp else items)
-        if commands.acquire_all_command(calls).has_own_moment:
-            _raise_shaped()
+        check_reservable(commands.acquire_all_command(calls), on_error)
         return calls
 
     def _charges_of(self, key: AnyKey, estimate: int) -> list[tuple[Charge, ...]]:
@@ -401,8 +361,10 @@ class _BaseReservations(Generic[D]):
         return [self.settlement.commands.acquire_command(key, estimate).charges]
 
 
-class Reservations(_BaseReservations[Decider]):
+class Reservations(_BaseReservations):
     """Makes the reservations of a `Limiter`, which documents the methods."""
+
+    decider: Decider
 
     def try_reserve(
         self, key: AnyKey, estimate: int, clamp: bool, on_error: OnError
@@ -425,8 +387,10 @@ class Reservations(_BaseReservations[Decider]):
         return Reservation(self, calls, self.decider.acquire_all(calls), on_error)
 
 
-class AsyncReservations(_BaseReservations[AsyncDecider]):
+class AsyncReservations(_BaseReservations):
     """Makes the reservations of an `AsyncLimiter`."""
+
+    decider: AsyncDecider
 
     async def try_reserve(
         self, key: AnyKey, estimate: int, clamp: bool, on_error: OnError
@@ -447,13 +411,6 @@ class AsyncReservations(_BaseReservations[AsyncDecider]):
     ) -> AsyncReservation:
         calls = self._check_all(items, clamp, on_error)
         return AsyncReservation(self, calls, await self.decider.acquire_all(calls), on_error)
-
-
-def _raise_shaped() -> NoReturn:
-    raise ConfigurationError(
-        "reservations need limits that are neither paced nor warm up: what is given back or "
-        "counted later cannot change the moment that a call was promised"
-    )
 
 
 class Settlement:
@@ -642,8 +599,15 @@ class ReservedPart(NamedTuple):
     """How many `reset`s the limiter had made before."""
 
 
-def check_on_error(on_error: object) -> None:
-    """Raise `ConfigurationError` for an `on_error` that is none."""
+def check_reservable(command: Any, on_error: object) -> None:
+    """Raise `ConfigurationError` for a command, or class of commands, whose calls are promised a
+    moment, and for an `on_error` that is none.
+    """
+    if command.has_own_moment:
+        raise ConfigurationError(
+            "reservations need limits that are neither paced nor warm up: what is given back or "
+            "counted later cannot change the moment that a call was promised"
+        )
     if on_error not in ("keep", "release"):
         raise ConfigurationError(
             f'on_error={short_repr(on_error)} is neither "keep" (the estimate stays charged when '

@@ -43,11 +43,6 @@ class Command(Generic[Reply]):
     The script does nothing once the server's clock has passed the deadline, and its reply begins
     with the stamp, so that a reply that belongs to another call (client libraries have crossed
     replies) is never used. The stamp is one word because each argument costs the server 0.1 us.
-
-      1700000000250.000042
-      |             |
-      |             nonce: a reply that begins with another stamp belongs to another call
-      deadline: the server's time after which the script does nothing
     """
 
     script: ClassVar[str]
@@ -71,8 +66,8 @@ class Command(Generic[Reply]):
         return [charge.ring for charge in self.charges]
 
     def arguments(self) -> list[bytes | int | str]:
-        """Return ARGV without the stamp, which is its first word."""
-        raise NotImplementedError  # each command has arguments of its own
+        """Return ARGV without the stamp, which is its first word: at least the client's time."""
+        return [time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> Reply:
         """Return the script's reply, which begins with the stamp, as a named tuple."""
@@ -193,7 +188,6 @@ _COMMENT = re.compile(r"^\s*(?:--.*)?\n", re.MULTILINE)
 class Script:
     """One script as it is sent."""
 
-    name: str
     text: str
     sha: str
 
@@ -207,7 +201,7 @@ def load_script(name: str) -> Script:
     texts = lua_files()
     joined = _INCLUDE.sub(lambda line: texts[line[1]], texts[f"{name}.lua"])
     text = _COMMENT.sub("", joined)
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def load_scripts() -> None:

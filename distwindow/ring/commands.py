@@ -65,15 +65,15 @@ class Acquire(Command[AcquireReply]):
 
     frame_parts: FrameParts | None = field(default=None, repr=False, kw_only=True)
     """Shared by commands that differ in their key only; None for a command on its own."""
-    unleased_demand: Any = field(default=0.0, repr=False, kw_only=True)
+    unleased_demand: Any = field(default=0.0, init=False, repr=False)
     """Not a part of the command: `leased` keeps here what it knows of the demand for a key that has
     no key state (`local/leases.py`), which saves a look-up in each call.
     """
-    _split_frame: tuple[bytes, bytes] | None = field(default=None, repr=False, kw_only=True)
+    _split_frame: tuple[bytes, bytes] | None = field(default=None, init=False, repr=False)
     """The parts before and after the stamp in `frame`; None until the first call of it."""
-    _combined: dict[int, Acquire] | None = field(default=None, repr=False, kw_only=True)
+    _combined: dict[int, Acquire] | None = field(default=None, init=False, repr=False)
     """The cached commands of `combined`, by their number of calls; None until there is one."""
-    ring_link: Any = field(default=None, repr=False, kw_only=True)
+    ring_link: Any = field(default=None, init=False, repr=False)
     """Not a part of the command: here a store in this process keeps the command's ring."""
     counts: Any = field(default=None, repr=False, kw_only=True)
     """Not a part of the command: for each charge what counts its decisions for an observer."""
@@ -95,7 +95,7 @@ class Acquire(Command[AcquireReply]):
         return parse_acquire_reply(raw, self.calls)
 
     def with_time(self, now_ms: int) -> Acquire:
-        return self._changed(now_ms=now_ms)
+        return replace(self, frame_parts=None, counts=None, now_ms=now_ms)
 
     def combined(self, calls: int) -> Acquire:
         """Return the one command that stands for `calls` commands like this one."""
@@ -106,23 +106,10 @@ class Acquire(Command[AcquireReply]):
             known = self._combined = {}
         shared = known.get(calls)
         if shared is None:
-            shared = self._changed(calls=calls)
+            shared = replace(self, frame_parts=None, counts=None, calls=calls)
             if calls <= _MAX_CACHED_COMBINED:
                 known[calls] = shared
         return shared
-
-    def _changed(self, **changes: int) -> Acquire:
-        """Return a copy with these changes, and without anything that is cached."""
-        return replace(
-            self,
-            frame_parts=None,
-            unleased_demand=0.0,
-            ring_link=None,
-            counts=None,
-            _split_frame=None,
-            _combined=None,
-            **changes,  # type: ignore[arg-type]  # they are fields of type int
-        )
 
     def frame(self, stamp: bytes) -> bytes:
         """Return the EVALSHA in RESP. All stamps have 20 bytes, so the rest is built once."""
@@ -219,15 +206,8 @@ class Flush(Command[FleetCounts]):
     def arguments(self) -> list[bytes | int | str]:
         rings = ring_arguments(self.charges)
         counts = [_counts_argument(buckets) for buckets in self.counts] or [""] * len(self.charges)
-        return [
-            *rings,
-            1,
-            time_argument(self.now_ms),
-            self.sender,
-            self.seq,
-            int(self.pull),
-            *counts,
-        ]
+        now, pull = time_argument(self.now_ms), int(self.pull)
+        return [*rings, 1, now, self.sender, self.seq, pull, *counts]
 
     def reply(self, raw: ScriptReply) -> FleetCounts:
         passed = (dict(zip(ring[::2], ring[1::2], strict=True)) for ring in raw[3:])
@@ -283,9 +263,6 @@ class Read(Command[ReadReply]):
     script: ClassVar[str] = "read"
     writes: ClassVar[bool] = False
 
-    def arguments(self) -> list[bytes | int | str]:
-        return [time_argument(self.now_ms)]
-
     def reply(self, raw: ScriptReply) -> ReadReply:
         states = [
             ring_state(hash_fields(fields), charge.limit.bucket_ms, charge.limit.span)
@@ -300,9 +277,6 @@ class Reset(Command[CountReply]):
 
     script: ClassVar[str] = "reset"
     writes: ClassVar[bool] = False
-
-    def arguments(self) -> list[bytes | int | str]:
-        return [time_argument(self.now_ms)]
 
     def reply(self, raw: ScriptReply) -> CountReply:
         return CountReply(raw[1], raw[2])

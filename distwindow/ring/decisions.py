@@ -16,7 +16,9 @@ def decision_of(command: Command[Any], reply: AcquireReply, source: Source) -> D
     if admitted:
         decision = admitted_decision(command, index, left, reset_ms, now_ms, source)
         if wait_us is not None:
-            decision = _paced(command, decision, wait_us)
+            charged = command.charges if isinstance(command, Acquire) else None
+            reason: Reason = "paced" if wait_us else "ok"
+            decision = decision._replace(wait=wait_us / 1e6, reason=reason, charged=charged)
         if starts is not None and decision.charged:
             decision = decision._replace(charged=with_bucket_starts(command.charges, starts))
         return decision
@@ -50,13 +52,6 @@ def admitted_decision(
         Decision,
         (True, key, cost, limit, left, 0.0, reset_ms / 1000, 0.0, "ok", source, now_ms, charged),
     )
-
-
-def _paced(command: Command[AcquireReply], decision: Decision, wait_us: int) -> Decision:
-    """Return the decision of a call that is admitted by limits that are paced or warm up."""
-    charged = command.charges if isinstance(command, Acquire) else None
-    reason: Reason = "paced" if wait_us else "ok"
-    return decision._replace(wait=wait_us / 1e6, reason=reason, charged=charged)
 
 
 _new_tuple = tuple.__new__

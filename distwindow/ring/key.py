@@ -83,8 +83,8 @@ _DIGEST_BYTES = 16
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f{}%~]")
 _UNESCAPED_KEY = re.compile(rf"[!-$&-z|]{{1,{_MAX_ESCAPED_BYTES}}}")
 """A key of printable ASCII that `escape` returns as it is, as it does with most keys."""
-_SENDERS = b":senders"
-_SHAPING = b":shaping"
+SENDERS = b":senders"
+SHAPING = b":shaping"
 _SLOTS = b":slots"
 LINE = b":line"
 _RING = re.compile(rb"\{([^{}]*)\}([^{}]*):(\d+):(\d+)", re.DOTALL)
@@ -111,12 +111,7 @@ def ring_name(key_prefix: bytes, limit: Limit) -> bytes:
     The amount is not part of it, so that a changed amount keeps the history. The span is, because
     `strict` sums one bucket more than `leap` over the same buckets.
     """
-    return key_prefix + ring_name_suffix(limit)
-
-
-def ring_name_suffix(limit: Limit) -> bytes:
-    """Return the part of `ring_name` that is the same for all keys."""
-    return b":%d:%d" % (limit.bucket_ms, limit.span)
+    return b"%b:%d:%d" % (key_prefix, limit.bucket_ms, limit.span)
 
 
 def breaker_name_suffix(kind: str, settings: Mapping[str, float]) -> bytes:
@@ -129,12 +124,12 @@ def breaker_name_suffix(kind: str, settings: Mapping[str, float]) -> bytes:
 
 def senders_name(ring: bytes) -> bytes:
     """Return the Redis key of the hash with the sender records of a ring."""
-    return ring + _SENDERS
+    return ring + SENDERS
 
 
 def shaping_name(ring: bytes) -> bytes:
     """Return the Redis key of the hash with the promised moment and the tokens of a ring."""
-    return ring + _SHAPING
+    return ring + SHAPING
 
 
 def slots_name(prefix: str, key: AnyKey) -> bytes:
@@ -158,42 +153,35 @@ class RingNameParts(NamedTuple):
 
 def parse_ring_name(prefix: str, name: bytes) -> RingNameParts | None:
     """Return the parts of a ring's Redis key; None if it is not one of this prefix."""
-    start = prefix.encode() + b":"
-    found = _RING.fullmatch(name, len(start)) if name.startswith(start) else None
+    found = _match(prefix, name, _RING)
     if found is None:
         return None
-    tag, rest, bucket_ms, span = found.groups()
-    key = f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
-    return RingNameParts(key, int(bucket_ms), int(span))
+    return RingNameParts(_key_text(found), int(found[3]), int(found[4]))
 
 
 def parse_name(prefix: str, name: bytes, form: re.Pattern[bytes]) -> str | None:
     """Return the text of the key in a name of this form, which has the tag and what follows it as
     groups; None if it has not, or another prefix.
     """
+    found = _match(prefix, name, form)
+    return None if found is None else _key_text(found)
+
+
+def _match(prefix: str, name: bytes, form: re.Pattern[bytes]) -> re.Match[bytes] | None:
     start = prefix.encode() + b":"
-    found = form.fullmatch(name, len(start)) if name.startswith(start) else None
-    if found is None:
-        return None
-    tag, rest = found.groups()
+    return form.fullmatch(name, len(start)) if name.startswith(start) else None
+
+
+def _key_text(found: re.Match[bytes]) -> str:
+    tag, rest = found[1], found[2]
     return f"{{{unescape(tag)}}}{unescape(rest)}" if rest else unescape(tag)
 
 
-def is_senders_name(prefix: str, name: bytes) -> bool:
-    """True if `name` is the `senders_name` of a ring of this prefix; no ring has such a name."""
-    ring = name.removesuffix(_SENDERS)
-    return ring != name and parse_ring_name(prefix, ring) is not None
-
-
-def is_line_name(prefix: str, name: bytes) -> bool:
-    """True if `name` is the `line_name` of a ring of this prefix; no ring has such a name."""
-    ring = name.removesuffix(LINE)
-    return ring != name and parse_ring_name(prefix, ring) is not None
-
-
-def ring_of_shaping(prefix: str, name: bytes) -> bytes | None:
-    """Return the ring whose `shaping_name` is `name`, under this prefix; None if it is none."""
-    ring = name.removesuffix(_SHAPING)
+def ring_beside(prefix: str, name: bytes, ending: bytes) -> bytes | None:
+    """Return the ring of this prefix beside which `name` is, with one of the endings above; None if
+    there is none. No ring has such a name itself.
+    """
+    ring = name.removesuffix(ending)
     return ring if ring != name and parse_ring_name(prefix, ring) is not None else None
 
 
@@ -242,8 +230,6 @@ def _escaped(raw: bytes) -> bytes:
 
 def _cut(escaped: bytes, max_bytes: int) -> bytes:
     """Return at most `max_bytes` of `escaped`, without a part of an escape or of a character."""
-    if len(escaped) <= max_bytes:
-        return escaped.decode("utf-8", "ignore").encode()
     cut = escaped[:max_bytes]
     percent = cut.rfind(b"%", -2)
     if percent >= 0:

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from ..errors import ConfigurationError, short_repr
 
 _DURATION = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)\s*[a-z]+"
-TERMS_PATTERN = rf"""(?:\s+ (?:
+_TERMS_PATTERN = rf"""(?:\s+ (?:
     paced (?:\s+ (?P<max_wait>{_DURATION}) )?
   | (?:cold \s+ factor \s+ (?P<cold_factor>\d+) \s+)? warmup (?:\s+ (?P<warmup>{_DURATION}) )?
 ))"""
@@ -109,41 +108,23 @@ class Limit:
         warmup: float | None = None,
         cold_factor: int | None = None,
     ) -> None:
-        text, terms = amount, ShapingTerms(max_wait, warmup, cold_factor)
-        if isinstance(text, str) and "://" in text:  # not shown, because it may hold a password
+        if isinstance(amount, str) and "://" in amount:  # not shown: it may hold a password
             raise ConfigurationError(
                 "a URL is not a limit: the URL is the limiter's first argument and the limits are "
                 f"the second; {_EXAMPLES}"
             )
+        given = {
+            "amount": amount, "per": per, "bound": bound, "buckets": buckets,
+            "max_wait": max_wait, "warmup": warmup, "cold_factor": cold_factor,
+        }  # fmt: skip
         try:
-            if isinstance(amount, str):
-                written = _parse(amount)
-                _check_given_once("per", per, written.interval_ms)
-                _check_given_once("bound", bound, written.bound)
-                _check_given_once("buckets", buckets, written.buckets)
-                for name in ("max_wait", "warmup", "cold_factor"):
-                    _check_given_once(name, getattr(terms, name), getattr(written.terms, name))
-                amount, interval_ms = written.amount, written.interval_ms
-                terms = terms.or_else(written.terms)
-                bound = written.bound if bound is None else bound
-                buckets = written.buckets if buckets is None else buckets
-            else:
-                interval_ms = interval_ms_of(1.0 if per is None else per)
-            bound = "leap" if bound is None else bound
-            buckets = _number_of_buckets(amount, interval_ms, buckets, bound)
-            checked = check_terms(amount, interval_ms, terms)
+            checked = _checked(given)
         except ConfigurationError as exc:
-            if isinstance(text, str):
-                raise ConfigurationError(f"limit {short_repr(text)}: {exc}") from None
+            if isinstance(amount, str):
+                raise ConfigurationError(f"limit {short_repr(amount)}: {exc}") from None
             raise
-        object.__setattr__(self, "amount", amount)
-        object.__setattr__(self, "interval_ms", interval_ms)
-        object.__setattr__(self, "buckets", buckets)
-        object.__setattr__(self, "bound", bound)
-        for name, value in zip(checked._fields, checked, strict=True):
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "bucket_ms", interval_ms // buckets)
-        object.__setattr__(self, "span", buckets + (bound == "strict"))
 
     @property
     def per(self) -> float:
@@ -163,7 +144,11 @@ class Limit:
         text += " strict" if self.bound == "strict" else ""
         default = _largest_divisor(self.interval_ms, _DEFAULT_BUCKETS[self.bound])
         text += "" if self.buckets == default else f" {self.buckets} buckets"
-        return text + terms_text(self.max_wait_ms, self.warmup_ms, self.cold_factor)
+        if self.warmup_ms is not None:
+            factor = self.cold_factor
+            text += "" if factor == DEFAULT_COLD_FACTOR else f" cold factor {factor}"
+            text += f" warmup {_duration(self.warmup_ms)}"
+        return text if self.max_wait_ms is None else f"{text} paced {_duration(self.max_wait_ms)}"
 
     def __repr__(self) -> str:
         return f"Limit({str(self)!r})"
@@ -182,7 +167,9 @@ def parse_limits(spec: LimitSpec) -> tuple[Limit, ...]:
     if isinstance(spec, Limit):
         return (spec,)
     parts: list[Limit] = []
-    for part in [spec] if isinstance(spec, str) else _iterate(spec):
+    if not isinstance(spec, Iterable) or isinstance(spec, (bytes, dict)):
+        raise ConfigurationError(f"{short_repr(spec)} is not a limit; {_EXAMPLES}")
+    for part in [spec] if isinstance(spec, str) else spec:
         if isinstance(part, Limit):
             parts.append(part)
         elif isinstance(part, str):
@@ -214,32 +201,83 @@ def expires_in_ms(limit: Limit, now_ms: int) -> int:
     return limit.span * limit.bucket_ms - now_ms % limit.bucket_ms
 
 
-def _parse(text: str) -> LimitText:
-    """Return the parts of a limit's string; raise `ConfigurationError` if it is not one."""
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a limit by the arguments that were given, of which `amount` may be
+    the string of a limit. Raises `ConfigurationError` for what can not work.
+    """
+    words: dict[str, str] = {}
+    if isinstance(given["amount"], str):
+        written, words = _parse(given["amount"])
+        for name, article in _ARGUMENTS.items():
+            if name in written and given[name] is not None:
+                raise ConfigurationError(
+                    f"the string already has {article}; leave out {name}={given[name]!r}"
+                )
+        given = given | written
+    amount = given["amount"]
+    bound: Bound = "leap" if given["bound"] is None else given["bound"]
+    interval_ms = _interval_ms_of(1.0 if given["per"] is None else given["per"])
+    buckets = _number_of_buckets(amount, interval_ms, given["buckets"], bound)
+    return {
+        "amount": amount,
+        "interval_ms": interval_ms,
+        "buckets": buckets,
+        "bound": bound,
+        **_checked_terms(amount, interval_ms, given, words),
+        "bucket_ms": interval_ms // buckets,
+        "span": buckets + (bound == "strict"),
+    }
+
+
+def _parse(text: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments that a limit's string has, and the terms among them as it has them."""
     if len(text) > _MAX_CHARS:  # errors would repeat it, and Python converts no number so long
         raise ConfigurationError(f"it has {len(text)} characters; {_EXAMPLES}")
-    written = parse_limit_text(text)
-    if written is None:
-        if _THOUSANDS.search(text):
-            raise ConfigurationError(_comma_message(text))
-        if re.search(_SEPARATORS, text):
-            raise ConfigurationError(f"not understood; {_EXAMPLES}; write several limits as a list")
-        if short := re.match(r"\s*\d+[km]\b", text, re.IGNORECASE):
-            raise ConfigurationError(
-                f"{short[0].strip()!r} is not understood; write the number in full"
-            )
-        if (meant := text_meant(text)) is not None:
-            raise ConfigurationError(f"not understood; write it as {meant!r}")
-        unknown = first_unknown_words(text)
-        if unknown is not None:
-            raise ConfigurationError(f"{unknown!r} is not understood; {_ORDER}")
-        raise ConfigurationError(f"not understood; {_EXAMPLES}")
-    for number, name, highest in (
-        (written.amount, "amount", MAX_AMOUNT), (written.buckets, "number of buckets", MAX_BUCKETS),
-    ):  # fmt: skip
-        if number is not None and not 1 <= number <= highest:
-            raise ConfigurationError(f"the {name}, {number}, is outside 1 to {highest}")
-    return written
+    found = _LIMIT_TEXT.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(_what_to_write(text))
+    unit = found["unit"].lower()
+    days = float(found["count"] or 1) * _VARIABLE_UNIT_DAYS.get(unit.removesuffix("s"), 0)
+    if 0 < days * UNITS_MS["day"] <= MAX_INTERVAL_MS:
+        raise ConfigurationError(
+            f"a {unit.removesuffix('s')} has no fixed length; write days, such as "
+            f'"{found["amount"]}/{days:g} days"'
+        )
+    if (unit_ms := _unit_ms(unit)) is None:
+        raise ConfigurationError(
+            f"{found['unit']!r} is not a unit of time; write ms, second, minute, hour, day or week"
+        )
+    written: dict[str, Any] = {
+        "amount": int(found["amount"]),
+        "per": float(found["count"] or 1) * unit_ms / 1000,
+    }
+    if found["bound"]:
+        written["bound"] = found["bound"].lower()
+    if found["buckets"]:
+        written["buckets"] = int(found["buckets"])
+    words = _add_terms(written, found["terms"])
+    for name, highest in (("amount", MAX_AMOUNT), ("buckets", MAX_BUCKETS)):
+        if not 1 <= written.get(name, 1) <= highest:
+            shown = "number of buckets" if name == "buckets" else name
+            raise ConfigurationError(f"the {shown}, {written[name]}, is outside 1 to {highest}")
+    return written, words
+
+
+def _what_to_write(text: str) -> str:
+    """Return what to write in place of `text`, which is not a limit."""
+    if _THOUSANDS.search(text):
+        return _comma_message(text)
+    if re.search(_SEPARATORS, text):
+        return f"not understood; {_EXAMPLES}; write several limits as a list"
+    if short := re.match(r"\s*\d+[km]\b", text, re.IGNORECASE):
+        return f"{short[0].strip()!r} is not understood; write the number in full"
+    if (meant := _text_meant(text)) is not None:
+        return f"not understood; write it as {meant!r}"
+    words = text.split()
+    for count in range(len(words) - 1, 0, -1):  # the longest beginning that is a limit
+        if _LIMIT_TEXT.fullmatch(" ".join(words[:count])):
+            return f"{' '.join(words[count:])!r} is not understood; {_ORDER}"
+    return f"not understood; {_EXAMPLES}"
 
 
 def _split(text: str) -> Iterable[Limit]:
@@ -252,24 +290,8 @@ def _split(text: str) -> Iterable[Limit]:
             raise ConfigurationError(f"{exc}{where}") from None
 
 
-def _iterate(spec: object) -> Iterable[object]:
-    if isinstance(spec, Iterable) and not isinstance(spec, (bytes, dict)):
-        return spec
-    raise ConfigurationError(f"{short_repr(spec)} is not a limit; {_EXAMPLES}")
-
-
-def _check_given_once(name: str, given: object, written: object) -> None:
-    """Raise `ConfigurationError` for an argument that stands in the string as well."""
-    if given is not None and written is not None:
-        raise ConfigurationError(
-            f"the string already has {_ARGUMENTS[name]}; leave out {name}={given!r}"
-        )
-
-
 def _comma_message(text: str) -> str:
-    """Return what to write instead of limits with commas in their amounts: the same without commas,
-    or, where that is not a limit either, what to write instead of that.
-    """
+    """Return what to write in place of amounts with commas, or of what they are without."""
     without_commas = _THOUSANDS.sub("", text).strip()
     try:
         for part in re.split(_SEPARATORS, without_commas):
@@ -324,58 +346,15 @@ _LIMIT_TEXT = re.compile(
         (?:(?P<count>\d+(?:\.\d+)?) \s*)? (?P<unit>[a-z]+)
         (?:\s+ (?P<bound>leap|strict))? (?:\s+ (?P<buckets>\d+) \s+ buckets?)?
         (?P<terms>"""
-    + re.sub(r"\?P<\w+>", "", TERMS_PATTERN)
+    + re.sub(r"\?P<\w+>", "", _TERMS_PATTERN)
     + r"""*) \s*""",
     re.VERBOSE | re.IGNORECASE | re.ASCII,
 )
 
 
-class LimitText(NamedTuple):
-    """The parts of a limit's string; None for what is not written."""
-
-    amount: int
-    interval_ms: int
-    bound: Literal["leap", "strict"] | None
-    buckets: int | None
-    terms: ShapingTerms
-
-
-def parse_limit_text(text: str) -> LimitText | None:
-    """Return the parts of the string of a limit; None if it is not one.
-
-    Raises `ConfigurationError` for a unit or a term that can not work.
-    """
-    found = _LIMIT_TEXT.fullmatch(text)
-    if found is None:
-        return None
-    unit = found["unit"].lower()
-    unit_ms = UNITS_MS.get(unit) or UNITS_MS.get(unit.removesuffix("s"))
-    days = float(found["count"] or 1) * _VARIABLE_UNIT_DAYS.get(unit.removesuffix("s"), 0)
-    if 0 < days * UNITS_MS["day"] <= MAX_INTERVAL_MS:
-        raise ConfigurationError(
-            f"a {unit.removesuffix('s')} has no fixed length; write days, such as "
-            f'"{found["amount"]}/{days:g} days"'
-        )
-    if unit_ms is None:
-        raise ConfigurationError(
-            f"{found['unit']!r} is not a unit of time; write ms, second, minute, hour, day or week"
-        )
-    interval_ms = interval_ms_of(float(found["count"] or 1) * unit_ms / 1000)
-    bound: Literal["leap", "strict"] | None = None
-    if found["bound"]:
-        bound = "strict" if found["bound"].lower() == "strict" else "leap"
-    buckets = None if found["buckets"] is None else int(found["buckets"])
-    terms = parse_terms(found["terms"], UNITS_MS)
-    return LimitText(int(found["amount"]), interval_ms, bound, buckets, terms)
-
-
-def first_unknown_words(text: str) -> str | None:
-    """Return what follows the longest beginning of `text` that is a limit; None if none is."""
-    words = text.split()
-    for count in range(len(words) - 1, 0, -1):
-        if _LIMIT_TEXT.fullmatch(" ".join(words[:count])):
-            return " ".join(words[count:])
-    return None
+def _unit_ms(unit: str) -> int | None:
+    """Return the ms of a unit of time; None if it is none."""
+    return UNITS_MS.get(unit.lower()) or UNITS_MS.get(unit.lower().removesuffix("s"))
 
 
 _OTHER_TEXT = re.compile(
@@ -386,7 +365,7 @@ _OTHER_TEXT = re.compile(
 """An amount with a fraction, or with what is counted: "0.5/second", "100 requests per minute"."""
 
 
-def text_meant(text: str) -> str | None:
+def _text_meant(text: str) -> str | None:
     """Return the string of a limit that `text` means, which is not one; None if it is not known."""
     found = _OTHER_TEXT.fullmatch(text)
     if found is None:
@@ -397,7 +376,7 @@ def text_meant(text: str) -> str | None:
     return meant if _LIMIT_TEXT.fullmatch(meant) else None
 
 
-def interval_ms_of(per: float) -> int:
+def _interval_ms_of(per: float) -> int:
     """Return `per` seconds as ms. Allows a float's rounding error, but no fraction of a ms."""
     if isinstance(per, bool) or not isinstance(per, (int, float)) or not math.isfinite(per):
         raise ConfigurationError(f"per={per!r} is not an interval; write seconds, such as per=60")
@@ -418,123 +397,94 @@ MIN_PERIOD_MS = 1000
 MAX_COLD_FACTOR = 100
 DEFAULT_COLD_FACTOR = 3
 """Sentinel's default."""
-_TERM = re.compile(TERMS_PATTERN, re.VERBOSE | re.IGNORECASE | re.ASCII)
-_UNITS_OF_TERMS = (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+_TERM = re.compile(_TERMS_PATTERN, re.VERBOSE | re.IGNORECASE | re.ASCII)
 
 
-class ShapingTerms(NamedTuple):
-    """The terms of one limit as they were given; None for those that were not. Seconds.
-
-    They shape traffic: how long a call may be held back (`max_wait`), and for how long a limit
-    warms up.
-
-    The names are those of Sentinel's FlowRule (maxQueueingTimeMs, warmUpPeriodSec) and of its
-    WarmUpController (coldFactor).
+def _add_terms(written: dict[str, Any], text: str) -> dict[str, str]:
+    """Add the terms in `text`, the end of a limit's string, to `written`, in seconds. Return each
+    as it stands there.
     """
-
-    max_wait: float | None = None
-    warmup: float | None = None
-    cold_factor: int | None = None
-    words: Mapping[str, str] = MappingProxyType({})
-    """Terms as they are written, by name, where they stand in a string: `paced 500ms`."""
-
-    def or_else(self, others: ShapingTerms) -> ShapingTerms:
-        """Return these terms, with those of `others` where there are none."""
-        return ShapingTerms(
-            others.max_wait if self.max_wait is None else self.max_wait,
-            others.warmup if self.warmup is None else self.warmup,
-            others.cold_factor if self.cold_factor is None else self.cold_factor,
-            others.words if not self.words else self.words,
-        )
-
-    def shown(self, name: str, unit: str = "") -> str:
-        """Return a term as the user has written it, for errors."""
-        return self.words.get(name) or f"{name}={getattr(self, name)!r}{unit}"
-
-
-class CheckedTerms(NamedTuple):
-    """The terms of one limit, checked. `cold_factor` is None only where `warmup_ms` is."""
-
-    max_wait_ms: int | None
-    warmup_ms: int | None
-    cold_factor: int | None
-
-
-def parse_terms(text: str, units_ms: Mapping[str, int]) -> ShapingTerms:
-    """Return the terms in `text`, the end of a limit's string, which `TERMS_PATTERN` matches."""
-    found: dict[str, float] = {}
     words: dict[str, str] = {}
-    factor: int | None = None
     for term in _TERM.finditer(text):
-        name = "max_wait" if term[0].split()[0].lower() == "paced" else "warmup"
-        word = "paced" if name == "max_wait" else "warmup"
+        is_pace = term[0].split()[0].lower() == "paced"
+        name, word = ("max_wait", "paced") if is_pace else ("warmup", "warmup")
         if term[name] is None:
-            example = "paced 500ms" if name == "max_wait" else "warmup 10s"
+            example = "paced 500ms" if is_pace else "warmup 10s"
             raise ConfigurationError(f'{word!r} needs a duration; write it like "{example}"')
-        if name in found:
+        if name in words:
             raise ConfigurationError(f"{word!r} is written twice; leave one out")
-        found[name] = _seconds(word, term[name], units_ms)
-        words[name] = f"{word} {term[name]}"
+        written[name], words[name] = _seconds(word, term[name]), f"{word} {term[name]}"
         if term["cold_factor"]:
-            factor = int(term["cold_factor"])
-            words["cold_factor"] = f"cold factor {factor}"
-    return ShapingTerms(found.get("max_wait"), found.get("warmup"), factor, words)
+            written["cold_factor"] = int(term["cold_factor"])
+            words["cold_factor"] = f"cold factor {written['cold_factor']}"
+    return words
 
 
-def _seconds(word: str, text: str, units_ms: Mapping[str, int]) -> float:
+def _seconds(word: str, text: str) -> float:
     number, unit = re.fullmatch(r"([-+\d.]+)\s*([a-z]+)", text, re.IGNORECASE).groups()  # type: ignore[union-attr]  # as `_DURATION` has matched
-    unit_ms = units_ms.get(unit.lower()) or units_ms.get(unit.lower().removesuffix("s"))
-    if unit_ms is None:
+    if (unit_ms := _unit_ms(unit)) is None:
         raise ConfigurationError(
             f"{word} {text!r}: {unit!r} is not a unit of time; write ms, s, minutes or hours"
         )
     return float(number) * unit_ms / 1000
 
 
-def check_terms(amount: int, interval_ms: int, terms: ShapingTerms) -> CheckedTerms:
-    """Return the terms of a limit of `amount` permits per `interval_ms`, checked.
-
-    Raises `ConfigurationError`, which names the term, for those that can not work.
+def _checked_terms(
+    amount: int, interval_ms: int, given: Mapping[str, Any], words: Mapping[str, str]
+) -> dict[str, int | None]:
+    """Return the terms of a limit: for how long a call may be held back, and for how long the
+    limit warms up (maxQueueingTimeMs and warmUpPeriodSec of Sentinel's FlowRule; coldFactor of its
+    WarmUpController). Errors show them as in `words`, where the user has written a string.
     """
-    max_wait_ms = warmup_ms = factor = None
-    if terms.max_wait is not None:
-        max_wait_ms = _whole_ms(terms, "max_wait", 0)
-    if terms.warmup is not None:
-        warmup_ms = _whole_ms(terms, "warmup", 1)
-        factor = DEFAULT_COLD_FACTOR if terms.cold_factor is None else terms.cold_factor
-        _check_cold_factor(terms, factor)
-    elif terms.cold_factor is not None:
+    max_wait_ms = warmup_ms = None
+    factor = given["cold_factor"]
+    if given["max_wait"] is not None:
+        max_wait_ms = _whole_ms(given["max_wait"], "max_wait", 0, words)
+    if given["warmup"] is not None:
+        warmup_ms = _whole_ms(given["warmup"], "warmup", 1, words)
+        factor = DEFAULT_COLD_FACTOR if factor is None else factor
+        is_whole = isinstance(factor, int) and not isinstance(factor, bool)
+        if not is_whole or not 1 < factor <= MAX_COLD_FACTOR:
+            raise ConfigurationError(
+                f"{_shown('cold_factor', factor, words)} is not a whole number from 2 to "
+                f"{MAX_COLD_FACTOR}: a cold limit admits its amount divided by this"
+            )
+    elif factor is not None:
         raise ConfigurationError(
-            f"cold_factor={terms.cold_factor!r} means nothing without a warm-up; give warmup, too"
+            f"cold_factor={factor!r} means nothing without a warm-up; give warmup, too"
         )
-    if max_wait_ms is None and warmup_ms is None:
-        return CheckedTerms(None, None, None)
-    if amount > MAX_SHAPED_AMOUNT:
+    is_shaped = max_wait_ms is not None or warmup_ms is not None
+    if is_shaped and amount > MAX_SHAPED_AMOUNT:
         raise ConfigurationError(
             f"an amount of {amount} is more than {MAX_SHAPED_AMOUNT}, the most of a limit that is "
             "paced or warms up; write the same rate with a shorter interval"
         )
-    if warmup_ms is not None and factor is not None:
+    if warmup_ms is not None:
+        shown = _shown("warmup", given["warmup"], words, " s")
         if warmup_ms < max(MIN_PERIOD_MS, interval_ms):
             raise ConfigurationError(
-                f"{terms.shown('warmup', ' s')} is shorter than one second, or than the interval "
+                f"{shown} is shorter than one second, or than the interval "
                 f"of {interval_ms / 1000:g} s, in which a limit counts what it admits; make warmup "
                 "longer, or write the same rate with a shorter interval"
             )
         if min(warm_up_sizes(amount, interval_ms, warmup_ms, factor)) < 1:
             raise ConfigurationError(
-                f"{terms.shown('warmup', ' s')} is too short for {amount} permits in "
+                f"{shown} is too short for {amount} permits in "
                 f"{interval_ms / 1000:g} s: not even one permit would be counted while the limit "
                 "warms up; make warmup longer, or leave it out"
             )
         if max_wait_ms is None and amount < factor:
-            name = "the cold factor" if terms.words else "cold_factor"
+            name = "the cold factor" if words else "cold_factor"
             raise ConfigurationError(
                 f"an amount of {amount} is less than {name} {factor}, so a cold limit would admit "
                 f"nothing and never warm up; raise the amount (with a longer interval, if need "
                 f"be), lower {name}, or pace the limit"
             )
-    return CheckedTerms(max_wait_ms, warmup_ms, factor)
+    return {"max_wait_ms": max_wait_ms, "warmup_ms": warmup_ms, "cold_factor": factor}
+
+
+def _shown(name: str, value: object, words: Mapping[str, str], unit: str = "") -> str:
+    return words.get(name) or f"{name}={value!r}{unit}"
 
 
 def warm_up_sizes(amount: int, interval_ms: int, warmup_ms: int, factor: int) -> tuple[int, int]:
@@ -546,44 +496,23 @@ def warm_up_sizes(amount: int, interval_ms: int, warmup_ms: int, factor: int) ->
     return at_warning, above
 
 
-def terms_text(max_wait_ms: int | None, warmup_ms: int | None, factor: int | None) -> str:
-    """Return the terms as the end of a limit's string; empty if there are none."""
-    text = ""
-    if warmup_ms is not None:
-        if factor != DEFAULT_COLD_FACTOR:
-            text += f" cold factor {factor}"
-        text += f" warmup {_duration(warmup_ms)}"
-    if max_wait_ms is not None:
-        text += f" paced {_duration(max_wait_ms)}"
-    return text
-
-
 def _duration(ms: int) -> str:
-    for unit, unit_ms in _UNITS_OF_TERMS:
-        if ms >= unit_ms and ms % unit_ms == 0:
-            return f"{ms // unit_ms}{unit}"
+    for unit in ("h", "m", "s", "ms"):
+        if ms >= UNITS_MS[unit] and ms % UNITS_MS[unit] == 0:
+            return f"{ms // UNITS_MS[unit]}{unit}"
     return "0ms"
 
 
-def _whole_ms(terms: ShapingTerms, name: str, least_ms: int) -> int:
-    seconds: object = getattr(terms, name)
+def _whole_ms(seconds: object, name: str, least_ms: int, words: Mapping[str, str]) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise ConfigurationError(f"{name}={seconds!r} is not a number of seconds")
-    shown = terms.shown(name, " s")
+    shown = _shown(name, seconds, words, " s")
     if not math.isfinite(seconds) or not least_ms <= seconds * 1000 <= MAX_SHAPED_MS:
         raise ConfigurationError(f"{shown} is outside {least_ms / 1000:g} s to a day")
     ms = round(seconds * 1000)
     if abs(seconds * 1000 - ms) > 1e-6 * max(1.0, seconds):
         raise ConfigurationError(f"{shown} is not a whole number of milliseconds; round it to one")
     return ms
-
-
-def _check_cold_factor(terms: ShapingTerms, factor: object) -> None:
-    if isinstance(factor, bool) or not isinstance(factor, int) or not 1 < factor <= MAX_COLD_FACTOR:
-        raise ConfigurationError(
-            f"{terms.shown('cold_factor')} is not a whole number from 2 to {MAX_COLD_FACTOR}: a "
-            "cold limit admits its amount divided by this"
-        )
 
 
 def max_cost(limits: Iterable[Limit]) -> int:

@@ -205,15 +205,17 @@ class MemoryRings:
     def _flush(self, command: Flush, now: int) -> FleetCounts:
         passed = []
         for i, charge in enumerate(command.charges):
-            before = self._values.get(charge.ring)
-            if before is not None and before.is_stale(now):
-                before = None
-            ring = before.copy() if before else new_ring(charge, now)
+            present: Ring | None = self._values.get(charge.ring)
+            live = None if present is None or present.is_stale(now) else present
+            ring = live.copy() if live else new_ring(charge, now)
             ring.rotate(now, limit_text(charge.limit))
             added = bool(command.counts) and self._add_flushed(command, i, ring, now)
-            exists = added or before is not None
+            exists = added or live is not None
             if added or (command.pull and exists):
-                self._put(charge.ring, ring)
+                if present is None:
+                    self._values.put(charge.ring, ring)
+                else:  # its content, as commands may be linked to the present ring of this name
+                    present.replace_with(ring)
             if command.pull:
                 passed.append(ring.passed_by_start() if exists else {})
         return FleetCounts(tuple(passed), now)
@@ -239,14 +241,6 @@ class MemoryRings:
     def _reset(self, command: Reset, now: int) -> CountReply:
         removed = [self._values.remove(charge.ring) for charge in command.charges]
         return CountReply(sum(removed), now)
-
-    def _put(self, name: bytes, ring: Ring) -> None:
-        """Store the content of `ring`: commands may be linked to the present ring of this name."""
-        present = self._values.get(name)
-        if present is None:
-            self._values.put(name, ring)
-        else:
-            present.replace_with(ring)
 
     def _add_flushed(self, command: Flush, i: int, ring: Ring, now: int) -> bool:
         """Add counts that are still in the window, once for each flush. True if any were added."""

@@ -81,10 +81,8 @@ def parse_acquire_reply(raw: Sequence[Any], calls: int) -> AcquireReply:
         return AcquireReply(calls, index - 1, left, reset_ms, 0, now, None, tuple(starts) or None)
     _, _, now, index, left, reset_ms, retry_ms, admitted, *rest = raw
     admitted_by = (rest[0] - 1, rest[1], rest[2]) if rest else None
-    starts_of_admitted = tuple(rest[3:]) or None
-    return AcquireReply(
-        admitted, index - 1, left, reset_ms, retry_ms, now, admitted_by, starts_of_admitted
-    )
+    ahead = tuple(rest[3:]) or None
+    return AcquireReply(admitted, index - 1, left, reset_ms, retry_ms, now, admitted_by, ahead)
 
 
 def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[AcquireReply]:
@@ -92,11 +90,8 @@ def split_reply(reply: AcquireReply, calls: int, costs: Sequence[int]) -> list[A
     if calls == 1:
         return [reply]  # with its wait: calls that wait are not combined
     admitted, refused = reply.admitted, calls - reply.admitted
-    index, left, reset_ms = reply.admitted_binding or (
-        reply.binding_index,
-        reply.left,
-        reply.reset_ms,
-    )
+    refusing = (reply.binding_index, reply.left, reply.reset_ms)
+    index, left, reset_ms = reply.admitted_binding or refusing
     cost, now = costs[index], reply.now_ms
     left_after_first = left + (admitted - 1) * cost
     starts = reply.bucket_starts_ms
@@ -122,7 +117,8 @@ def ring_state(fields: dict[bytes, bytes], bucket_ms: int, span: int) -> RingSta
     if not fields:
         return None
     try:
-        start = newest_start(fields[b"head"])
+        first, *others = fields[b"head"].split()  # of a ring with borrowed permits no start
+        start = int(first) if int(first) <= MAX_TOTAL else int(others[0])
         used, closed = int(fields[b"used"]), int(fields[b"closed"])
         newest = start // bucket_ms
         limit, finished = int(fields[b"limit"]), fields[b"finished"]
@@ -148,13 +144,6 @@ def ring_state(fields: dict[bytes, bytes], bucket_ms: int, span: int) -> RingSta
             f"the hash of this key is not a distwindow ring ({exc!r}); use a prefix that no other "
             "program uses"
         ) from exc
-
-
-def newest_start(head: bytes) -> int:
-    """Return the start of the newest bucket from the field `head`, ms since the epoch."""
-    words = head.split()
-    start = int(words[0])
-    return start if start <= MAX_TOTAL else int(words[1])
 
 
 def _borrowed_by_start(fields: dict[bytes, bytes], bucket_ms: int, expired: int) -> dict[int, int]:

@@ -20,8 +20,6 @@ of the bucket, (permits left, ms at which there is room, ms at which the window 
 for calls of such a cost as long as the ring is not rotated, and `used` and the closed buckets are
 unchanged. A plain tuple is unpacked fastest.
 """
-ANY_COST = 10**13
-"""No cost is greater: the largest total of a ring."""
 
 
 class Ring:
@@ -41,18 +39,8 @@ class Ring:
     """
 
     __slots__ = (
-        "_closed_passed",
-        "_counters",
-        "borrowed_permits",
-        "bucket_ms",
-        "closed_total",
-        "limit",
-        "newest_number",
-        "refusal",
-        "shortcut_start",
-        "span",
-        "start",
-        "used",
+        "_closed_passed", "_counters", "borrowed_permits", "bucket_ms", "closed_total", "limit",
+        "newest_number", "refusal", "shortcut_start", "span", "start", "used",
     )  # fmt: skip
 
     def __init__(self, bucket_ms: int, span: int, now: int, limit: str) -> None:
@@ -80,12 +68,9 @@ class Ring:
         """Return a ring of the same content, which can be rotated without changing this one."""
         twin = Ring.__new__(Ring)
         twin.bucket_ms, twin.span = self.bucket_ms, self.span
-        twin.newest_number, twin.start = self.newest_number, self.start
-        twin.used, twin.closed_total, twin.limit = self.used, self.closed_total, self.limit
+        twin.replace_with(self)
         twin._closed_passed = dict(self._closed_passed)
         twin._counters = self._counters.twin()
-        twin.refusal = None
-        twin.borrowed_permits, twin.shortcut_start = self.borrowed_permits, self.shortcut_start
         return twin
 
     def replace_with(self, twin: Ring) -> None:
@@ -98,8 +83,7 @@ class Ring:
 
     def is_stale(self, now: int) -> bool:
         """True if no bucket is in the window of `now`: all expired, or all far ahead of `now`."""
-        last = self.newest_number if self.borrowed_permits is None else self.borrowed_permits.last
-        behind = now // self.bucket_ms - last >= self.span
+        behind = now // self.bucket_ms - self.last_number >= self.span
         return behind or self.start - now > self.bucket_ms * self.span
 
     def rotate(self, now: int, limit: str) -> None:
@@ -403,7 +387,7 @@ def greatest_equal_cost(cost: int, need: int, closed: Iterable[int]) -> int:
             break
     # Now `need` is what the greatest of these costs takes less than this one; if it is above 0,
     # there is room when the newest bucket expires, and then for every cost.
-    return cost - need if need <= 0 else ANY_COST
+    return cost - need if need <= 0 else MAX_TOTAL
 
 
 class SenderRecords:

@@ -80,14 +80,14 @@ class AcquireShaped(Acquire):
         """Return an equal command that nobody else has, with the frame of this one."""
         if self._split_frame is None:
             self._split_frame = self._split_around_stamp()
-        return AcquireShaped(
-            self.charges, self.now_ms, write_limit=self.write_limit, _split_frame=self._split_frame
-        )
+        twin = AcquireShaped(self.charges, self.now_ms, write_limit=self.write_limit)
+        twin._split_frame = self._split_frame
+        return twin
 
     def capped(self, seconds: float) -> AcquireShaped:
         """Return the command of a caller that can wait for at most `seconds`."""
         cap_ms = max(0, int(seconds * 1000))
-        return replace(self, cap_ms=cap_ms, counts=None, _split_frame=None)
+        return replace(self, cap_ms=cap_ms, counts=None)
 
     def _split_around_stamp(self) -> tuple[bytes, bytes]:
         return self._split_whole()  # it has more keys than its rings

@@ -2,6 +2,12 @@
 -- and both redis.call (%.17g) and `..` (%.14g) write them in plain digits.
 local MAX_TOTAL = 1e13
 
+-- `text` as a whole number in plain digits, from `least` to `most`; nil or false for anything else.
+local function whole(text, least, most)
+  local number = string.find(text or '-', '^%d+$') and tonumber(text)
+  return number and number >= least and number <= most and number
+end
+
 -- The arguments of ring i: permits, limit, bucket_ms, span, and the limit as the hash's field `limit`
 -- has it (negative when strict). nil if they are malformed. The shape is '10' for ten buckets (leap),
 -- '10+1' where one more bucket is summed (strict).

@@ -1,4 +1,4 @@
--- Numbers of circuit breakers: whole and at most MAX_TOTAL, so that sums stay exact.
+-- Numbers of circuit breakers and views: whole and at most MAX_TOTAL, so that sums stay exact.
 local MAX_TOTAL = 1e13
 local MALFORMED = 'ERR distwindow: malformed arguments'
 
@@ -7,9 +7,9 @@ local function digits(number)
   return string.format('%.0f', number)
 end
 
--- `word` as a whole number from `least` to MAX_TOTAL; nil for anything else.
-local function whole(word, least)
+-- `word` as a whole number from `least` to `most` (nil: MAX_TOTAL); nil for anything else.
+local function whole(word, least, most)
   if not word or not string.find(word, '^%d+$') then return nil end
   local number = tonumber(word)
-  return number and number >= least and number <= MAX_TOTAL and number or nil
+  return number and number >= least and number <= (most or MAX_TOTAL) and number or nil
 end

@@ -3,6 +3,24 @@
 -- again has then expired, too. An expired record is treated as a missing one, so it makes no difference
 -- when it is deleted.
 
+-- The counts in `text`, lists of `size` numbers, each of which is written 'number number ...;'. nil if there
+-- is anything else in it.
+local function parse_counts(text, size)
+  local found = {}
+  -- (`%f[%d]` has a match tried only where a number begins, not at each of its digits.)
+  local pattern = '%f[%d]' .. string.rep('(%d+) ', size - 1) .. '(%d+);'
+  local rest = string.gsub(text or '-', pattern, function(...)
+    local counts = {...}
+    for i = 1, size do
+      counts[i] = tonumber(counts[i])
+      if counts[i] > MAX_TOTAL then return '-' end
+    end
+    found[#found + 1] = counts
+    return ''
+  end)
+  return rest == '' and found or nil
+end
+
 -- True if the ring has taken this flush before; with it, the number in the sender's record, if any.
 local function is_taken(ring, sender, seq)
   local record = redis.call('HGET', ring.senders, sender)

@@ -23,11 +23,6 @@ local function next_up(x)
   return x + x * (unit * (1 + 2 * unit))
 end
 
-local function whole(text, least, most)
-  local number = string.find(text or '-', '^%d+$') and tonumber(text)
-  return number and number >= least and number <= most and number
-end
-
 -- The terms of a ring from its three arguments at ARGV[at]; nil if they are malformed, false if the
 -- limit is neither paced nor warms up. The caller can wait for at most `cap_ms`.
 local function parse_terms(ring, at, cap_ms)
@@ -231,12 +226,11 @@ local function parse_shaped_rings(now, first, cap_ms)
   local ring_count = #KEYS / 2
   if ring_count % 1 ~= 0 then return nil end
   local others = first - 4 * ring_count - 2
-  local rings = cap_ms and parse_rings(now, others + 3 * ring_count, ring_count)
+  local rings = cap_ms and parse_call(now, others + 3 * ring_count, ring_count)
   for i = 1, rings and ring_count or 0 do
     local ring = rings[i]
-    ring.cost = ring.permits
     ring.shaping = parse_terms(ring, first + 3 * (i - 1), cap_ms)
-    if ring.cost < 1 or ring.shaping == nil or KEYS[ring_count + i] ~= ring.key .. ':shaping' then
+    if ring.shaping == nil or KEYS[ring_count + i] ~= ring.key .. ':shaping' then
       return nil
     end
     if ring.shaping then

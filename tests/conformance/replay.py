@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,6 +82,17 @@ def result_of(operation: Callable[[], object]) -> object:
         return operation()
     except DOCUMENTED as exc:
         return Raised(repr(exc))
+
+
+def figures(of: object, names: str, *args: object) -> dict[str, object]:
+    """Return what `of` has under these names: what its methods return, and other attributes."""
+    values = {name: getattr(of, name) for name in names.split()}
+    return {name: value(*args) if callable(value) else value for name, value in values.items()}
+
+
+def listed(of: Iterable[object], names: str) -> list[list[object]]:
+    """Return the attributes of these names of each, in order."""
+    return [list(figures(each, names).values()) for each in of]
 
 
 def same(expected: object, got: object) -> bool:

@@ -22,22 +22,14 @@ class CircuitBreakerReplay:
         self.breaker.add_observer(self._note)
 
     def _made(self, params: Args) -> CircuitBreakerBase:
-        strategy = params["strategy"]
-        if strategy == "slow_request_ratio":
+        names = ("time_window_s", "min_request_amount", "stat_interval_ms")
+        options = {name: params[name] for name in names}
+        if params["strategy"] == "slow_request_ratio":
+            ratio = params["slow_ratio_threshold"]
             return ResponseTimeCircuitBreaker(
-                params["count"],
-                slow_ratio_threshold=params["slow_ratio_threshold"],
-                time_window_s=params["time_window_s"],
-                min_request_amount=params["min_request_amount"],
-                stat_interval_ms=params["stat_interval_ms"],
+                params["count"], slow_ratio_threshold=ratio, **options
             )
-        return ExceptionCircuitBreaker(
-            params["count"],
-            strategy=strategy,
-            time_window_s=params["time_window_s"],
-            min_request_amount=params["min_request_amount"],
-            stat_interval_ms=params["stat_interval_ms"],
-        )
+        return ExceptionCircuitBreaker(params["count"], strategy=params["strategy"], **options)
 
     def _note(self, previous: BreakerState, new: BreakerState, value: float | None) -> None:
         self.events.append([previous.upper(), new.upper(), value])

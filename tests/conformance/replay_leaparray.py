@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from distwindow.sentinel.windows.bucket_leap_array import BucketLeapArray, Event, MetricBucket
 from distwindow.sentinel.windows.leap_array import Window
 
-from .replay import Args, result_of
+from .replay import Args, figures, listed, result_of
 
 EVENTS = {event.name.lower(): event for event in Event}
+METRICS = ("pass", "block", "exception", "success", "rt", "occupied_pass")
+NODE = "timestamp passed blocked success exception rt occupied_pass"
+"""A second as the traces write it."""
 
 
 def bucket(value: MetricBucket) -> list[int]:
     """A bucket as the traces write it, without its start."""
-    return [
-        value.get(Event.PASS),
-        value.get(Event.BLOCK),
-        value.get(Event.EXCEPTION),
-        value.get(Event.SUCCESS),
-        value.get(Event.RT),
-        value.get(Event.OCCUPIED_PASS),
-        value.min_rt,
-    ]
+    events = (
+        Event.PASS, Event.BLOCK, Event.EXCEPTION, Event.SUCCESS, Event.RT, Event.OCCUPIED_PASS,
+    )  # fmt: skip
+    return [*map(value.get, events), value.min_rt]
 
 
 def window(of: Window[MetricBucket]) -> list[int]:
@@ -30,8 +28,16 @@ def window(of: Window[MetricBucket]) -> list[int]:
     return [of.start, *bucket(of.value)]
 
 
+def adds(event: Event) -> Callable[[LeapArrayReplay, int, Args], None]:
+    """Return the operation that adds to one event."""
+    return lambda replay, now, args: replay.array.add(now, event, args["n"])
+
+
 class LeapArrayReplay:
     """One array. `metric` and `add_...` are operations of ArrayMetric, the others of LeapArray."""
+
+    kind = BucketLeapArray
+    array: BucketLeapArray
 
     def __init__(self, params: Args) -> None:
         self.params = params
@@ -39,21 +45,11 @@ class LeapArrayReplay:
 
     def op_construct(self, now: int, args: Args) -> object:
         array = BucketLeapArray(args["sample_count"], args["interval_ms"])
-        return {
-            "sample_count": array.sample_count,
-            "interval_ms": array.interval_ms,
-            "interval_sec": array.interval_sec,
-        }
-
-    def make_array(self) -> BucketLeapArray:
-        return BucketLeapArray(
-            self.params["sample_count"],
-            self.params["interval_ms"],
-            self.params["statistic_max_rt"],
-        )
+        return figures(array, "sample_count interval_ms interval_sec")
 
     def op_fresh(self, now: int, args: Args) -> None:
-        self.array = self.make_array()
+        names = ("sample_count", "interval_ms", "statistic_max_rt")
+        self.array = self.kind(*(self.params[name] for name in names))
 
     def op_add(self, now: int, args: Args) -> object:
         self.array.add(args["t"], EVENTS[args["event"]], args["n"])
@@ -61,23 +57,12 @@ class LeapArrayReplay:
         assert used is not None
         return {"start": used.start, "attached": self._attached(used)}
 
-    def op_add_pass(self, now: int, args: Args) -> None:
-        self.array.add(now, Event.PASS, args["n"])
-
-    def op_add_block(self, now: int, args: Args) -> None:
-        self.array.add(now, Event.BLOCK, args["n"])
-
-    def op_add_success(self, now: int, args: Args) -> None:
-        self.array.add(now, Event.SUCCESS, args["n"])
-
-    def op_add_exception(self, now: int, args: Args) -> None:
-        self.array.add(now, Event.EXCEPTION, args["n"])
-
-    def op_add_rt(self, now: int, args: Args) -> None:
-        self.array.add(now, Event.RT, args["n"])
-
-    def op_add_occupied_pass(self, now: int, args: Args) -> None:
-        self.array.add(now, Event.OCCUPIED_PASS, args["n"])
+    op_add_pass = adds(Event.PASS)
+    op_add_block = adds(Event.BLOCK)
+    op_add_success = adds(Event.SUCCESS)
+    op_add_exception = adds(Event.EXCEPTION)
+    op_add_rt = adds(Event.RT)
+    op_add_occupied_pass = adds(Event.OCCUPIED_PASS)
 
     def op_add_waiting(self, now: int, args: Args) -> None:
         self.array.add_waiting(args["t"], args["n"])
@@ -88,14 +73,8 @@ class LeapArrayReplay:
     def op_metric(self, now: int, args: Args) -> object:
         array = self.array
         return {
-            "pass": array.total(now, Event.PASS),
-            "block": array.total(now, Event.BLOCK),
-            "exception": array.total(now, Event.EXCEPTION),
-            "success": array.total(now, Event.SUCCESS),
-            "rt": array.total(now, Event.RT),
-            "occupied_pass": array.total(now, Event.OCCUPIED_PASS),
-            "min_rt": array.min_rt(now),
-            "max_success": array.max_success(now),
+            **{name: array.total(now, EVENTS[name]) for name in METRICS},
+            **figures(array, "min_rt max_success", now),
             # In the first bucket after time zero these two raise upstream, and the others do not.
             "prev_pass": result_of(lambda: array.previous_pass(now)),
             "prev_block": result_of(lambda: array.previous_block(now)),
@@ -107,28 +86,13 @@ class LeapArrayReplay:
         return self.array.current_pass(now)
 
     def op_details(self, now: int, args: Args) -> object:
-        return [
-            [
-                node.timestamp,
-                node.passed,
-                node.blocked,
-                node.success,
-                node.exception,
-                node.rt,
-                node.occupied_pass,
-            ]
-            for node in self.array.details(now)
-        ]
+        return listed(self.array.details(now), NODE)
 
     def op_values(self, now: int, args: Args) -> object:
         values = self.array.values(args["t"])
         return {
             "count": len(values),
-            "pass": _total(values, Event.PASS),
-            "block": _total(values, Event.BLOCK),
-            "exception": _total(values, Event.EXCEPTION),
-            "success": _total(values, Event.SUCCESS),
-            "rt": _total(values, Event.RT),
+            **{name: sum(value.get(EVENTS[name]) for value in values) for name in METRICS[:-1]},
             "min_rt": min([self.array.statistic_max_rt, *(value.min_rt for value in values)]),
             "starts": [live.start for live in self.array.windows(args["t"])],
         }
@@ -167,7 +131,3 @@ class LeapArrayReplay:
 
     def _attached(self, of: Window[MetricBucket]) -> bool:
         return any(of is each for each in self.array.all_windows())
-
-
-def _total(values: Iterable[MetricBucket], event: Event) -> int:
-    return sum(value.get(event) for value in values)

@@ -11,14 +11,8 @@ from .replay_leaparray import LeapArrayReplay, window
 class OccupiableArrayReplay(LeapArrayReplay):
     """One array that lends; the operations of the LeapArray, and those of the borrow array."""
 
+    kind = OccupiableLeapArray
     array: OccupiableLeapArray
-
-    def make_array(self) -> OccupiableLeapArray:
-        return OccupiableLeapArray(
-            self.params["sample_count"],
-            self.params["interval_ms"],
-            self.params["statistic_max_rt"],
-        )
 
     def op_borrow_deprecated(self, now: int, args: Args) -> object:
         array = self.array.borrow_array

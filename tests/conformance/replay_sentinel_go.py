@@ -11,7 +11,7 @@ from distwindow.sentinel.windows.sentinel_go import (
     SlidingWindowMetric,
 )
 
-from .replay import Args
+from .replay import Args, figures, listed
 
 EVENTS = {
     "pass": Event.PASS,
@@ -71,10 +71,7 @@ class SentinelGoReplay:
         return [window(live) for live in self.array.windows(now)]
 
     def op_array_read(self, now: int, args: Args) -> object:
-        return {
-            "min_rt": self.array.min_rt(now),
-            "max_concurrency": self.array.max_concurrency(now),
-        }
+        return figures(self.array, "min_rt max_concurrency", now)
 
     def op_current_bucket(self, now: int, args: Args) -> object:
         current = self.array.current_window(args["t"])
@@ -88,19 +85,14 @@ class SentinelGoReplay:
 
     def op_view_read(self, now: int, args: Args) -> object:
         view = self.views[args["view"]]
-        figures: dict[str, object] = {
+        seen = {
             name: {
                 "sum": view.total(now, event),
-                "qps": view.qps(now, event),
-                "previous_qps": view.previous_qps(now, event),
-                "max_of_single_bucket": view.max_of_single_bucket(now, event),
+                **figures(view, "qps previous_qps max_of_single_bucket", now, event),
             }
             for name, event in EVENTS.items()
         }
-        figures["min_rt"] = view.min_rt(now)
-        figures["avg_rt"] = view.avg_rt(now)
-        figures["max_concurrency"] = view.max_concurrency(now)
-        return figures
+        return seen | figures(view, "min_rt avg_rt max_concurrency", now)
 
     def op_satisfied_buckets(self, now: int, args: Args) -> object:
         view = self.views[args["view"]]
@@ -110,15 +102,4 @@ class SentinelGoReplay:
 
     def op_second_metrics(self, now: int, args: Args) -> object:
         seconds = self.views[args["view"]].second_metrics(now, args["from"], args["to"])
-        return [
-            [
-                second.timestamp,
-                second.passed,
-                second.blocked,
-                second.completed,
-                second.errors,
-                second.avg_rt,
-                second.concurrency,
-            ]
-            for second in seconds
-        ]
+        return listed(seconds, "timestamp passed blocked completed errors avg_rt concurrency")

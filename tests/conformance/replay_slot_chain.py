@@ -9,8 +9,12 @@ from distwindow.sentinel.nodes import NodeConfig, StatisticNode
 from distwindow.sentinel.rules import DegradeRule, FlowRule
 from distwindow.sentinel.slot_chain import ChainEntry, SlotChain
 
-from .replay import Args
+from .replay import Args, figures
 
+READ = (
+    "pass_qps block_qps success_qps exception_qps avg_rt min_rt previous_pass_qps total_pass "
+    "block_request total_success total_exception cur_thread_num waiting"
+)
 GRADES = ("slow_request_ratio", "error_ratio", "error_count")
 BLOCK_TYPES: Mapping[type, str] = {FlowRule: "FlowException", DegradeRule: "DegradeException"}
 
@@ -86,34 +90,20 @@ class SlotChainReplay:
     def op_read(self, now: int, args: Args) -> object:
         chain = self.chain
         return {
-            "cluster": {name: figures(chain.cluster_node(name), now) for name in self.resources},
+            "cluster": {name: figures_of(chain.cluster_node(name), now) for name in self.resources},
             "default": {
-                f"{context}|{resource}": figures(chain.default_node(context, resource), now)
+                f"{context}|{resource}": figures_of(chain.default_node(context, resource), now)
                 for context, resource in self.passed
             },
             "origin": {
-                f"{resource}|{origin}": figures(chain.origin_node(resource, origin), now)
+                f"{resource}|{origin}": figures_of(chain.origin_node(resource, origin), now)
                 for resource, origin in self.origins
             },
-            "entry_node": figures(chain.entry_node, now),
+            "entry_node": figures_of(chain.entry_node, now),
         }
 
 
-def figures(node: StatisticNode | None, now: int) -> dict[str, object]:
+def figures_of(node: StatisticNode | None, now: int) -> dict[str, object]:
     """A node as the traces of the chain write it."""
     assert node is not None
-    return {
-        "pass_qps": node.pass_qps(now),
-        "block_qps": node.block_qps(now),
-        "success_qps": node.success_qps(now),
-        "exception_qps": node.exception_qps(now),
-        "avg_rt": node.avg_rt(now),
-        "min_rt": node.min_rt(now),
-        "previous_pass_qps": node.previous_pass_qps(now),
-        "total_pass": node.total_pass(now),
-        "block_request": node.block_request(now),
-        "total_success": node.total_success(now),
-        "total_exception": node.total_exception(now),
-        "cur_thread_num": node.cur_thread_num,
-        "waiting": node.waiting(now),
-    }
+    return figures(node, READ, now)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from distwindow.sentinel.nodes import StatisticNode
 
-from .replay import Args
-from .replay_leaparray import window
+from .replay import Args, figures, listed
+from .replay_leaparray import NODE, window
+
+READ = (
+    "pass_qps block_qps total_qps success_qps exception_qps occupied_pass_qps avg_rt min_rt "
+    "max_success_qps previous_pass_qps previous_block_qps cur_thread_num total_request total_pass "
+    "block_request total_success total_exception waiting"
+)
 
 
 def node_of(params: Args) -> StatisticNode:
@@ -61,41 +67,10 @@ class StatisticNodeReplay:
         )
 
     def op_read(self, now: int, args: Args) -> object:
-        node = self.node
-        return {
-            "pass_qps": node.pass_qps(now),
-            "block_qps": node.block_qps(now),
-            "total_qps": node.total_qps(now),
-            "success_qps": node.success_qps(now),
-            "exception_qps": node.exception_qps(now),
-            "occupied_pass_qps": node.occupied_pass_qps(now),
-            "avg_rt": node.avg_rt(now),
-            "min_rt": node.min_rt(now),
-            "max_success_qps": node.max_success_qps(now),
-            "previous_pass_qps": node.previous_pass_qps(now),
-            "previous_block_qps": node.previous_block_qps(now),
-            "cur_thread_num": node.cur_thread_num,
-            "total_request": node.total_request(now),
-            "total_pass": node.total_pass(now),
-            "block_request": node.block_request(now),
-            "total_success": node.total_success(now),
-            "total_exception": node.total_exception(now),
-            "waiting": node.waiting(now),
-        }
+        return figures(self.node, READ, now)
 
     def op_metrics(self, now: int, args: Args) -> object:
-        return [
-            [
-                each.timestamp,
-                each.passed,
-                each.blocked,
-                each.success,
-                each.exception,
-                each.rt,
-                each.occupied_pass,
-            ]
-            for each in self.node.metrics(now)
-        ]
+        return listed(self.node.metrics(now), NODE)
 
     def op_second_list_all(self, now: int, args: Args) -> object:
         return [window(each) for each in self.node.second.all_windows()]

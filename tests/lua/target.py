@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -44,6 +45,12 @@ HOSTILE = (
     "9223372036854775807", "9223372036854775808", "1e3", "1e13", "0x10", "1.5", "+1", " 1", "1 ",
     "1\n", "1\x00", "", "abc", "١", "1'2", "{}", "nil", "true",
 )  # fmt: skip
+
+
+class Try(NamedTuple):
+    at: int
+    place: str
+    word: str
 
 
 class Target:
@@ -99,6 +106,19 @@ class Target:
             before, content = content, replies[at + 1 : at + 1 + len(dumped)]
             answers.append((replies[at], content == before))
         return answers
+
+    def tries(self, name: str, words: list[Any], hostile: Iterable[str]) -> list[Try]:
+        """Return each place of these arguments with each hostile word that is not allowed there."""
+        return [
+            Try(at, place, word)
+            for at, place in enumerate(places(name, len(words), len(self.charges)))
+            for word in hostile
+            if not is_allowed(name, place, word)
+        ]
+
+    def run_tries(self, name: str, words: list[Any], tries: list[Try]) -> list[tuple[Any, bool]]:
+        """Do as `run_each`, with the word of each try in its place."""
+        return self.run_each(name, [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries])
 
     def command(self, name: str, *, full: bool) -> Command[Any]:
         """Return a call that changes the ring, with all arguments or as few as possible."""

@@ -27,10 +27,9 @@ from tests.lua.target import (
     OTHER,
     STATES,
     Target,
+    Try,
     W,
-    is_allowed,
     malformed,
-    places,
 )
 
 pytestmark = pytest.mark.slow  # the quick tier stays under a minute
@@ -46,14 +45,13 @@ def test_a_hostile_argument_counts_nothing(
     target = Target(server, limits, now, used)
     words = target.words(target.command(name, full=True))
     tries = [
-        (at, place, word)
-        for at, place in enumerate(places(name, len(words), len(limits)))
-        for word in HOSTILE
-        if not is_allowed(name, place, word)
-        if not (place == "bucket_start_ms" and word.startswith("9"))  # there is no such bucket
+        one
+        for one in target.tries(name, words, HOSTILE)
+        # There is no such bucket:
+        if not (one.place == "bucket_start_ms" and one.word.startswith("9"))
     ]
-    each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
-    for (_, place, word), (reply, same) in zip(tries, target.run_each(name, each), strict=True):
+    answers = target.run_tries(name, words, tries)
+    for (_, place, word), (reply, same) in zip(tries, answers, strict=True):
         assert isinstance(reply, redis.ResponseError) or reply[1] == PAST_DEADLINE, (place, word)
         assert same, (place, word)
 
@@ -67,17 +65,16 @@ def test_malformed_arguments_are_reported(server: redis.Redis, name: str, state:
         target = Target(server, limits, now, used)
         words = target.words(target.command(name, full=True))
         tries = [
-            (at, place, word)
-            for at, place in enumerate(places(name, len(words), len(limits)))
-            for word in (*HOSTILE, "10000000000001", "2", "0 0", "1;")
-            if place not in ("stamp", "calls", "now_ms") and not is_allowed(name, place, word)
-            if place != "shape" or word not in ("2", "10000000000001")
-            if place in ("prefetch", "pull", "counts", "sender") or word != "2"
+            one
+            for one in target.tries(name, words, (*HOSTILE, "10000000000001", "2", "0 0", "1;"))
+            if one.place not in ("stamp", "calls", "now_ms")
+            if one.place != "shape" or one.word not in ("2", "10000000000001")
+            if one.place in ("prefetch", "pull", "counts", "sender") or one.word != "2"
         ]
         each = [[*words[:at], word, *words[at + 1 :]] for at, _, word in tries]
-        tries += [(at, "missing", "") for at in range(2, len(words))]
+        tries += [Try(at, "missing", "") for at in range(2, len(words))]
         each += [words[:at] for at in range(2, len(words))]
-        tries += [(0, "too many", "1")]
+        tries.append(Try(0, "too many", "1"))
         each += [[*words, "1"]]
         wrong = []
         for what, (reply, same) in zip(tries, target.run_each(name, each), strict=True):

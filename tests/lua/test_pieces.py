@@ -11,11 +11,13 @@ import pytest
 from distwindow.ring import command as script
 from tests.lua.target import COMMANDS, LUA
 
+INCLUDED = re.compile(r"^--@include (\S+)$", re.MULTILINE)
+
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_included_piece_is_in_the_script_once(name: str) -> None:
     source = (LUA / f"{name}.lua").read_text(encoding="utf-8")
-    pieces = re.findall(r"^--@include (\S+)$", source, re.MULTILINE)
+    pieces = INCLUDED.findall(source)
     assert len(pieces) == len(set(pieces)) == source.count("@include")
     assert "@include" not in script.load_script(name).text
     joined = code(script.load_script(name).text)
@@ -35,18 +37,12 @@ def test_every_piece_is_included_by_a_script() -> None:
     used = {
         piece
         for name in script.script_names()
-        for piece in re.findall(
-            r"^--@include (\S+)$",
-            (LUA / f"{name}.lua").read_text("utf-8"),
-            re.MULTILINE,
-        )
+        for piece in INCLUDED.findall((LUA / f"{name}.lua").read_text("utf-8"))
     }
-    root = LUA
-    assert used == {path.relative_to(root).as_posix() for path in root.glob("*/*.lua")}
+    assert used == {path.relative_to(LUA).as_posix() for path in LUA.glob("*/*.lua")}
 
 
 def test_the_readme_lists_every_file() -> None:
-    root = LUA
-    readme = (root / "README.md").read_text(encoding="utf-8")
+    readme = (LUA / "README.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([\w/]+\.lua)`", readme.partition("## The ring")[0]))
-    assert listed == {path.relative_to(root).as_posix() for path in root.glob("**/*.lua")}
+    assert listed == {path.relative_to(LUA).as_posix() for path in LUA.glob("**/*.lua")}

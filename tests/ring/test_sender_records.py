@@ -21,8 +21,9 @@ from distwindow import Limit
 from distwindow.ring.commands import Flush, Read, Reset, charges_of
 from distwindow.ring.decision import Charge
 from distwindow.ring.key import (
-    is_senders_name,
+    SENDERS,
     parse_ring_name,
+    ring_beside,
     ring_name_prefix,
     senders_name,
 )
@@ -174,9 +175,9 @@ def test_records_are_in_the_slot_of_their_ring_and_are_not_a_ring() -> None:
         name = senders_name(charge.ring)
         assert name[: name.index(b"}")] == charge.ring[: charge.ring.index(b"}")]
         assert parse_ring_name("records", name) is None
-        assert is_senders_name("records", name)
-        assert not is_senders_name("other", name)
-        assert not is_senders_name("records", charge.ring)
+        assert ring_beside("records", name, SENDERS) == charge.ring
+        assert ring_beside("other", name, SENDERS) is None
+        assert ring_beside("records", charge.ring, SENDERS) is None
 
 
 # -- each flush is counted once --------------------------------------------------------------------

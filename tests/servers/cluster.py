@@ -9,7 +9,7 @@ import redis
 from redis.crc import key_slot
 
 from tests.servers.process import Config, RedisProcess
-from tests.servers.wait import until
+from tests.servers.wait import Started, until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SLOTS = 16_384
 
 
-class Cluster:
+class Cluster(Started):
     """`masters` nodes that share the slots evenly, each with `replicas` replicas.
 
     Its timeouts are small: a dead master is noticed in about a second, and a replica takes over
@@ -25,11 +25,7 @@ class Cluster:
     """
 
     def __init__(
-        self,
-        masters: int = 3,
-        replicas: int = 0,
-        *,
-        config: Config | None = None,
+        self, masters: int = 3, replicas: int = 0, *, config: Config | None = None
     ) -> None:
         self.masters = masters
         self.replicas = replicas
@@ -67,26 +63,15 @@ class Cluster:
             raise
         return self
 
-    def start(self) -> Self:
+    def _start(self) -> None:
         """Start the processes, unless they are launched already, and make a cluster of them."""
         if not all(node.alive for node in self.nodes):
             self.launch()
-        try:
-            self._form()
-        except BaseException:  # Ctrl-C, too, must leave no server behind
-            self.stop()
-            raise
-        return self
+        self._form()
 
     def stop(self) -> None:
         for node in self.nodes:
             node.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def node_of(self, key: str) -> RedisProcess:
         """Return the process of the master that serves `key` now."""

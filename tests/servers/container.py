@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.servers.binary import REMEDY, NoServer
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from tests.servers.wait import Started
 
 
-class Container:
+class Container(Started):
     """A Redis in a container; `url` is where it listens."""
 
     IMAGE = "redis:7-alpine"
@@ -20,7 +18,7 @@ class Container:
         self.url = ""
         self._container: Any = None
 
-    def start(self) -> Self:
+    def _start(self) -> None:
         try:
             # pytest makes errors of warnings: its deprecations would look like a missing Docker.
             with warnings.catch_warnings():
@@ -32,15 +30,8 @@ class Container:
             raise NoServer(f"{REMEDY}, or start Docker ({type(exc).__name__})") from exc
         host = self._container.get_container_host_ip()
         self.url = f"redis://{host}:{self._container.get_exposed_port(6379)}/0"
-        return self
 
     def stop(self) -> None:
         if self._container is not None:
             self._container.stop()
             self._container = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

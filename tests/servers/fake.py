@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 from fakeredis import TcpFakeServer
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from tests.servers.wait import Started
 
 
 class _ErrorsAsReplies:
@@ -33,7 +32,7 @@ class _ErrorsAsReplies:
             return exc
 
 
-class FakeServer:
+class FakeServer(Started):
     """fakeredis's TCP server in a thread of this process. `version` is the version of Redis that it
     imitates.
     """
@@ -49,7 +48,7 @@ class FakeServer:
     def url(self) -> str:
         return f"redis://{self.host}:{self.port}/0"
 
-    def start(self) -> Self:
+    def _start(self) -> None:
         # With port 0 the system chooses a free port at bind, so no other program can take it first.
         server = TcpFakeServer((self.host, 0), server_version=self.version)
         # Otherwise a client that was not closed would keep this process from ending.
@@ -71,7 +70,6 @@ class FakeServer:
             target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         )
         self._thread.start()
-        return self
 
     def stop(self) -> None:
         if self._server is not None:
@@ -81,9 +79,3 @@ class FakeServer:
         if self._thread is not None:
             self._thread.join(timeout=5)
             self._thread = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.servers.binary import find_binary
-from tests.servers.wait import free_port, until
+from tests.servers.wait import Started, free_port, until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,7 +52,7 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class RedisProcess:
+class RedisProcess(Started):
     """A server on a free port of 127.0.0.1.
 
     `config` is written as config lines, values as they would stand in `redis.conf`; a list makes
@@ -78,17 +78,16 @@ class RedisProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
-    # -- start and sto------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------------
 
-    def start(self) -> Self:
+    def _start(self) -> None:
         find_binary()  # raises before anything is made
         self._made = Path(tempfile.mkdtemp(prefix=PREFIX))
         _running.add(self)
         for _ in range(10):
             self._pick_ports()
             if self._launch():
-                return self
-        self.stop()
+                return
         raise OSError("ten ports in a row were taken before the server could bind them")
 
     def restart(self) -> Self:
@@ -123,12 +122,6 @@ class RedisProcess:
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     # -- properties --------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from tests.servers.faults import (
     Silent,
     Trickle,
 )
+from tests.servers.wait import Started
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 CHUNK = 65_536
 
 
-class Proxy:
+class Proxy(Started):
     """Listens on `port` of 127.0.0.1 and forwards to `upstream`, a port of 127.0.0.1.
 
     `accepted`, `open`: connections so far and now. `bytes_up`, `bytes_down`: forwarded to the
@@ -102,11 +103,10 @@ class Proxy:
 
     # -- life --------------------------------------------------------------------------------------
 
-    def start(self) -> Self:
+    def _start(self) -> None:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._call(self._listen())
-        return self
 
     def stop(self) -> None:
         if self._thread is None:
@@ -116,12 +116,6 @@ class Proxy:
         self._thread.join(timeout=5)
         self._thread = None
         self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     # -- inside the loop ---------------------------------------------------------------------------
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 
 from tests.servers.process import Config, RedisProcess
-from tests.servers.wait import until
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from tests.servers.wait import Started, until
 
 
-class SentinelSet:
+class SentinelSet(Started):
     """`servers` (the first one starts as the primary) and `sentinels`, under the name `service`.
 
     `config` goes to the servers, e.g. `{"min-replicas-to-write": 1, "min-replicas-max-lag": 1}`.
@@ -51,25 +48,14 @@ class SentinelSet:
         port = max(ports, key=ports.count)
         return next(server for server in self.servers if server.port == port)
 
-    def start(self) -> Self:
-        try:
-            self._start_servers()
-            self._start_sentinels()
-        except BaseException:  # Ctrl-C, too, must leave no server behind
-            self.stop()
-            raise
-        return self
+    def _start(self) -> None:
+        self._start_servers()
+        self._start_sentinels()
 
     def stop(self) -> None:
         # Sentinels first: they would start a failover while the servers end.
         for node in [*self.sentinels, *self.servers]:
             node.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def await_failover(self, dead: RedisProcess, timeout: float = 15.0) -> RedisProcess:
         """Wait until every sentinel names another, writable primary than `dead`; return it."""

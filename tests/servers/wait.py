@@ -1,4 +1,4 @@
-"""Wait for a condition until a deadline, in a thread or a task; find a free port."""
+"""What all servers need: starting and stopping, waiting until a deadline, finding a free port."""
 
 from __future__ import annotations
 
@@ -7,11 +7,38 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import redis
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 T = TypeVar("T")
+
+
+class Started:
+    """Base class of what is started and stopped, by a `with` as well."""
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def start(self) -> Self:
+        try:
+            self._start()
+        except BaseException:  # Ctrl-C, too, must leave no server behind
+            self.stop()
+            raise
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def until(

@@ -113,24 +113,3 @@ def test_options_that_a_url_may_have(limiter_class: type, scheme: str) -> None:
     path = "/run/redis.sock" if scheme == "unix" else ""
     limiter = limiter_class(f"{scheme}://user:{SECRET}@host{path}?{options}", "5/minute")
     assert SECRET not in repr(limiter)
-
-
-@each_limiter
-def test_an_unknown_option_in_the_url(limiter_class: type, redis_url: str) -> None:
-    exc = error_of(limiter_class, redis_url + "?colour=blue")
-    assert isinstance(exc, ConfigurationError)
-    assert "colour" in str(exc)
-
-
-@each_limiter
-def test_an_unknown_option_of_a_sentinel_set(limiter_class: type, sentinel_url: str) -> None:
-    exc = error_of(limiter_class, sentinel_url + "?colour=blue")
-    assert isinstance(exc, ConfigurationError)
-    assert "colour" in str(exc)
-
-
-@each_limiter
-def test_an_unknown_option_of_a_cluster(limiter_class: type, cluster_url: str) -> None:
-    exc = error_of(limiter_class, cluster_url + "?colour=blue")
-    assert isinstance(exc, ConfigurationError)
-    assert "colour" in str(exc)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distwindow import Decision, Limit
+from distwindow import Limit
 from distwindow.ring.commands import Acquire, charges_of
 from distwindow.ring.decisions import decision_of
 from distwindow.ring.replies import AcquireReply
@@ -42,33 +43,8 @@ def test_shares_are_the_replies_of_calls_one_after_the_other(
         assert decisions_of_reply(command, short, calls) == decisions
 
 
-class RecordingHandler:
-    """Takes the replies that are not short."""
-
-    def __init__(self) -> None:
-        self.replies: list[RawReply] = []
-
-    def on_reply(self, batch: Batch, raw: RawReply) -> None:
-        self.replies.append(raw)
-
-    def count_unknown(self, calls: int) -> None: ...
-
-    def give_back(self, decision: Decision) -> None: ...
-
-
-def new_batch(handler: RecordingHandler, stamp: bytes | None, loop: Any) -> Batch:
-    batch = Batch(LoopTick(handler, 0.0), Acquire(charges_of("k", b"p", [Limit("9/s")], 1)), True)
-    batch.stamp = stamp
-    batch.futures.append(loop.create_future())
-    return batch
-
-
 async def test_the_short_reply_is_recognized() -> None:
     loop = asyncio.get_running_loop()
-    handler = RecordingHandler()
-    batch = new_batch(handler, STAMP, loop)
-    batch.on_reply([STAMP, 0, NOW_MS])
-    assert batch.futures[0].result()[:5] == (True, "k", 1, Limit("9/s"), 0)
     others: list[RawReply] = [
         [STAMP, -2, NOW_MS],
         [STAMP, 5, NOW_MS, 1],
@@ -78,10 +54,23 @@ async def test_the_short_reply_is_recognized() -> None:
         NoReply("timeout", sent=True),
         None,
     ]
+    passed_on: list[RawReply] = []
+    handler: Any = SimpleNamespace(on_reply=lambda batch, raw: passed_on.append(raw))
+
+    def reply(stamp: bytes | None, raw: RawReply) -> asyncio.Future[Any]:
+        command = Acquire(charges_of("k", b"p", [Limit("9/s")], 1))
+        batch = Batch(LoopTick(handler, 0.0), command, True)
+        batch.stamp = stamp
+        batch.futures.append(loop.create_future())
+        batch.on_reply(raw)
+        return batch.futures[0]
+
+    short = reply(STAMP, [STAMP, 0, NOW_MS])
+    assert short.result()[:5] == (True, "k", 1, Limit("9/s"), 0)
     for other in others:
-        new_batch(handler, STAMP, loop).on_reply(other)
-    new_batch(handler, None, loop).on_reply([STAMP, 5, NOW_MS])
-    assert handler.replies == [*others, [STAMP, 5, NOW_MS]]
+        reply(STAMP, other)
+    reply(None, [STAMP, 5, NOW_MS])
+    assert passed_on == [*others, [STAMP, 5, NOW_MS]]
 
 
 def test_a_refused_share_keeps_its_refusal() -> None:

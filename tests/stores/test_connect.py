@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 from cryptography.hazmat.primitives import serialization
 
-from distwindow import AsyncLimiter, ConfigurationError, Limiter
+from distwindow import ConfigurationError
 from distwindow.ring.clock import SYSTEM
 from distwindow.stores.redis.topology import CallSettings, SingleServer
 from distwindow.stores.redis.urls import make_client, parse_url_text
@@ -28,20 +28,23 @@ from tests.stores.store_check import THREE, works
 
 
 @pytest.mark.compat
-@pytest.mark.parametrize("scheme", ["redis", "valkey"])
-def test_every_operation_works_on_a_plain_server(
-    harness: Harness, redis_url: str, prefix: str, scheme: str
+@pytest.mark.parametrize(
+    ("store", "scheme"),
+    [
+        ("redis_url", "redis"), ("redis_url", "valkey"), ("tls_url", "rediss"),
+        ("tls_url", "valkeys"), ("unix_url", "unix"), ("cluster_url", "redis"),
+        ("cluster_url", "valkey"), ("sentinel_url", "redis"), ("sentinel_url", "valkey"),
+        ("fake_url", "redis"), ("memory", "memory"),
+    ],
+)  # fmt: skip
+def test_every_operation_works(
+    harness: Harness, request: pytest.FixtureRequest, prefix: str, store: str, scheme: str
 ) -> None:
-    works(harness.limiter(redis_url.replace("redis", scheme, 1), THREE, prefix=prefix))
-
-
-@pytest.mark.compat
-@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
-def test_tls_with_the_authority_in_the_url(
-    harness: Harness, tls_url: str, prefix: str, scheme: str
-) -> None:
-    url = tls_url.replace("rediss", scheme, 1)
-    works(harness.limiter(url, THREE, prefix=prefix, timeout=5))
+    url = "memory://" if store == "memory" else request.getfixturevalue(store)
+    url = re.sub(r"^[a-z]+", scheme, url)
+    limiter = harness.limiter(url, THREE, prefix=prefix, timeout=10)
+    for key in "abcdefgh" if store == "cluster_url" else "k":
+        works(limiter, key)
 
 
 def test_tls_without_the_authority_names_the_remedy(
@@ -104,33 +107,6 @@ def test_a_key_that_is_encrypted_is_a_mistake_and_nobody_is_asked(
     assert result.stdout.split() == ["True", "True"]
 
 
-@pytest.mark.compat
-def test_every_operation_works_over_a_unix_socket(
-    harness: Harness, unix_url: str, prefix: str
-) -> None:
-    works(harness.limiter(unix_url, THREE, prefix=prefix))
-
-
-@pytest.mark.compat
-@pytest.mark.parametrize("scheme", ["redis", "valkey"])
-def test_every_operation_works_on_a_cluster(
-    harness: Harness, cluster_url: str, prefix: str, scheme: str
-) -> None:
-    url = cluster_url.replace("redis", scheme, 1)
-    limiter = harness.limiter(url, THREE, prefix=prefix, timeout=10)
-    for key in "abcdefgh":
-        works(limiter, key)
-
-
-@pytest.mark.compat
-@pytest.mark.parametrize("scheme", ["redis", "valkey"])
-def test_a_primary_named_by_sentinels(
-    harness: Harness, sentinel_url: str, prefix: str, scheme: str
-) -> None:
-    url = sentinel_url.replace("redis", scheme, 1)
-    works(harness.limiter(url, THREE, prefix=prefix, timeout=10))
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 def test_sentinels_have_the_tls_options_of_the_servers_but_for_their_own(is_async: bool) -> None:
     options = "ssl_ca_certs=/1.pem&sentinel_ssl_ca_certs=/2.pem&ssl_certfile=/3.pem"
@@ -149,16 +125,6 @@ def test_the_parts_of_a_url_of_several_servers(kind: str, port: int) -> None:
     url = parse_url_text(f"redis+{kind}://us%2Fer:p%40%2Fss@a,[::1],b:1,[fe80::2]:2/0")
     assert url.hosts == (("a", port), ("::1", port), ("b", 1), ("fe80::2", 2))
     assert (url.options["username"], url.options["password"]) == ("us/er", "p@/ss")
-
-
-@pytest.mark.compat
-def test_fakeredis_behind_a_port(harness: Harness, fake_url: str, prefix: str) -> None:
-    works(harness.limiter(fake_url, THREE, prefix=prefix, timeout=5))
-
-
-@pytest.mark.compat
-def test_every_operation_works_in_memory(harness: Harness, prefix: str) -> None:
-    works(harness.limiter("memory://", THREE, prefix=prefix))
 
 
 @pytest.mark.compat
@@ -241,20 +207,6 @@ def test_a_fakeredis_client(harness: Harness, prefix: str) -> None:
     client = harness.fake()
     works(harness.limiter(client, THREE, prefix=prefix, timeout=5))
     assert harness.use(client, "ECHO", "x") in ("x", b"x")
-
-
-def test_a_client_of_the_other_kind_is_named(redis_url: str, prefix: str) -> None:
-    blocking, asynchronous = (
-        redis.Redis.from_url(redis_url),
-        redis.asyncio.Redis.from_url(redis_url),
-    )
-    with pytest.raises(ConfigurationError, match="use AsyncLimiter"):
-        Limiter(asynchronous, THREE, prefix=prefix)
-    with pytest.raises(ConfigurationError, match="use Limiter"):
-        AsyncLimiter(blocking, THREE, prefix=prefix)
-    for harness in (Limiter, AsyncLimiter):
-        with pytest.raises(ConfigurationError, match="no store"):
-            harness(42, THREE, prefix=prefix)
 
 
 def test_the_authoritys_file_may_come_as_a_clients_option(

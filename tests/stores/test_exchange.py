@@ -14,15 +14,7 @@ import pytest
 from distwindow import ConfigurationError, Key, Limit, StoreUnavailable
 from distwindow.lifecycle.connect import open_async_store, open_store
 from distwindow.ring.command import Command
-from distwindow.ring.commands import (
-    CURRENT_BUCKET,
-    Acquire,
-    Flush,
-    Lease,
-    Read,
-    Refund,
-    charges_of,
-)
+from distwindow.ring.commands import CURRENT_BUCKET, Acquire, Flush, Lease, Read, Refund, charges_of
 from distwindow.ring.decision import Charge
 from distwindow.ring.key import AnyKey, ring_name_prefix
 from distwindow.ring.stats import Bucket
@@ -47,25 +39,14 @@ def commands_on(keys: Sequence[AnyKey], prefix: str = "exchange") -> list[Comman
     commands: list[Command[Any]] = []
     for key in keys:
         ring = charges(key, prefix)
+        counts = ((Bucket(CURRENT_BUCKET, 3, 1),),)
         commands += [
             Acquire(ring, HOUR),
             Lease(ring, HOUR + 1, extra=9),
-            Flush(
-                ring,
-                HOUR + 2,
-                counts=((Bucket(CURRENT_BUCKET, 3, 1),),),
-                sender="a",
-                seq=1,
-                pull=True,
-            ),
-            Flush(
-                ring,
-                HOUR + 3,
-                counts=((Bucket(CURRENT_BUCKET, 3, 1),),),
-                sender="a",
-                seq=1,
-                pull=True,
-            ),
+            *[
+                Flush(ring, now, counts=counts, sender="a", seq=1, pull=True)
+                for now in (HOUR + 2, HOUR + 3)
+            ],
             Refund(ring, HOUR + 4, charged_ms=HOUR),
             Read(ring, HOUR + 5),
         ]
@@ -236,10 +217,8 @@ def test_who_is_cancelled_in_an_exchange_gets_its_replies_and_is_then_cancelled(
 
 @pytest.mark.event_loops
 def test_a_closed_store_returns_an_error_for_each_command() -> None:
-    store, awaited = (
-        open_store("redis://127.0.0.1:1", Options()),
-        open_async_store("redis://127.0.0.1:1", Options()),
-    )
+    store = open_store("redis://127.0.0.1:1", Options())
+    awaited = open_async_store("redis://127.0.0.1:1", Options())
     store.close()
 
     async def ask() -> list[Any]:

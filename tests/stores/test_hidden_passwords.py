@@ -81,6 +81,12 @@ def test_no_password_where_a_limit_or_a_clock_should_be(limiter_class: type) -> 
         "redis+sentinel://127.0.0.1:1/service?sentinel_password={0}",
         "redis+sentinel://user:{0}@127.0.0.1:1/service/x",
         "redis+sentinel://user:{0}@127.0.0.1:1/service?colour=blue",
+        "redis+sentinel://user:x/{0}@127.0.0.1:1/service",
+        "redis+sentinel://127.0.0.1:x/service?sentinel_password={0}",
+        "redis+cluster://user:{0}/x@127.0.0.1:1",
+        "redis://:{0}/@127.0.0.1:1/0",
+        "redis://127.0.0.1:x/0?password={0}",
+        "http://user:{0}@127.0.0.1",
     ],
 )
 def test_no_password_in_any_message(limiter_class: type, url: str) -> None:
@@ -162,51 +168,34 @@ def addresses() -> Iterator[dict[str, str]]:
         }
 
 
-def _call(store: Any) -> list[str]:
-    """Return all that blocking limits of this store say."""
+async def _texts_of(store: Any, *, aio: bool) -> list[str]:
+    """Return all that limits of this store say."""
     texts: list[str] = []
-    rule = ErrorCount(1)
-    limiter = Limiter(store, "5/minute", timeout=5.0)
-    quiet = Limiter(store, "5/minute", timeout=5.0, on_store_error="allow")
-    slots = Concurrency(store, 5, timeout=5.0)
-    breaker = CircuitBreaker(store, rule, timeout=5.0)
+    kinds: Any = (Limiter, Concurrency, CircuitBreaker)
+    if aio:
+        kinds = (AsyncLimiter, AsyncConcurrency, AsyncCircuitBreaker)
+    limiter = kinds[0](store, "5/minute", timeout=5.0)
+    quiet = kinds[0](store, "5/minute", timeout=5.0, on_store_error="allow")
+    slots = kinds[1](store, 5, timeout=5.0)
+    breaker = kinds[2](store, ErrorCount(1), timeout=5.0)
     quiet.on_health_change(lambda health: texts.append(repr(health)))
     for call in (
         *[lambda: limiter.try_acquire("k")] * 3, *[lambda: quiet.try_acquire("k")] * 3,
         lambda: limiter.stats("k"), lambda: slots.try_hold("k"), lambda: breaker.state("k"),
     ):  # fmt: skip
         try:
-            call()
+            result = call()
+            if aio:
+                await result
         except DistwindowError as exc:
             texts.append(all_texts_of(exc))
     texts += [repr(limiter.health()), repr(quiet.health())]
     for each in (limiter, quiet, slots, breaker):
         texts.append(repr(each))
-        each.close()
-    return texts
-
-
-async def _await(store: Any) -> list[str]:
-    """Return all that limits of tasks say."""
-    texts: list[str] = []
-    limiter = AsyncLimiter(store, "5/minute", timeout=5.0)
-    quiet = AsyncLimiter(store, "5/minute", timeout=5.0, on_store_error="allow")
-    slots = AsyncConcurrency(store, 5, timeout=5.0)
-    breaker = AsyncCircuitBreaker(store, ErrorCount(1), timeout=5.0)
-    quiet.on_health_change(lambda health: texts.append(repr(health)))
-    calls: tuple[Callable[[], Any], ...] = (
-        *[lambda: limiter.try_acquire("k")] * 3, *[lambda: quiet.try_acquire("k")] * 3,
-        lambda: limiter.stats("k"), lambda: slots.try_hold("k"), lambda: breaker.state("k"),
-    )  # fmt: skip
-    for call in calls:
-        try:
-            await call()
-        except DistwindowError as exc:
-            texts.append(all_texts_of(exc))
-    texts += [repr(limiter.health()), repr(quiet.health())]
-    for each in (limiter, quiet, slots, breaker):
-        texts.append(repr(each))
-        await each.aclose()
+        if aio:
+            await each.aclose()
+        else:
+            each.close()
     return texts
 
 
@@ -217,21 +206,14 @@ async def _await(store: Any) -> list[str]:
 def test_no_text_of_redis_py_shows_a_password(
     addresses: dict[str, str], caplog: pytest.LogCaptureFixture, name: str, aio: bool
 ) -> None:
-    def store() -> Any:
+    async def run() -> list[str]:
         if name in URLS:
-            return URLS[name].format(SECRET, **addresses)
+            return await _texts_of(URLS[name].format(SECRET, **addresses), aio=aio)
         make, address = CLIENTS[name]
-        return make(addresses[address], aio=aio)
+        return await _texts_of(make(addresses[address], aio=aio), aio=aio)
 
     with caplog.at_level(logging.DEBUG, logger="distwindow"):
-        if aio:
-
-            async def run() -> list[str]:
-                return await _await(store())
-
-            texts = asyncio.run(run())
-        else:
-            texts = _call(store())
+        texts = asyncio.run(run())
     shown = "\n".join([*texts, caplog.text])
     assert SECRET not in shown
     assert max(len(line) for line in shown.splitlines()) < 1500  # no text goes whole

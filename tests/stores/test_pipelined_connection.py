@@ -76,7 +76,7 @@ class Setup:
         self.node = Node("fake", lambda: self.client, settings)
         self.node.of_good_version.add(self.node.name)
         self.ended: list[PipelinedConnection] = []
-        self.connection = PipelinedConnection(self.node, settings, self)
+        self.connection = PipelinedConnection(self.node, settings, self.on_connection_ended)
         self.command = Acquire(charges_of("k", b"p", [Limit("100/minute")], 1))
 
     def on_connection_ended(self, connection: PipelinedConnection) -> None:

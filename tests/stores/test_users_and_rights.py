@@ -77,19 +77,11 @@ def at(server: Standalone, login: str) -> str:
 
 
 @pytest.mark.compat
-def test_a_password_in_the_url(harness: Harness, guarded: Standalone, prefix: str) -> None:
-    works(harness.limiter(at(guarded, ":secret"), THREE, prefix=prefix))
-
-
-@pytest.mark.compat
-def test_a_user_in_the_url(harness: Harness, guarded: Standalone, prefix: str) -> None:
-    works(harness.limiter(at(guarded, "default:secret"), THREE, prefix=prefix))
-
-
-def test_a_password_of_special_characters(
-    harness: Harness, guarded: Standalone, prefix: str
+@pytest.mark.parametrize("login", [":secret", "default:secret", f"odd:{QUOTED}"])
+def test_a_password_in_the_url(
+    harness: Harness, guarded: Standalone, prefix: str, login: str
 ) -> None:
-    works(harness.limiter(at(guarded, f"odd:{QUOTED}"), THREE, prefix=prefix))
+    works(harness.limiter(at(guarded, login), THREE, prefix=prefix))
 
 
 @pytest.mark.parametrize("login", [":wrong-password", "default:wrong-password", "ghost:secret"])
@@ -101,14 +93,6 @@ def test_a_wrong_password_is_a_configuration_error_that_keeps_it_secret(
         limiter.try_acquire("k")
     assert "wrong-password" not in str(caught.value)
     assert ":secret" not in str(caught.value)
-
-
-def test_no_password_where_one_is_required(
-    harness: Harness, guarded: Standalone, prefix: str
-) -> None:
-    limiter = harness.limiter(f"redis://{guarded.host}:{guarded.port}/0", prefix=prefix)
-    with pytest.raises(ConfigurationError, match=r"(?i)password|auth"):
-        limiter.try_acquire("k")
 
 
 # -- rights -----------------------------------------------------------------------------------
@@ -204,21 +188,12 @@ def test_time_and_info_are_not_sent_with_the_clients_clock(
     works(limiter, uuid.uuid4().hex)
 
 
-@pytest.mark.parametrize(
-    ("user", "message"),
-    [
-        ("nobody", "these rights"),
-        ("outsider", "these rights"),
-        ("scriptless", "these rights"),
-        ("halfway", "these rights"),
-        ("blind", "these rights"),
-    ],
-)
+@pytest.mark.parametrize("user", ["nobody", "outsider", "scriptless", "halfway", "blind"])
 def test_missing_rights_are_a_configuration_error_that_names_the_remedy(
-    harness: Harness, guarded: Standalone, user: str, message: str
+    harness: Harness, guarded: Standalone, user: str
 ) -> None:
     limiter = harness.limiter(at(guarded, f"{user}:least"))
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match="these rights"):
         limiter.each(["k"] * 2)  # the first call on a key does not need HINCRBY
 
 

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ...errors import ConfigurationError, DistwindowError, StoreError, closed_failure
 from ...ring.clock import Clock
@@ -35,6 +35,7 @@ from .asyncio_connection import (
 from .call_sharing import CallShare, decisions_of_reply
 from .handshake import connect_failure, may_be_wrong_server
 from .outcome import (
+    MAX_PIPELINE,
     NoReply,
     RawReply,
     Request,
@@ -57,8 +58,6 @@ from .topology import (
 )
 
 Reply = TypeVar("Reply")
-_MAX_PIPELINE = 256
-"""Commands of an exchange that are sent at once: all of them have to be answered in time."""
 
 
 class AsyncRedisStore:
@@ -68,11 +67,7 @@ class AsyncRedisStore:
 
     decided_by: Source = "store"
 
-    def __init__(
-        self,
-        make_topology: Callable[[], Topology],
-        settings: CallSettings,
-    ) -> None:
+    def __init__(self, make_topology: Callable[[], Topology], settings: CallSettings) -> None:
         self.clock: Clock = settings.clock
         self._make_topology = make_topology
         self._settings = settings
@@ -125,14 +120,14 @@ class AsyncRedisStore:
     async def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """Send up to `_MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
+        """Send up to `MAX_PIPELINE` commands in one tick of the loop, and so in few writes.
 
         A cancellation waits until what has been sent is answered, and takes effect at the next
         await: leases that are given back, or fetched, would be lost with the replies.
         """
         replies: list[Any] = []
-        for first in range(0, len(commands), _MAX_PIPELINE):
-            batch = commands[first : first + _MAX_PIPELINE]
+        for first in range(0, len(commands), MAX_PIPELINE):
+            batch = commands[first : first + MAX_PIPELINE]
             try:
                 dispatcher, _ = await self._ready_dispatcher(deadline)
             except DistwindowError as exc:
@@ -252,6 +247,7 @@ class LoopDispatcher:
     ) -> None:
         self._loop = loop
         self.count_unknown = count_unknown
+        """Counts calls of which nobody will know whether they were charged."""
         self._settings = settings
         self._monotonic = settings.clock.monotonic
         self._timeout = settings.timeout
@@ -447,13 +443,8 @@ class LoopDispatcher:
         sent = None
         if batch.connection is not None:  # `_send_tick` has sent its frame without an execution
             connection = batch.connection
-            sent = Request(
-                connection.node,
-                batch.command,
-                batch.deadline,
-                stamp=batch.stamp or b"",
-                generation=connection.generation,
-            )
+            node, stamp, generation = connection.node, batch.stamp or b"", connection.generation
+            sent = Request(node, batch.command, batch.deadline, stamp=stamp, generation=generation)
             batch.stamp = None
         execution = batch.execution = execute_once(
             batch.combined(), self.topology, self._settings, batch.deadline, sent=sent
@@ -543,7 +534,7 @@ class LoopDispatcher:
                 self.on_reply(batch, NoReply(why, sent=False))
                 return
             connection = self.connections[request.node] = PipelinedConnection(
-                request.node, self._settings, self
+                request.node, self._settings, self.on_connection_ended
             )
         is_first = batch.connection is None
         batch.connection, batch.request = connection, request
@@ -600,7 +591,7 @@ class LoopDispatcher:
     async def _probe_node(self, node: Node) -> None:
         """Try to connect, and keep the connection for later calls."""
         timeout = node.probe_timeout_s(self._settings.timeout)
-        connection = PipelinedConnection(node, self._settings, self, timeout)
+        connection = PipelinedConnection(node, self._settings, self.on_connection_ended, timeout)
         try:
             await connection.opened.wait()
         finally:
@@ -682,7 +673,7 @@ class LoopTick:
 
     __slots__ = ("batches", "deadline", "handler", "shared")
 
-    def __init__(self, handler: ReplyHandler, deadline: float) -> None:
+    def __init__(self, handler: LoopDispatcher, deadline: float) -> None:
         self.handler = handler
         self.deadline = deadline
         self.batches: list[Batch] = []
@@ -703,16 +694,8 @@ class Batch:
     """A command and the futures of its callers, which get a decision, or the plain reply."""
 
     __slots__ = (
-        "command",
-        "connection",
-        "done",
-        "execution",
-        "futures",
-        "on_late_reply",
-        "request",
-        "stamp",
-        "tick",
-        "wants_decision",
+        "command", "connection", "done", "execution", "futures", "on_late_reply", "request",
+        "stamp", "tick", "wants_decision",
     )  # fmt: skip
 
     def __init__(
@@ -819,24 +802,8 @@ class Batch:
                 future.set_exception(copy.copy(exc))
 
 
-class ReplyHandler(Protocol):
-    """Handles every reply to a batch but the short one."""
-
-    def on_reply(self, batch: Batch, raw: RawReply) -> None: ...
-
-    def count_unknown(self, calls: int) -> None:
-        """Count calls of which nobody will know whether they were charged."""
-
-    def give_back(self, decision: Decision) -> None:
-        """Give back what was charged for a caller that was cancelled before it had this."""
-
-
 class TicksInFlight:
-    """Ticks by deadline, and the timer for the earliest one.
-
-    add(tick)          first drops the earliest ticks, as far as they are answered
-    the timer          is set for the earliest deadline, and fails the batches without a reply
-    """
+    """Ticks by deadline, and the timer for the earliest one."""
 
     def __init__(
         self,

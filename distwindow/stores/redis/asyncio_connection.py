@@ -145,8 +145,6 @@ _MAX_WRITE_FRAMES = 64
 """Frames that are written at once: the server executes them while the next ones are packed."""
 _CONNECT_TIMEOUTS = 6
 """Timeouts that connecting may take in all: for TCP, TLS, AUTH, SELECT, names and the handshake."""
-_TRANSPORT_METHODS = ("set_protocol", "write", "abort", "get_extra_info")
-"""The methods of a transport that are called here."""
 
 
 class ReplyReceiver(Protocol):
@@ -163,25 +161,12 @@ class ReplyReceiver(Protocol):
         """Take the raw reply, or the `ConfigurationError` that connecting has failed with."""
 
 
-class ConnectionOwner(Protocol):
-    """Has the connection among those that calls are sent over."""
-
-    def on_connection_ended(self, connection: PipelinedConnection) -> None: ...
-
-
 class _TransportTaken:
     """Stands for the transport in redis-py's writer, which would close it when it is destroyed."""
 
     @staticmethod
     def is_closing() -> bool:
         return True
-
-
-def _takes_protocol(transport: Any) -> bool:
-    """True if `transport` can pass what it receives to another protocol. Decided by its methods,
-    because the transports of uvloop do not derive from `asyncio.Transport`.
-    """
-    return all(callable(getattr(transport, name, None)) for name in _TRANSPORT_METHODS)
 
 
 class PipelinedConnection(asyncio.Protocol):
@@ -191,15 +176,17 @@ class PipelinedConnection(asyncio.Protocol):
         self,
         node: Node,
         settings: CallSettings,
-        owner: ConnectionOwner,
+        on_ended: Callable[[PipelinedConnection], object],
         connect_timeout: float | None = None,
     ) -> None:
-        """`connect_timeout`: seconds for each step of connecting; None: as for calls."""
+        """`on_ended`: told when it takes no more calls. `connect_timeout`: seconds for each step of
+        connecting; None: as for calls.
+        """
         self.node = node
         self._timeout = settings.timeout
         self._clock = settings.clock
         self.generation = node.generation
-        self._owner = owner
+        self._on_ended = on_ended
         self._reader = hiredis.Reader()
         self._unsent: list[tuple[Request, ReplyReceiver]] = []
         """Requests that wait until the connection is open."""
@@ -261,7 +248,7 @@ class PipelinedConnection(asyncio.Protocol):
             return
         self._ended = True
         self.opened.set()
-        self._owner.on_connection_ended(self)
+        self._on_ended(self)
         if self._opening is not asyncio.current_task():
             self._opening.cancel()
         if self._transport is not None:
@@ -378,7 +365,8 @@ class PipelinedConnection(asyncio.Protocol):
         result.apply(node)
         writer: Any = getattr(self._connection, "_writer", None)
         transport: Any = getattr(writer, "transport", None)
-        if _takes_protocol(transport):
+        # By this method, because the transports of uvloop do not derive from `asyncio.Transport`.
+        if callable(getattr(transport, "set_protocol", None)):
             transport.set_protocol(self)
             self._transport = transport
             writer._transport = _TransportTaken
@@ -412,7 +400,7 @@ class PipelinedConnection(asyncio.Protocol):
         if not self._ended:
             self._ended = True
             self.opened.set()
-            self._owner.on_connection_ended(self)
+            self._on_ended(self)
 
     def _close_writer(self) -> None:
         """Close a connection that nobody will use."""

@@ -15,12 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from ...errors import (
-    ConfigurationError,
-    DistwindowError,
-    StoreError,
-    StoreTimeout,
-)
+from ...errors import ConfigurationError, DistwindowError, StoreError, StoreTimeout
 from ...ring.clock import Clock
 from ...ring.command import Command, ScriptReply
 from ...ring.commands import Acquire
@@ -40,6 +35,7 @@ from .connections import (
 )
 from .handshake import connect_failure, may_be_wrong_server
 from .outcome import (
+    MAX_PIPELINE,
     NoReply,
     RawReply,
     Request,
@@ -63,8 +59,6 @@ from .topology import (
 
 Reply = TypeVar("Reply")
 T = TypeVar("T")
-_MAX_PIPELINE = 256
-"""Commands of an exchange that are written at once: all of them have to be answered in time."""
 
 
 class RedisStore:
@@ -144,7 +138,7 @@ class RedisStore:
     def execute_many(
         self, commands: Sequence[Command[Any]], deadline: float | None = None
     ) -> list[Any]:
-        """One write and one wait for `_MAX_PIPELINE` commands of a node, each in the timeout."""
+        """One write and one wait for `MAX_PIPELINE` commands of a node, each in the timeout."""
         this_thread = self._connections.this_thread
         if this_thread.call_in_progress:
             return self._nested(lambda: self._exchange(commands, deadline))
@@ -192,9 +186,8 @@ class RedisStore:
         return self._execute_alone(command, deadline, sent, raw)
 
     def _connection_if_known(self, command: Command[Any]) -> BlockingConnection | None:
-        """Return this thread's connection for a call that needs no `execute_once` as long as
-        nothing goes wrong; None for one that does. It may not be open. (Callers look for that
-        to the only server themselves, which spares most calls this one.)
+        """Return this thread's connection, which may not be open, for a call that needs no
+        `execute_once` as long as nothing goes wrong; else None.
         """
         node, topology = self._only_node, self._topology
         if isinstance(topology, ClusterTopology) and not self._settings.client_clock:
@@ -245,7 +238,7 @@ class RedisStore:
                 replies[number] = exc
         for node, numbers in by_node.items():
             while numbers:
-                batch, numbers = numbers[:_MAX_PIPELINE], numbers[_MAX_PIPELINE:]
+                batch, numbers = numbers[:MAX_PIPELINE], numbers[MAX_PIPELINE:]
                 if not self._pipeline(node, batch, commands, replies, deadline):
                     why = "it did not answer earlier commands of this exchange"
                     failure = no_reply_failure(node.name, why, sent=False)
@@ -279,7 +272,8 @@ class RedisStore:
             raws = [exc] * len(batch)
         answers = list(zip(numbers, batch, requests, raws, strict=True))
         # Those that may have to wait come last: the others tell the server's time, which is now.
-        for number, command, request, raw in sorted(answers, key=_is_error):
+        answers.sort(key=lambda answer: isinstance(answer[3], Exception))
+        for number, command, request, raw in answers:
             if isinstance(raw, DistwindowError):
                 replies[number] = raw
                 continue
@@ -399,10 +393,6 @@ class RedisStore:
         if used is not topology:
             _close_topology_client(topology)
         return used
-
-
-def _is_error(answer: tuple[int, Command[Any], Request, RawReply | DistwindowError]) -> bool:
-    return isinstance(answer[3], Exception)
 
 
 def _close_topology_client(topology: Topology) -> None:

@@ -1,10 +1,8 @@
 """Calls of one key that several threads share: one script call stands for them.
 
-Threads that call one key at the same time share script calls, if the store has many threads.
-
-Where it has few, each makes its own calls once it has a connection: to wake a thread that waits
-costs more than a call (`ThreadConnections.has_many_threads`). With many threads sharing is faster,
-and it always saves most of the server's work.
+Where a store has few threads, each makes its own calls once it has a connection: to wake a thread
+that waits costs more than a call (`ThreadConnections.has_many_threads`). With many threads sharing
+is faster, and it always saves most of the server's work.
 
 The first thread calls alone. Threads that come while its call is in flight wait in a group, and the
 first member of the group, its leader, then makes one script call for all members:
@@ -295,10 +293,7 @@ class CallGroup:
     def distribute(self, shares: Sequence[CallShare]) -> None:
         """Give each member its share, and wake it."""
         self._shares = shares
-        self._distribute()
-
-    def _distribute(self) -> None:
-        for waiter, share in zip(self.members, self._shares, strict=True):
+        for waiter, share in zip(self.members, shares, strict=True):
             waiter.set_share(share)
         self._wake()
 
@@ -309,7 +304,7 @@ class CallGroup:
         If the leader was interrupted while it distributed the shares, the members get them here.
         """
         if self._shares:
-            self._distribute()
+            self.distribute(self._shares)
             return
         if isinstance(exc, DistwindowError):
             failure = exc

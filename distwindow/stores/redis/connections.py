@@ -17,7 +17,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import hiredis
 from redis.connection import SSLConnection
@@ -218,18 +218,6 @@ class BlockingConnection:
     A signal handler may raise anywhere in the main thread, so each step leaves one of these states.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_clock",
-        "_generation",
-        "_last_used_at",
-        "_opening",
-        "_round_trip_s",
-        "_transport",
-        "_transport_to_close",
-        "node",
-    )  # fmt: skip
-
     def __init__(self, node: Node, clock: Clock) -> None:
         self.node = node
         self._clock = clock
@@ -349,16 +337,15 @@ class BlockingConnection:
         has a timeout for each step, and none for all of them. If that takes longer, it goes on for
         the next call; otherwise a link of many round trips could never be opened. Return why there
         is no connection, or None. Raises `ConfigurationError`.
-
-        If it has failed since the call that began it, this call tries again: an outage of that time
-        may be over.
         """
         if self.is_open(self._clock.monotonic()):
             return None
         node = self.node
         self._close_in_background()  # an interruption may have left it undone
         opening = self._opening
-        if opening is not None and _may_try_again(opening, node):
+        exc = None if opening is None else opening.failure
+        # It is tried again after a failure since, unless for a mistake, which callers have to know.
+        if exc is not None and configuration_failure(exc, node.name) is None:
             opening = self._opening = None
         why = node.unavailable_reason()
         if why is not None and (opening is None or not opening.has_ended):
@@ -396,12 +383,9 @@ class BlockingConnection:
                 raise
             self._opening = None
             return NoReply(failure, sent=False)
+        generation, trip_s = opened.generation, opened.handshake.round_trip_s
         # In one step: a caller that is interrupted before it leaves the job to the next call.
-        self._generation, self._round_trip_s, self._transport = (
-            opened.generation,
-            opened.handshake.round_trip_s,
-            transport,
-        )
+        self._generation, self._round_trip_s, self._transport = generation, trip_s, transport
         self._opening = None
         return None
 
@@ -419,12 +403,6 @@ class _Opened(NamedTuple):
 
 def _close_opened(opened: _Opened) -> None:
     close_detached(opened.socket, opened.opened_by)
-
-
-def _may_try_again(opening: BackgroundJob[_Opened], node: Node) -> bool:
-    """True if connecting has failed, and not because of a mistake, which callers have to know."""
-    exc = opening.failure
-    return exc is not None and configuration_failure(exc, node.name) is None
 
 
 def _find_wrong_server(node: Node, timeout: float) -> ConfigurationError | None:
@@ -564,8 +542,8 @@ class BackgroundJob(Generic[T]):
     How it ended is a value (`failure`, `result`) and is not raised by `wait`. So an exception that
     `wait` raises came from a signal handler, and belongs to the application.
 
-    The caller stops waiting for it when the time is over. A
-    result that comes later is passed to `discard`.
+    The caller stops waiting for it when the time is over. A result that comes later is passed to
+    `discard`.
 
       wanted, running     `wait` waits
       wanted, done        `result` or `failure` is set
@@ -678,36 +656,11 @@ def _forget_locals(exc: BaseException) -> None:
 _RECV_BYTES = 65536
 
 
-class Transport(Protocol):
-    """Makes one exchange at a time. After a `NoReply` it must not be used again.
-
-    PollTransport     a socket (TCP or unix), and a hiredis reader for the replies
-    SelectTransport   the same where `select.poll` or `MSG_DONTWAIT` is missing (Windows, eventlet)
-    TlsTransport      TLS, whose socket needs a timeout of its own
-    ClientTransport   redis-py's own methods, for connection classes without a socket (fakeredis)
-
-    A call of redis-py is mostly pool checkout, retries and wrappers; here one send, poll and recv.
-    """
-
-    def is_unusable(self) -> bool:
-        """True if the server has closed the connection, or has sent something without a request.
-        Checked before a call, because a call that is sent into a closed connection has an unknown
-        outcome, although it was surely not executed.
-        """
-
-    def round_trip(self, frame: bytes, deadline: float) -> RawReply:
-        """Send `frame`, and return the first reply to it."""
-
-    def receive(self, deadline: float) -> RawReply:
-        """Return the next reply."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
 def make_transport(opened: Any, clock: Clock) -> Transport:
     """Return the transport over what `detach_socket` has returned. To be called in the thread that
     will use it, because gevent's polls belong to the thread in which they were made.
+
+    A call of redis-py is mostly pool checkout, retries and wrappers; here one send, poll and recv.
     """
     if not isinstance(opened, socket.socket):
         return ClientTransport(opened)
@@ -746,8 +699,15 @@ def close_detached(opened: Any, opened_by: int) -> None:
         ClientTransport(opened).close()
 
 
-class _SocketTransport:
-    """Base class of the transports that read a socket themselves."""
+class PollTransport:
+    """A blocking socket (TCP or unix), a poll for the time left (a socket timeout costs a system
+    call more), and a reader for the replies. It makes one exchange at a time, and none after a
+    `NoReply`.
+    """
+
+    _flags = getattr(socket, "MSG_DONTWAIT", 0)
+    _socket_timeout_s: float | None = None
+    """The timeout of the socket, except while the rest of a frame is written."""
 
     def __init__(self, sock: socket.socket, clock: Clock) -> None:
         self._socket = sock
@@ -755,26 +715,20 @@ class _SocketTransport:
         self._monotonic = clock.monotonic
         self._reader = hiredis.Reader()
         self._poll = _readable_within(sock)
+        sock.settimeout(self._socket_timeout_s)
 
     def is_unusable(self) -> bool:
+        """True if the server has closed the connection, or has sent something without a request.
+        Checked before a call, because a call that is sent into a closed connection has an unknown
+        outcome, although it was surely not executed.
+        """
         return bool(self._poll(0))
 
     def close(self) -> None:
         _close(self._socket, self._process)
 
-
-class PollTransport(_SocketTransport):
-    """A blocking socket and a poll for the time left; a socket timeout costs a system call more."""
-
-    _flags = getattr(socket, "MSG_DONTWAIT", 0)
-    _socket_timeout_s: float | None = None
-    """The timeout of the socket, except while the rest of a frame is written."""
-
-    def __init__(self, sock: socket.socket, clock: Clock) -> None:
-        super().__init__(sock, clock)
-        sock.settimeout(self._socket_timeout_s)
-
     def round_trip(self, frame: bytes, deadline: float) -> RawReply:
+        """Send `frame`, and return the first reply to it."""
         sent = False  # it stays False if the first write fails, which then has sent nothing
         try:
             try:
@@ -783,7 +737,7 @@ class PollTransport(_SocketTransport):
                 count = 0
             sent = True
             if count < len(frame):
-                self._send_rest(frame[count:], deadline)
+                self._send_all(frame[count:], deadline)
             return self._receive_reply(deadline)
         except (OSError, hiredis.HiredisError) as exc:
             if is_interruption(exc):
@@ -791,6 +745,7 @@ class PollTransport(_SocketTransport):
             return NoReply(exc, sent=sent, late=isinstance(exc, TimeoutError))
 
     def receive(self, deadline: float) -> RawReply:
+        """Return the next reply."""
         raw: RawReply | Literal[False] = self._reader.gets()
         return self._receive_reply(deadline) if raw is False else raw
 
@@ -808,9 +763,9 @@ class PollTransport(_SocketTransport):
             if raw is not False:
                 return raw
 
-    def _send_rest(self, rest: bytes, deadline: float) -> None:
+    def _send_all(self, data: bytes, deadline: float) -> None:
         self._socket.settimeout(max(0.001, deadline - self._monotonic()))
-        self._socket.sendall(rest)
+        self._socket.sendall(data)
         self._socket.settimeout(self._socket_timeout_s)
 
 
@@ -828,34 +783,34 @@ class SelectTransport(PollTransport):
                 continue
 
 
-class TlsTransport(_SocketTransport):
+class TlsTransport(PollTransport):
     """TLS. One reply may need several reads, or none, so the socket itself has a timeout."""
 
     def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         try:  # a failing write may have sent a part of its record
-            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
-            self._socket.sendall(frame)
-            return self.receive(deadline)
+            self._send_all(frame, deadline)
+            return self._receive_reply(deadline)
         except (OSError, hiredis.HiredisError) as exc:
             if is_interruption(exc):
                 raise
             return NoReply(exc, sent=True, late=isinstance(exc, TimeoutError))
 
-    def receive(self, deadline: float) -> RawReply:
-        reader = self._reader
-        raw: RawReply | Literal[False] = reader.gets()
+    def _receive_reply(self, deadline: float) -> RawReply:
+        raw: RawReply | Literal[False] = False
         while raw is False:
             self._socket.settimeout(max(0.001, deadline - self._monotonic()))
             data = self._socket.recv(_RECV_BYTES)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
-            reader.feed(data)
-            raw = reader.gets()
+            self._reader.feed(data)
+            raw = self._reader.gets()
         return raw
 
 
 class ClientTransport:
-    """A connection over which redis-py itself sends and parses."""
+    """A connection over which redis-py itself sends and parses, for connection classes without a
+    socket (fakeredis).
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -881,6 +836,9 @@ class ClientTransport:
             return restore_code(exc)
         except (RedisConnectionError, RedisTimeoutError) as exc:
             return _no_reply(exc)
+
+
+Transport: TypeAlias = "PollTransport | ClientTransport"
 
 
 def _readable_within(sock: socket.socket) -> Callable[[float], object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
@@ -38,10 +38,7 @@ class HandshakeResult(NamedTuple):
             node.clock.last_reply = self.now_ms, self.at
 
 
-Handshake: TypeAlias = "Generator[tuple[str, ...], RawReply, HandshakeResult]"
-
-
-def handshake(node: Node, clock: Clock) -> Handshake:
+def handshake(node: Node, clock: Clock) -> Generator[tuple[str, ...], RawReply, HandshakeResult]:
     """Yield the words of each command to send on a new connection to `node`, and be sent its reply,
     an error reply as an exception object. Raises `ConfigurationError` for a server that is too old.
     """

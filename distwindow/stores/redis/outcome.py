@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from redis.connection import DefaultParser
@@ -40,6 +39,8 @@ _MIN_LEFT_S = 0.02
 """With less time left after the pause, or less than some round trips, it is not sent again: a reply
 that comes too late would make its outcome unknown.
 """
+MAX_PIPELINE = 256
+"""Commands of an exchange that are sent at once: all of them have to be answered in time."""
 _MAX_REDIRECTS = 4
 """How often a call follows MOVED and ASK, which nodes may answer in turns while they disagree."""
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
@@ -67,14 +68,13 @@ def execute_once(
     send_script = had_no_script = asking = retried = False
     redirects = migrations = 0
     pause_s = 0.0
-    error: ErrorReply | None
     while True:
         request = sent or Request(
             node, command, deadline, send_script=send_script, asking=asking, pause_s=pause_s
         )
         sent, pause_s = None, 0.0
         raw = yield request
-        error = None
+        code = text = ""
         if type(raw) is list and len(raw) >= 3 and raw[0] == request.stamp:
             now = settings.clock.monotonic()
             if raw[1] != PAST_DEADLINE:
@@ -97,7 +97,7 @@ def execute_once(
             raise no_reply_failure(node.name, "it sent the reply of another call", sent=True)
         else:
             text = str(raw)
-            if (code := not_executed_code(text)) is None:
+            if (found := not_executed_code(text)) is None:
                 key = command.keys[0].decode("utf-8", "backslashreplace")
                 refused = refusal(node.name, text, f" (key {key!r})")
                 refused.is_of_key = _OF_KEY.search(text) is not None
@@ -106,12 +106,15 @@ def execute_once(
                 else:
                     node.on_refused_call(refused)
                 raise refused
-            error = ErrorReply(code, text)
-            if error.code == "NOSCRIPT" and not send_script:
-                send_script = had_no_script or not _script_sent_since(request, command)
-                had_no_script = True
+            code = found
+            if code == "NOSCRIPT" and not send_script:
+                # A restarted server refuses hundreds of calls at once, and a script has some kB: it
+                # need not be sent if another call has sent it after this one.
+                sent_since = request.node.script_stamps.get(command.script)
+                is_sent = sent_since is not None and is_later(sent_since, request.stamp)
+                send_script, had_no_script = had_no_script or not is_sent, True
                 continue
-            if error.code in _SLOT_MIGRATES:
+            if code in _SLOT_MIGRATES:
                 migrations += 1
                 pause_s = MIGRATION_PAUSES.delay_s(migrations)
                 left_s = deadline - settings.clock.monotonic() - pause_s
@@ -124,36 +127,32 @@ def execute_once(
                 retried, redirects = False, 0
                 continue
             failure = StoreUnavailable(f"{node.name} cannot serve now: {text}")
-            node, asking = _next_node(request, error, topology, command)
+            node, asking = _next_node(request, code, text, topology, command)
             # A slot that has moved may be migrating again: then MOVED is followed by ASK.
-            if error.code in ("MOVED", "ASK") and redirects < _MAX_REDIRECTS:
+            if code in ("MOVED", "ASK") and redirects < _MAX_REDIRECTS:
                 redirects += 1
                 if settings.clock.monotonic() < deadline:
                     continue
         if retried or settings.clock.monotonic() >= deadline:
-            if error is not None and error.code in _REFUSES_CALLS:
-                request.node.on_refused_call(error.text)
+            if code in _REFUSES_CALLS:
+                request.node.on_refused_call(text)
             raise failure
         retried = True
 
 
-def _script_sent_since(request: Request, command: Command[Any]) -> bool:
-    """Return whether another call has sent the script to the node after `request`, which need not
-    send it then. A restarted server refuses hundreds of calls at once, and a script has some kB.
-    """
-    sent = request.node.script_stamps.get(command.script)
-    return sent is not None and is_later(sent, request.stamp)
-
-
 def _next_node(
-    refused: Request, error: ErrorReply, topology: Topology, command: Command[Any]
+    refused: Request, code: str, text: str, topology: Topology, command: Command[Any]
 ) -> tuple[Node, bool]:
-    """Return where the second request goes, and whether ASKING goes before it."""
+    """Return where the second request goes after this error reply, and whether ASKING goes before
+    it.
+    """
     node = refused.node
-    if (address := error.redirect()) is not None:
-        asking = error.code == "ASK"
+    if (to := re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", text)) is not None:
+        asking = code == "ASK"
+        # An empty host is that of the node that replied.
+        address = to[1], int(to[2])
         return topology.follow_redirect(node, *address, command, permanent=not asking), asking
-    if error.code in ("READONLY", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN"):
+    if code in ("READONLY", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN"):
         node.on_refused(refused.generation)
         topology.request_refresh()
         return topology.node_of(command), False
@@ -164,14 +163,7 @@ class Request:
     """A command on its way to a node. Its frame needs the server's clock, so it is made late."""
 
     __slots__ = (
-        "_command",
-        "_deadline",
-        "_send_script",
-        "asking",
-        "generation",
-        "node",
-        "pause_s",
-        "stamp",
+        "_command", "_deadline", "_send_script", "asking", "generation", "node", "pause_s", "stamp",
     )  # fmt: skip
 
     def __init__(
@@ -216,20 +208,6 @@ class NoReply(NamedTuple):
     """True if bytes may have reached the server."""
     late: bool = False
     """True if the deadline passed first."""
-
-
-@dataclass(frozen=True)
-class ErrorReply:
-    """An error reply after which the call was surely not executed."""
-
-    code: str
-    """MOVED, ASK, NOSCRIPT, READONLY, LOADING, ..."""
-    text: str
-
-    def redirect(self) -> tuple[str, int] | None:
-        """Host and port of a MOVED or ASK, else None. An empty host: the node that replied."""
-        found = re.search(r"\b(?:MOVED|ASK) \d+ (\S*):(\d+)", self.text)
-        return (found[1], int(found[2])) if found else None
 
 
 _NOT_EXECUTED = re.compile(

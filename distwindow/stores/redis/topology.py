@@ -149,13 +149,12 @@ class ClusterMap(Reachability):
         self, slot_map: SlotMap | None, began_at: float
     ) -> ConfigurationError | None:
         """Record that a reading was given up, for the mistake that it has met, if there is one."""
-        error = None
-        if slot_map is not None and slot_map.mistake is not None:
-            error = ConfigurationError(slot_map.mistake)
-            hide_secrets(error, self._secrets)
-            self.on_refused_map(error)
-        else:
+        if slot_map is None or slot_map.mistake is None:
             self.on_connect_failed("reading its map timed out", began_at, slow=True)
+            return None
+        error = ConfigurationError(slot_map.mistake)
+        hide_secrets(error, self._secrets)
+        self.on_refused_map(error)
         return error
 
     def on_refused_map(self, why: ConfigurationError) -> None:
@@ -278,8 +277,7 @@ class ClusterTopology:
         self._settings = settings
         self._nodes: dict[Address, Node] = {}
         self._by_slot: dict[int, Node] = {}
-        """The nodes of slots that were looked up, or that MOVED has named, since the map was read.
-        """
+        """The nodes of slots that were looked up, or named by MOVED, since the map was read."""
         self._version = slot_map.version
         """That of the map when `_by_slot` was emptied."""
         self._stale = False
@@ -358,18 +356,14 @@ class ClusterTopology:
     def _node(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            name, connector = "{}:{}".format(*address), self._connector(address)
-            node = Node(name, connector, self._settings, self.map.of_good_version)
+            (connection_class, base), (host, port) = self.map.template, address
+            kwargs = _connection_kwargs(base, connection_class, self._settings)
+            connect = _connector(connection_class, kwargs | {"host": host, "port": port})
+            node = Node(f"{host}:{port}", connect, self._settings, self.map.of_good_version)
             # Of two threads that come here at once, one has its node kept: `on_refreshed` would
             # never end the probes of another one.
             node = self._nodes.setdefault(address, node)
         return node
-
-    def _connector(self, address: Address) -> Callable[[], Any]:
-        connection_class, base = self.map.template
-        kwargs = _connection_kwargs(base, connection_class, self._settings)
-        host, port = address
-        return _connector(connection_class, kwargs | {"host": host, "port": port})
 
 
 Topology: TypeAlias = "SingleServer | ClusterTopology"

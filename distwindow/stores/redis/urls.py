@@ -94,6 +94,10 @@ def masked_url(url: str) -> str:
     )
 
 
+def _mistake(url: str, what: str) -> ConfigurationError:
+    return ConfigurationError(f"store URL {masked_url(url)!r}{what}")
+
+
 _MAX_CHARS = 300
 """The length of a text of another library in a message: the `repr` of a pool has 1,600."""
 _SIGNS_OF_SECRETS = re.compile(
@@ -196,10 +200,11 @@ def parse_url_text(url: str) -> StoreUrl:
     """Parse `url`. Raises `ConfigurationError` that says what is wrong and how to write it."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.lower() not in SCHEMES:
-        raise ConfigurationError(
-            f"store URL {masked_url(url)!r} begins with none of redis://, rediss://, unix://, "
-            "redis+sentinel://, redis+cluster://, memory:// (or valkey in place of redis); "
-            'the usual one is "redis://localhost:6379/0"'
+        raise _mistake(
+            url,
+            " begins with none of redis://, rediss://, unix://, redis+sentinel://, "
+            "redis+cluster://, memory:// (or valkey in place of redis); the usual one is "
+            '"redis://localhost:6379/0"',
         )
     plain_scheme, kind = SCHEMES[scheme.lower()]
     # `urlsplit` is not given several servers: its newer versions refuse brackets in a list.
@@ -211,7 +216,7 @@ def parse_url_text(url: str) -> StoreUrl:
     if parts is None:
         # Not in the `except`, and without its text: it may have a password in brackets in it.
         why = f"inside {_ESCAPES}" if "@" in url else "an IPv6 address lacks a bracket"
-        raise ConfigurationError(f"store URL {masked_url(url)!r}: {why}")
+        raise _mistake(url, f": {why}")
     parts = parts._replace(netloc=servers or parts.netloc)
     _check_escapes(parts, url)
     if kind == "one":
@@ -231,17 +236,15 @@ def parse_url_text(url: str) -> StoreUrl:
     service = ""
     if kind == "sentinel":
         if not path:
-            raise ConfigurationError(
-                f"store URL {masked_url(url)!r} names no service; "
-                'write "redis+sentinel://host:26379,host2:26379/mymaster/0"'
+            raise _mistake(
+                url,
+                ' names no service; write "redis+sentinel://host:26379,host2:26379/mymaster/0"',
             )
         service, path = path[0], path[1:]
     if path:
         options["db"] = _number(path[0], "a database number", url)
     if kind == "cluster" and options.pop("db", 0):
-        raise ConfigurationError(
-            f"store URL {masked_url(url)!r}: a cluster has database 0 only; leave the number out"
-        )
+        raise _mistake(url, ": a cluster has database 0 only; leave the number out")
     return StoreUrl(url, kind, "", tuple(_hosts(hosts, _PORTS[kind], url)), service, options)
 
 
@@ -356,7 +359,7 @@ def _check_escapes(parts: SplitResult, url: str) -> None:
     """Raise for a password with / ? # in it: its rest would be shown as a host or port."""
     cut = "@" in parts.path + parts.fragment and parts.scheme != "unix"
     if cut or ("@" in parts.query and ":" in parts.netloc and "@" not in parts.netloc):
-        raise ConfigurationError(f"store URL {masked_url(url)!r}: inside {_ESCAPES}")
+        raise _mistake(url, f": inside {_ESCAPES}")
 
 
 def _options(query: str, url: str) -> dict[str, Any]:
@@ -364,7 +367,7 @@ def _options(query: str, url: str) -> dict[str, Any]:
     try:
         options: dict[str, Any] = parse_url(f"redis://host?{query}")  # type: ignore[no-untyped-call]  # not annotated
     except ValueError as exc:
-        raise ConfigurationError(f"store URL {masked_url(url)!r}: {exc}") from None
+        raise _mistake(url, f": {exc}") from None
     del options["host"]
     for name in options:
         _check_option(name, name.removeprefix("sentinel_"), _CLIENTS, url)
@@ -380,20 +383,15 @@ def _check_option(name: str, plain: str, known: set[str], url: str) -> None:
         hint = "write rediss:// for TLS"
     else:
         hint = f"there are {_USUAL}, and what else redis-py takes"
-    raise ConfigurationError(f"store URL {masked_url(url)!r}: there is no option {name!r}; {hint}")
+    raise _mistake(url, f": there is no option {name!r}; {hint}")
 
 
 def _check_single_server(address: StoreUrl, parts: SplitResult) -> None:
     database = parts.path.strip("/")
     if parts.scheme == "unix" and "@" in parts.path:
-        raise ConfigurationError(
-            f"store URL {masked_url(address.url)!r}: write a '/' in a password as %2F"
-        )
+        raise _mistake(address.url, ": write a '/' in a password as %2F")
     if parts.scheme == "unix" and not database:
-        raise ConfigurationError(
-            f"store URL {masked_url(address.url)!r} names no socket; "
-            'write "unix:///run/redis/redis.sock?db=0"'
-        )
+        raise _mistake(address.url, ' names no socket; write "unix:///run/redis/redis.sock?db=0"')
     if database and parts.scheme != "unix":
         _number(database, "a database number", address.url)
     try:
@@ -401,7 +399,7 @@ def _check_single_server(address: StoreUrl, parts: SplitResult) -> None:
         # handler raises in a destructor.
         options: dict[str, Any] = parse_url(address.plain_url)  # type: ignore[no-untyped-call]  # not annotated
     except (ValueError, TypeError) as exc:
-        raise ConfigurationError(f"store URL {masked_url(address.url)!r}: {exc}") from None
+        raise _mistake(address.url, f": {exc}") from None
     for name in options.keys() - {"connection_class"}:
         _check_option(name, name, _OPTIONS[parts.scheme], address.url)
 
@@ -413,18 +411,15 @@ def _hosts(text: str, port: int, url: str) -> list[tuple[str, int]]:
         if part.endswith("]") or not colon:  # an IPv6 address without a port, or a bare name
             host, number = part.strip(), str(port)
         if not host:
-            raise ConfigurationError(f"store URL {masked_url(url)!r} has an empty host name")
+            raise _mistake(url, " has an empty host name")
         name = host[1:-1] if host[0] == "[" and host[-1] == "]" else host
         if "[" in name or "]" in name or (":" in name and name is host):
-            raise ConfigurationError(
-                f"store URL {masked_url(url)!r}: write an IPv6 address in brackets, as [::1] or "
-                f"[::1]:{port}"
-            )
+            raise _mistake(url, f": write an IPv6 address in brackets, as [::1] or [::1]:{port}")
         found.append((name, _number(number, "a port", url)))
     return found
 
 
 def _number(text: str, what: str, url: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) > 65535:
-        raise ConfigurationError(f"store URL {masked_url(url)!r}: {text!r} is not {what}")
+        raise _mistake(url, f": {text!r} is not {what}")
     return int(text)

@@ -86,8 +86,7 @@ _OPEN_SOCKETS = (
     redis.asyncio.Connection._connect,
     redis.asyncio.SSLConnection._connect,
 )
-"""How connections reach their endpoint: those of other classes may go through a proxy, or nowhere.
-"""
+"""How connections reach their endpoint: others may go through a proxy, or nowhere."""
 _TLS_CLASSES = (redis.SSLConnection, redis.asyncio.SSLConnection)
 
 
@@ -216,10 +215,8 @@ def _mistake_at(endpoint: Endpoint, until: float, monotonic: Callable[[], float]
 
 
 def _server_of(answer: bytes) -> str | None:
-    for sign, server in _OTHER_SERVERS:
-        if re.match(sign, answer, re.IGNORECASE | re.DOTALL):
-            return server
-    return None
+    flags = re.IGNORECASE | re.DOTALL
+    return next((server for sign, server in _OTHER_SERVERS if re.match(sign, answer, flags)), None)
 
 
 def _answer(
@@ -238,7 +235,13 @@ def _answer(
                 sock = context.wrap_socket(plain, server_hostname=endpoint.host)
             with sock:
                 sock.sendall(frame)
-                while not _is_enough(received):
+                # Until more bytes would change nothing of what is found.
+                while not (
+                    len(received) >= _ENOUGH_BYTES
+                    or b"\n" in received
+                    or _TLS_RECORD.match(received)
+                    or _server_of(received)
+                ):
                     sock.settimeout(seconds_left())
                     if not (part := sock.recv(_ENOUGH_BYTES)):
                         break
@@ -246,16 +249,6 @@ def _answer(
     except (OSError, ValueError):  # `ssl` raises a ValueError for a host name that is none
         pass
     return received
-
-
-def _is_enough(received: bytes) -> bool:
-    """True if more bytes would change nothing of what is found."""
-    return (
-        len(received) >= _ENOUGH_BYTES
-        or b"\n" in received
-        or _TLS_RECORD.match(received) is not None
-        or _server_of(received) is not None
-    )
 
 
 def _context() -> ssl.SSLContext:
