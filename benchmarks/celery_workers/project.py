@@ -106,7 +106,7 @@ elif SETUP == "heimdall":
     options["heimdall"] = {"times": PER_SECOND, "per": 1, "key": "fetch"}
 
 
-@app.task(bind=True, name="fetch", **options)  # type: ignore[untyped-decorator]  # Celery has no types
+@app.task(bind=True, name="fetch", shared=False, **options)  # type: ignore[untyped-decorator]  # Celery has no types
 def fetch(self: Task, number: int) -> None:
     if SETUP == "retry":
         decision = limiter.try_acquire("fetch")
@@ -118,6 +118,6 @@ def fetch(self: Task, number: int) -> None:
         work()
 
 
-@app.task(name="free")  # type: ignore[untyped-decorator]  # Celery has no types
+@app.task(name="free", shared=False)  # type: ignore[untyped-decorator]  # Celery has no types
 def free(number: int) -> None:
     work_as("free")
