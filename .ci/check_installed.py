@@ -61,3 +61,5 @@ else:
     check("help prints the commands", done.returncode == 0 and "doctor" in done.stdout)
     codes = [run("try", "key", "--limit", "1/hour").returncode for _ in range(2)]
     check("try admits once, then refuses", codes == [0, 1])
+    printed = [run("grafana").stdout, run("grafana", "--alerts").stdout]
+    check("grafana prints its files", '"panels"' in printed[0] and "alert:" in printed[1])

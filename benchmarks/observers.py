@@ -14,8 +14,8 @@ from benchmarks.report import Section, Target
 from benchmarks.server import last_core, running
 from distwindow import AsyncLimiter, Limiter, Observer
 
-CALLS = 25_000
-EXCHANGES = 2_000
+CALLS = 6_000
+EXCHANGES = 500
 COPIES = 4
 """Limiters in turn, where calls take no exchange: one may be some percent slower than its equal, by
 where its parts lie in memory.
@@ -90,7 +90,7 @@ def run(quick: bool) -> Section:
                 name: _trial(stack, server.url, loop, made, observer)
                 for name, observer in (("observed", Sum()), ("plain", None))
             }
-            found = run_rounds(f"observer, {way}", trials, 9 if quick else 61)
+            found = run_rounds(f"observer, {way}", trials, 9 if quick else 241)
             section.add(
                 f"{way}: with an observer, over none",
                 found.ratio("observed", "plain"),

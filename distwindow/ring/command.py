@@ -43,6 +43,11 @@ class Command(Generic[Reply]):
     The script does nothing once the server's clock has passed the deadline, and its reply begins
     with the stamp, so that a reply that belongs to another call (client libraries have crossed
     replies) is never used. The stamp is one word because each argument costs the server 0.1 us.
+
+      1700000000250.000042
+      |             |
+      |             nonce: a reply that begins with another stamp belongs to another call
+      deadline: the server's time after which the script does nothing
     """
 
     script: ClassVar[str]
