@@ -9,7 +9,8 @@ goes through these steps, in a thread of its own (`close`) or shielded from canc
     -                are decided and counted                the worker
     `_end_calls`     raise, if the store is closed below;   the worker: calls count no more, but
                      those being decided may still count    what they have counted is due
-    `detach`         as above                               the worker ends the flush under way
+    `detach`         as above                               the worker ends the flush under way, and
+                                                            one that a signal has interrupted ends
     `_flush_rest`    as above, so that an owned store is    the closing thread or task
                      flushed twice
     `store.close`    raise `ConfigurationError`             nobody
@@ -35,6 +36,7 @@ from ..ring.store import AsyncStore, Store
 from ..runtime.flush import FlushResult, FlushSource, JoinedSources, flush_due
 from ..runtime.flush_job import FlushJob
 from ..runtime.options import Options
+from ..runtime.shutdown import EXIT_TIMEOUT_S
 from ..runtime.steps import Fetch, Operation, Pipeline, StoreStep, run_async, run_blocking
 from ..runtime.worker import TASK_WORKER, THREAD_WORKER, FlushWorker
 from ..support.async_use import only_async_with, running_loop
@@ -210,8 +212,11 @@ class BlockingLifecycle(BlockingClosable, Flushed):
         of in the background. If the store does not take it, raise, and keep it for the next flush.
         """
         job, done = self._flush_job, OneShotEvent()
+        has_begun = False
 
         def flush() -> DistwindowError | None:
+            nonlocal has_begun
+            has_begun = True
             try:
                 return self._flush_now(False)
             finally:
@@ -220,8 +225,8 @@ class BlockingLifecycle(BlockingClosable, Flushed):
         THREAD_WORKER.wait_for(job)
         try:
             failure = run_to_completion(flush)
-        except BaseException:
-            job.run_done = done  # a signal handler has raised, and it goes on: `close` waits for it
+        except BaseException:  # of a signal handler: the flush goes on in its thread
+            job.interrupted_flush = done if has_begun else None
             raise
         raise_failure(failure)
 
@@ -230,6 +235,8 @@ class BlockingLifecycle(BlockingClosable, Flushed):
         with job.closing_lock, job.being_closed():
             self._end_calls()
             THREAD_WORKER.detach(job)
+            if job.interrupted_flush is not None:
+                job.interrupted_flush.wait(EXIT_TIMEOUT_S)
             failure = self._flush_rest()
             if self._owns_store:
                 self._store.close()

@@ -29,7 +29,7 @@ class FlushJob(Timer):
 
     __slots__ = (
         "close_done", "closing_lock", "dropped_logged", "flush", "gave_up_at_exit", "had_work",
-        "loss_reported", "store_is_away", "strategy",
+        "interrupted_flush", "loss_reported", "store_is_away", "strategy",
     )  # fmt: skip
 
     def __init__(self, strategy: FlushSource, flush: Callable[[bool], Any], name: str) -> None:
@@ -44,6 +44,8 @@ class FlushJob(Timer):
         """Set when the close that is under way has ended."""
         self.closing_lock = threading.Lock()
         """Held by the thread that closes a blocking limiter; other threads that close it wait."""
+        self.interrupted_flush: OneShotEvent | None = None
+        """Set when the last flush of a caller has ended that a signal handler had interrupted."""
         self.gave_up_at_exit = False
         """True once the loop that flushed it has ended, or its loss was logged, with something
         unsent. Later steps of the same shutdown make one attempt each.
@@ -55,7 +57,7 @@ class FlushJob(Timer):
 
     def after_fork(self) -> None:
         super().after_fork()
-        self.close_done = None
+        self.close_done = self.interrupted_flush = None
         self.closing_lock = threading.Lock()
 
     @property

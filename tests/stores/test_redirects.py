@@ -124,14 +124,15 @@ def test_a_call_whose_slot_migrates_until_its_deadline_was_surely_not_executed(
         limiter = harness.limiter(url, timeout=0.2)
 
         def failure() -> StoreUnavailable | None:
+            server.calls.clear()
             (call,) = limiter.burst(["k"], at_once=1)
-            # On a machine that is busy the last reply may come after the deadline.
-            return call.outcome if isinstance(call.outcome, StoreUnavailable) else None
+            # On a machine that is busy the last reply may come after the deadline, or the second.
+            outcome = call.outcome if len(server.calls) > 2 else None
+            return outcome if isinstance(outcome, StoreUnavailable) else None
 
         caught: Any = until(failure)
         assert "migrates to another node" in str(caught)
         assert caught.charged is False
-        assert len(server.calls) > 2
 
 
 def test_a_redirect_after_a_wait_is_followed_each_time(nodes: TwoNodes) -> None:
