@@ -102,10 +102,6 @@ class BaseBreaker(Flushed, Generic[S, A]):
         """Send what was counted; awaited in tasks. What the store does not take is sent again."""
         return self._run(self._states.send_state(self._states.state_of(admission)))
 
-    def finish(self, admission: A, failed: bool | None) -> Any:
-        """End a call that `admit` has let through; in tasks, what is not None is awaited."""
-        return self._send(admission) if self._states.record(admission, failed) else None
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
 
@@ -278,6 +274,11 @@ class AsyncBreaker(BaseBreaker[S, A], AsyncLifecycle):
             self.count_refused(refused)
             raise
 
+    async def finish(self, admission: A, failed: bool | None) -> None:
+        """See `CircuitBreaker.finish`."""
+        if self._states.record(admission, failed):
+            await self._send(admission)
+
 
 class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
     """A breaker for threads."""
@@ -311,6 +312,11 @@ class BlockingBreaker(BaseBreaker[S, A], BlockingLifecycle):
         except BreakerOpen as refused:
             self.count_refused(refused)
             raise
+
+    def finish(self, admission: A, failed: bool | None) -> None:
+        """End a call that `admit` has let through; None: its end says nothing."""
+        if self._states.record(admission, failed):
+            self._send(admission)
 
 
 _THIS_OBJECT: Any = object()

@@ -468,6 +468,7 @@ class FleetSync:
                 )
 
     def before_flush(self, state: EventualKeyState) -> None:
+        """Note that `state` was called, if it was."""
         if state.has_unacknowledged():
             now = self._monotonic()
             state.called_repeatedly = now - state.last_called_at < state.longest_window_ms / 1000

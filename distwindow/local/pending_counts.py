@@ -66,7 +66,10 @@ class PendingCounts(Generic[S]):
         self._schedule = schedule
         self._monotonic = monotonic
         self.flush_hooks: Any = None
-        """The `FleetSync` of `eventual`, whose flushes ask for what all processes count."""
+        """The `FleetSync` of `eventual`, whose flushes ask for what all processes count: its
+        `before_flush` is called before the counts of a key state are taken, and `on_reply`,
+        `on_flush_ended` and `schedule_poll` under `state_lock`.
+        """
         self.after_fork()
 
     def after_fork(self) -> None:

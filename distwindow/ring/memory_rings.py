@@ -212,7 +212,8 @@ class MemoryRings:
             added = bool(command.counts) and self._add_flushed(command, i, ring, now)
             exists = added or live is not None
             if added or (command.pull and exists):
-                if present is None:
+                # Looked up again, as `_add_flushed` may have dropped values that have expired.
+                if (present := self._values.get(charge.ring)) is None:
                     self._values.put(charge.ring, ring)
                 else:  # its content, as commands may be linked to the present ring of this name
                     present.replace_with(ring)

@@ -117,7 +117,7 @@ def ring_state(fields: dict[bytes, bytes], bucket_ms: int, span: int) -> RingSta
     if not fields:
         return None
     try:
-        first, *others = fields[b"head"].split()  # of a ring with borrowed permits no start
+        first, *others = fields[b"head"].split()  # with coming borrowed permits the second
         start = int(first) if int(first) <= MAX_TOTAL else int(others[0])
         used, closed = int(fields[b"used"]), int(fields[b"closed"])
         newest = start // bucket_ms

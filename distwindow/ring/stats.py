@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from .borrowed import BorrowedPermits
 from .key import AnyKey
@@ -150,13 +149,16 @@ def window_at(
                 newest // bucket_ms,
                 span,
             ).peak_excess
-    summed = ("passed", "blocked", "success", "error", "rt_sum_ms")
-    totals = {name: sum(getattr(bucket, name) for bucket in live) for name in summed}
+    passed = sum(bucket.passed for bucket in live)
     return WindowStats(
         limit=limit,
-        **totals,
+        passed=passed,
+        blocked=sum(bucket.blocked for bucket in live),
+        success=sum(bucket.success for bucket in live),
+        error=sum(bucket.error for bucket in live),
+        rt_sum_ms=sum(bucket.rt_sum_ms for bucket in live),
         rt_min_ms=min((b.rt_min_ms for b in live if b.rt_min_ms is not None), default=None),
-        remaining=max(0, limit.amount - totals["passed"] - peak_excess),
+        remaining=max(0, limit.amount - passed - peak_excess),
         window_ms=bucket_ms * span,
         buckets=live,
         borrowed=borrowed_coming + sum(bucket.borrowed for bucket in live),
@@ -170,22 +172,23 @@ def stats_of(key: AnyKey, windows: tuple[WindowStats, ...], now_ms: int) -> Stat
     first = windows[0]
     finished = first.success + first.error
     seconds = first.window_ms / 1000
-    same: dict[str, Any] = {
-        name: getattr(first, name)
-        for name in (
-            "passed", "blocked", "success", "error", "borrowed", "rt_sum_ms", "rt_min_ms",
-            "window_ms", "buckets",
-        )
-    }  # fmt: skip
     return Stats(
         key=key,
         limits=tuple(window.limit for window in windows),
-        **same,
+        passed=first.passed,
+        blocked=first.blocked,
+        success=first.success,
+        error=first.error,
+        borrowed=first.borrowed,
+        rt_sum_ms=first.rt_sum_ms,
+        rt_min_ms=first.rt_min_ms,
         avg_rt_ms=first.rt_sum_ms / finished if finished else None,
         concurrency=None,
         remaining=min(window.remaining for window in windows),
         pass_qps=first.passed / seconds,
         block_qps=first.blocked / seconds,
+        window_ms=first.window_ms,
+        buckets=first.buckets,
         now_ms=now_ms,
         windows=windows,
     )

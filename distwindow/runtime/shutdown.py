@@ -351,7 +351,9 @@ class GeventListener:
         """True once a limiter has been made."""
 
     def after_fork(self) -> None:
-        """Subscribe if gevent was imported after the last limiter was made."""
+        """Subscribe if gevent was imported after the last limiter was made. A child inherits a
+        subscription that its parent has.
+        """
         if self._limiter_made:
             self.subscribe()
 

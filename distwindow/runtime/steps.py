@@ -90,6 +90,7 @@ def run_blocking(
                 step = operation.send(reply) if failure is None else operation.throw(failure)
             except StopIteration as end:
                 value: T = end.value
+                failure = None  # see below
                 return value
             reply = failure = None
             try:
@@ -133,6 +134,7 @@ async def run_async(
                 step = operation.send(reply) if failure is None else operation.throw(failure)
             except StopIteration as end:
                 value: T = end.value
+                failure = None
                 return value
             reply = failure = None
             try:

@@ -87,7 +87,9 @@ class WaitQueues:
             queue.waiting.append(waiter)
 
     def wake_too_late(self, head: Waiter, queue: _Queue, until: float) -> None:
-        """Wake those behind `head`, refused `until` then, whose timeouts end before: they raise."""
+        """Wake those behind `head` whose timeouts end before `until` (monotonic seconds), when the
+        refusal of the head ends. They raise at once; nobody else is woken.
+        """
         if until <= queue.earliest_deadline:
             return
         with self._lock:

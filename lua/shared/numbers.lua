@@ -1,4 +1,4 @@
--- Numbers of circuit breakers and views: whole and at most MAX_TOTAL, so that sums stay exact.
+-- Numbers of circuit breakers, views and pauses: whole and at most MAX_TOTAL, so that sums stay exact.
 local MAX_TOTAL = 1e13
 local MALFORMED = 'ERR distwindow: malformed arguments'
 

@@ -213,3 +213,39 @@ def test_the_last_error_keeps_nothing_of_the_caller_alive() -> None:
     gc.collect()
     assert kept() is None
     assert limiter.health().last_error == "away"
+
+
+class Away(RemoteStore):
+    """A store that raises another error for each call."""
+
+    def execute(self, command: Command[Any], deadline: float | None = None) -> Any:
+        raise StoreUnavailable("away", charged=False)
+
+
+@pytest.mark.parametrize("on_error", ["allow", "local"])
+def test_an_answer_keeps_nothing_of_the_caller_alive(on_error: str) -> None:
+    """Not even until the garbage collector runs."""
+    limiter = limiter_on(Away(ManualClock()), on_store_error=on_error, share=_share(on_error, None))
+
+    class Request:
+        pass
+
+    def handle(ask: Any) -> weakref.ref[Request]:
+        request = Request()
+        ask()
+        return weakref.ref(request)
+
+    ways = [
+        lambda: limiter.try_acquire("a"),
+        lambda: limiter.try_acquire("b", priority=True),
+        lambda: limiter.try_acquire("c", enqueue=True),
+        lambda: limiter.try_acquire_all([("d", "10/minute", 1), ("e", "5/minute", 1)]),
+        lambda: limiter.peek("f"),
+        lambda: limiter.acquire("g", timeout=0),
+    ]
+    gc.disable()
+    try:
+        kept = [handle(ask)() for ask in ways]
+    finally:
+        gc.enable()
+    assert kept == [None] * len(ways)

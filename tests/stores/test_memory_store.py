@@ -8,7 +8,9 @@ import pytest
 
 from distwindow import Limiter
 from distwindow.concurrency.commands import Hold, HolderName, HoldReply
+from distwindow.ring.commands import Flush, Read
 from distwindow.ring.key import slots_name
+from distwindow.ring.stats import Bucket
 from distwindow.runtime.command_cache import CommandCache
 from distwindow.stores.memory import MemoryStore
 from tests.clock_and_stores import ManualClock
@@ -76,3 +78,21 @@ def test_calls_with_the_time_of_a_client_that_is_ahead_drop_nothing_that_counts(
     for number in range(2100):
         it.store.execute(commands.acquire_command(f"other-{number}").with_time(ahead))
     assert not it.limiter.try_acquire("k")
+
+
+def test_a_flush_to_a_ring_that_it_drops_itself_is_kept() -> None:
+    """The ring has expired, and the record of the flush's sender is one value too many."""
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    commands = CommandCache("flushed", "10/second")
+    store.execute(commands.acquire_command("k"))
+    clock.advance(100)
+    for number in range(1023):
+        store.execute(commands.acquire_command(f"other-{number}"))
+    charges = commands.acquire_command("k").charges
+    now = clock.now_ms()
+    counts = ((Bucket(now - now % 100, 7),),)
+    store.execute(Flush(charges, sender="ab", seq=1, counts=counts))
+    (state,) = store.execute(Read(charges)).states
+    assert state is not None
+    assert state.used == 7

@@ -803,7 +803,11 @@ class Batch:
 
 
 class TicksInFlight:
-    """Ticks by deadline, and the timer for the earliest one."""
+    """Ticks by deadline, and the timer for the earliest one.
+
+    add(tick)          first drops the earliest ticks, as far as they are answered
+    the timer          is set for the earliest deadline, and fails the batches without a reply
+    """
 
     def __init__(
         self,

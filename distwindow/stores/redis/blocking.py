@@ -187,7 +187,8 @@ class RedisStore:
 
     def _connection_if_known(self, command: Command[Any]) -> BlockingConnection | None:
         """Return this thread's connection, which may not be open, for a call that needs no
-        `execute_once` as long as nothing goes wrong; else None.
+        `execute_once` as long as nothing goes wrong; else None. (Callers look for that to the only
+        server themselves, which spares most calls this one.)
         """
         node, topology = self._only_node, self._topology
         if isinstance(topology, ClusterTopology) and not self._settings.client_clock:

@@ -344,7 +344,8 @@ class BlockingConnection:
         self._close_in_background()  # an interruption may have left it undone
         opening = self._opening
         exc = None if opening is None else opening.failure
-        # It is tried again after a failure since, unless for a mistake, which callers have to know.
+        # If it has failed since the call that began it, this call tries again, as an outage of that
+        # time may be over; but not after a mistake, which callers have to know.
         if exc is not None and configuration_failure(exc, node.name) is None:
             opening = self._opening = None
         why = node.unavailable_reason()
@@ -788,7 +789,8 @@ class TlsTransport(PollTransport):
 
     def round_trip(self, frame: bytes, deadline: float) -> RawReply:
         try:  # a failing write may have sent a part of its record
-            self._send_all(frame, deadline)
+            self._socket.settimeout(max(0.001, deadline - self._monotonic()))
+            self._socket.sendall(frame)
             return self._receive_reply(deadline)
         except (OSError, hiredis.HiredisError) as exc:
             if is_interruption(exc):
