@@ -266,9 +266,12 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
 
     def send_state(self, state: S) -> Operation[DistwindowError | None]:
         """Send what one breaker has counted, and refresh its state. Return the error, if any."""
-        if self.is_closed:
-            return None
         return (yield from send_all(self.outgoing_of(state), self.monotonic))
+
+    def send_end(self, admission: A) -> Operation[None]:
+        """Send how a call has ended, unless this is closed. What is not taken is sent again."""
+        if not self.is_closed:
+            yield from self.send_state(self.state_of(admission))
 
     def must_query_store(self, state: S, now: float) -> bool:
         """True if the state is too old to decide by it, and the store may answer."""

@@ -99,8 +99,8 @@ class BaseBreaker(Flushed, Generic[S, A]):
         return self._run(self._states.admit(self._states.get_or_create(key)))
 
     def _send(self, admission: A) -> Any:
-        """Send what was counted; awaited in tasks. What the store does not take is sent again."""
-        return self._run(self._states.send_state(self._states.state_of(admission)))
+        """Send how a call has ended; awaited in tasks."""
+        return self._run(self._states.send_end(admission))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store_name!r}, {self._settings_text()})"
@@ -219,9 +219,9 @@ def protect_function(breaker: Any, key: DecoratorKey, fallback: Any, function: A
 
     @functools.wraps(function)
     def protected(*args: Any, **kwargs: Any) -> Any:
-        is_let_through = False
+        call, is_let_through = breaker.call(key_of(args, kwargs)), False
         try:
-            with breaker.call(key_of(args, kwargs)):
+            with call:
                 is_let_through = True
                 return function(*args, **kwargs)
         except BreakerOpen:
@@ -232,9 +232,9 @@ def protect_function(breaker: Any, key: DecoratorKey, fallback: Any, function: A
 
     @functools.wraps(function)
     async def protected_async(*args: Any, **kwargs: Any) -> Any:
-        is_let_through = False
+        call, is_let_through = breaker.call(key_of(args, kwargs)), False
         try:
-            async with breaker.call(key_of(args, kwargs)):
+            async with call:
                 is_let_through = True
                 return await function(*args, **kwargs)
         except BreakerOpen:

@@ -115,7 +115,9 @@ class BreakerRecord:
         return False
 
     def renew_probe(self, rule: BreakerRule, probe_id: str, now: int) -> bool:
-        """Give a probe its whole time again, even late. False: it is not under way."""
+        """Renew a probe, as its process lives: it has its whole time again, also where that had run
+        out, and the probe is not replaced. Return False for one that is not under way.
+        """
         if self.state != HALF_OPEN or probe_id not in self.probes:
             return False
         self.probes[probe_id] = now + rule.probe_ms
@@ -123,7 +125,9 @@ class BreakerRecord:
         return True
 
     def end_probe(self, rule: BreakerRule, probe_id: str, outcome: str, now: int) -> bool:
-        """End a probe: `succeed`, `fail`, `free` (says nothing). False: it is not under way."""
+        """End a probe: `succeed`, `fail`, or `free` if it says nothing about the service. Return
+        False for a probe that is not under way, which changes nothing.
+        """
         if self.state != HALF_OPEN or probe_id not in self.probes:
             return False
         del self.probes[probe_id]
@@ -240,7 +244,9 @@ class AdaptiveRecord:
     def live_counts(
         self, counts: Iterable[AdaptiveCounts], bucket_ms: int, span: int, now: int
     ) -> list[tuple[int, int, int, int]]:
-        """Return the counts of the window by bucket; later ones are in the newest."""
+        """Return the counts whose bucket is in the window, by its number. What ended after now is
+        counted in the newest bucket.
+        """
         newest = now // bucket_ms
         placed = ((min(newest, c.start // bucket_ms), c) for c in counts)
         return [(n, c.success, c.failure, c.drop) for n, c in placed if n > newest - span]

@@ -502,7 +502,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
 
 
 def _counts_of(pending: dict[tuple[int, int], list[int]]) -> Iterator[CallCounts]:
-    """Yield the counts in the order of sending: those before the first good call apart."""
+    """Yield what was counted, as it is sent: bad calls before the first good one apart."""
     for at, (total, bad, first_bad) in pending.items():
         if first_bad:
             yield CallCounts(*at, first_bad, first_bad)

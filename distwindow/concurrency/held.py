@@ -73,7 +73,9 @@ class HeldSlots(FlushSource):
         wakes nobody."""
 
     def new_claim(self, key: AnyKey, name: bytes, timeout: float | None = 0.0) -> SlotClaim:
-        """Return a claim for a new holder; raise `ConfigurationError` once this is closed."""
+        """Return a claim to a slot of this name, which no other holder has had. It is not known
+        here before `add`. Raises `ConfigurationError` once this is closed.
+        """
         if self._is_closed:
             raise closed_failure("concurrency limit")
         waited_ms = () if timeout == 0 else (0,)
@@ -102,7 +104,9 @@ class HeldSlots(FlushSource):
         self._set_due(claim, claim.extended_at + claim.ttl_s / 3)
 
     def end(self, claim: SlotClaim, free_at: float) -> None:
-        """Note that the block of `claim` has ended; the worker frees it at `free_at`."""
+        """Note that the block of `claim` has ended, or that its caller has given up. The worker
+        frees it at `free_at` (monotonic seconds), unless that is done before.
+        """
         was_held = claim.is_renewed
         claim.ended = True
         if claim.is_gone:

@@ -106,7 +106,9 @@ class AsgiRateLimits(http.AsyncRateLimits[L]):
         return Settlements()
 
     async def aclose(self) -> None:
-        """See `AsyncRateLimits.aclose`. What is still being answered is settled before."""
+        """See `AsyncRateLimits.aclose`. A server that ends closes this where it has cancelled what
+        is still being answered: that is settled before.
+        """
         await self.settlements.end_all()
         await super().aclose()
 

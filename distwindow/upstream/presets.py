@@ -20,7 +20,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,7 +42,9 @@ def by_host(request: Any) -> str:
 
 
 def ascii_host(host: str) -> str:
-    """Return `host` in lower case, in its ASCII form, and without the dot of the root."""
+    """Return `host` in lower case, in its ASCII form, and without the dot of the root: clients
+    write the same host in different ways.
+    """
     host = host.lower().rstrip(".")
     if not host.isascii():
         with contextlib.suppress(UnicodeError):  # no host; the client will say so
@@ -73,7 +74,8 @@ class APILimits:
     requests: tuple[Limit, ...]
     tokens: tuple[Limit, ...]
     account: str | tuple[str, ...]
-    """Its name; or the header fields of which the first that is there tells accounts apart."""
+    """The name of the account; or the header fields of which the first that is there tells accounts
+    apart."""
     part: Callable[[Any, dict[str, Any]], str]
     """`part(request, body)`: what of the API is called, such as the model."""
     estimate: Callable[[bytes], int] | None
@@ -120,8 +122,10 @@ def openai(
     most half of the limit. `account` is a name for all calls, where several secrets are of one
     account. With `together`, all models that match count together.
     """
-    options = model, requests, tokens, estimate, account, together
-    return _of_models(("Authorization", "api-key"), partial(_last, b"total_tokens"), *options)
+    accounts = account or ("Authorization", "api-key")
+    return _of_models(
+        model, requests, tokens, estimate, accounts, _openai_tokens, together=together
+    )
 
 
 def anthropic(
@@ -134,8 +138,10 @@ def anthropic(
     together: bool = False,
 ) -> APILimits:
     """`openai` for Anthropic's API."""
-    options = model, requests, tokens, estimate, account, together
-    return _of_models(("x-api-key", "Authorization"), _anthropic_tokens, *options)
+    accounts = account or ("x-api-key", "Authorization")
+    return _of_models(
+        model, requests, tokens, estimate, accounts, _anthropic_tokens, together=together
+    )
 
 
 def github(
@@ -193,28 +199,27 @@ def _with_digest(key: str, request: Any, names: tuple[str, ...]) -> str:
 
 
 def _of_models(
-    accounts: tuple[str, ...],
+    model: str,
+    requests: LimitSpec | None,
+    tokens: LimitSpec | None,
+    estimate: Callable[[bytes], int] | None,
+    account: str | tuple[str, ...],
     used: Callable[[bytes], int | None],
-    model: Any,
-    requests: Any,
-    tokens: Any,
-    estimate: Any,
-    account: Any,
-    together: Any,
+    *,
+    together: bool,
 ) -> APILimits:
-    """Check the options of `openai`. `accounts` are the fields that tell accounts apart."""
     _check_account(account)
     if not isinstance(together, bool):
         raise ConfigurationError(f"together={short_repr(together)} is neither True nor False")
     if not isinstance(model, str):
         raise ConfigurationError(f"model={short_repr(model)} is no name of models, as 'gpt-*' is")
+    if estimate is not None and not callable(estimate):
+        raise ConfigurationError(f"estimate={short_repr(estimate)} is no function of a body")
     if estimate is not None:
-        if not callable(estimate):
-            raise ConfigurationError(f"estimate={short_repr(estimate)} is no function of a body")
         check_takes("estimate", estimate, 1)
     return APILimits(
-        pattern=model, requests=_parsed(requests), tokens=_parsed(tokens),
-        account=account or accounts, part=_model, estimate=estimate, used=used, together=together,
+        pattern=model, requests=_parsed(requests), tokens=_parsed(tokens), account=account,
+        part=_model, estimate=estimate, used=used, together=together,
     )  # fmt: skip
 
 
@@ -241,6 +246,10 @@ def _github_resource(request: Any, fields: dict[str, Any]) -> str:
         return "code_search"
     first = path.split("/", 2)[1] if "/" in path else ""
     return first if first in ("search", "graphql") else "core"
+
+
+def _openai_tokens(body: bytes) -> int | None:
+    return _last(b"total_tokens", body)
 
 
 def _anthropic_tokens(body: bytes) -> int | None:

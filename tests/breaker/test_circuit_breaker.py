@@ -439,12 +439,18 @@ def test_without_a_fallback_the_refusal_is_raised() -> None:
         breaker.protect("k")(lambda: 1)()
 
 
-def test_a_refusal_that_the_function_raises_itself_is_not_its_own() -> None:
+@pytest.mark.parametrize("where", ["function", "key"])
+def test_a_refusal_that_the_function_or_its_key_raises_itself_is_not_its_own(where: str) -> None:
     breaker = CircuitBreaker("memory://", ErrorCount(1), time=ManualClock())
 
-    @breaker.protect("k", fallback=lambda: "fallback")
-    def outer() -> str:
+    def refuse() -> str:
         raise BreakerOpen("another", "open", 1.0)
+
+    key: Any = refuse if where == "key" else lambda: "k"
+
+    @breaker.protect(key=key, fallback=lambda: "fallback")
+    def outer() -> str:
+        return refuse()
 
     for _ in range(2):  # nor is it counted
         with pytest.raises(BreakerOpen, match="another"):

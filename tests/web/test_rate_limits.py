@@ -259,7 +259,10 @@ def test_a_function_may_say_that_there_is_no_limit(app: Application) -> None:
     assert app.ask(limit, staff=True) == []
 
 
-@pytest.mark.parametrize("spec", ["5/fortnight", 5, ["5/minute", "7/minute"], [None], b"5/minute"])
+@pytest.mark.parametrize(
+    "spec",
+    ["5/fortnight", 5, ["5/minute", "7/minute"], [None], b"5/minute", {"5/minute": 1}, {}, [[]]],
+)
 def test_what_a_function_returns_wrongly_names_it(app: Application, spec: Any) -> None:
     def plan(request: dict[str, Any]) -> Any:
         return spec

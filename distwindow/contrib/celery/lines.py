@@ -245,7 +245,7 @@ class TaskQueues(Generic[T]):
         del self._lines[line.task, line.key]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class TaskQueue(Generic[T]):
     """The tasks of one name and one key, or the same keys."""
 
@@ -299,7 +299,7 @@ class TaskQueue(Generic[T]):
         return None if last is None or last.admitted else last
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ParkedTask(Generic[T]):
     """One task in a line."""
 
@@ -344,7 +344,7 @@ class Permits(NamedTuple):
     cost: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class UsedUp(Generic[T]):
     """Permits that are not there before a moment comes, and the lines that wait for them. It exists
     until its moment has come, and then as long as one of its lines is ready or asks.

@@ -102,7 +102,7 @@ async def _settle_rest(limited: http.LimitedRequest, response: Any, awaits: bool
             if isinstance(each.limit.rate_limits, AsyncRateLimits) is of_tasks
         ]
         settle = functools.partial(limited.settle, response, response.status_code, own)
-        if own and of_tasks is awaits:
+        if own and of_tasks == bool(awaits):
             await settle()
         elif own and of_tasks:
             async_to_sync(settle)()

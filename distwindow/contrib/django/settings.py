@@ -143,12 +143,13 @@ def rate_limits(*, awaits: bool = False, under_wsgi: bool = False) -> Any:
     object of each in a process. Raises `ConfigurationError` for mistakes in the settings.
     """
     kind = (RateLimitsUnderWSGI if under_wsgi else AsyncRateLimits) if awaits else RateLimits
-    if kind not in _made:
+    made = _made.get(kind)
+    if made is None:
         given = settings_options()
         options = {name: given[name] for name in _OF_THE_OBJECT & given.keys()}
         # Of two threads that come here at once, one has its object kept; neither has connected.
-        return _made.setdefault(kind, kind(**options))
-    return _made[kind]
+        made = _made.setdefault(kind, kind(**options))
+    return made
 
 
 def limit_of_all_requests(awaits: bool) -> ViewLimit | None:

@@ -90,7 +90,9 @@ class RequestLimit(Dependency, asgi.RequestLimit):
                 raise
             raise ConfigurationError(f"{exc}; if it is the function of a route, {WRITE}") from None
 
-    async def _ask(self, *, connection: HTTPConnection, response: Response, **given: Any) -> Any:
+    async def _ask(
+        self, *, connection: HTTPConnection, response: Response, **given: Any
+    ) -> Decision | None:
         """Ask this limit for a request; for FastAPI."""
         of = self.rate_limits
         is_default = self is of.default_limit
@@ -160,7 +162,9 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
         return {}
 
     def holds(self, limit: RequestLimit, scope: Any) -> bool:
-        """Return whether a limit holds: the route is not exempt, nor is a default one replaced."""
+        """Return whether a limit is asked at the route of a request: not where that is exempt, and
+        not the default one where the route has one of its own.
+        """
         if self.is_exempt(scope.get("endpoint")):
             return False
         if limit is not self.default_limit:
@@ -197,8 +201,8 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
 
     async def decision_of(
         self, known: Any, connection: Any, response: Response, limited: http.LimitedRequest
-    ) -> Any:
-        """Return the decision of a dependency, which may be known already; None without one."""
+    ) -> Decision | None:
+        """Return the decision of a dependency, which may be known already."""
         try:
             if not isinstance(known, Decision):
                 known = await http.decided(known, limited)
@@ -206,14 +210,10 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
             _answer_in_mounted(connection.scope)
             raise
         if not limited.is_watched and limited:
-            if not self._has_logged:
-                self._has_logged = True
-                _LOG.warning(
-                    "responses of routes that return a Response have no RateLimit fields, and "
-                    "refusals no problem body: call rate_limits.install(app)"
-                )
+            self.log_missing_install()
             response.headers.update(limited.fields_to_set(200, lambda name: None))
-        return known
+        decision: Decision | None = known
+        return decision
 
     def install(self, app: fastapi.FastAPI, *, openapi: bool = True) -> None:
         """Add to `app`, once: the middleware that writes header fields, a handler that answers
@@ -258,10 +258,20 @@ class RateLimits(http.ExemptsViews, asgi.AsgiRateLimits[RequestLimit]):
         """Return the limits that are dependencies of routes of `app`, in their order."""
         return limits_of(app)
 
+    def log_missing_install(self) -> None:
+        """Log once that responses may lack the header fields."""
+        if not self._has_logged:
+            self._has_logged = True
+            _LOG.warning(
+                "responses of routes that return a Response have no RateLimit fields, and refusals "
+                "no problem body: call rate_limits.install(app)"
+            )
+
 
 def _answer_in_mounted(scope: Any) -> None:
     """Have a refusal answered by a problem body in an application that is mounted below the one
-    where `install` was called, unless it has a handler of its own for `HTTPException`.
+    where `install` was called: it would answer it as any `HTTPException` before that sees it. A
+    handler of its own for `HTTPException` is left to answer it.
     """
     limited = scope.get(asgi.SCOPE_KEY)
     if limited is None or not limited.is_watched:

@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from ...errors import ConfigurationError
+from ...ring.decision import Decision
 from .. import asgi, http
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -41,7 +42,9 @@ class DependencyCall(functools.partial[Coroutine[Any, Any, Any]]):
 
 
 class DependencyMethod:
-    """The `__call__` of a dependency, in which FastAPI has to find a coroutine function."""
+    """The `__call__` of a dependency. FastAPI has to find a coroutine function in it, and such a
+    function would tell nobody that he has called it as a decorator.
+    """
 
     def __init__(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
         self._function = function
@@ -127,7 +130,9 @@ class AllOf(Dependency):
         ]
         self.__signature__ = inspect.Signature([*given[0][:2], *dependencies])
 
-    async def _ask(self, *, connection: HTTPConnection, response: Response, **values: Any) -> Any:
+    async def _ask(
+        self, *, connection: HTTPConnection, response: Response, **values: Any
+    ) -> Decision | None:
         """Ask these limits for a request; for FastAPI."""
         if self._rate_limits.is_exempt(connection.scope.get("endpoint")):
             return None
@@ -137,6 +142,9 @@ class AllOf(Dependency):
             option = name.rstrip("0123456789")
             given[int(name[len(option) :])][option] = value
         steps = http.decide_all(self.limits, connection, limited, None, given)
-        return await self._rate_limits.decision_of(steps, connection, response, limited)
+        decision: Decision | None = await self._rate_limits.decision_of(
+            steps, connection, response, limited
+        )
+        return decision
 
     __call__ = DependencyMethod(_ask)

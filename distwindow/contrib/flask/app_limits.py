@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ class OpenStreams:
         if not self._is_registered:
             # After the first call of a limiter, whose own function has to run later.
             self._is_registered = True
-            atexit.register(self.end_all)
+            atexit.register(_end_at_exit, weakref.ref(self))
         self._settle[id(response)] = settle
         response.call_on_close(lambda: self._end(id(response)))
 
@@ -72,3 +73,9 @@ class OpenStreams:
         settle = self._settle.pop(of_response, None)  # one thread has it
         if settle is not None:
             settle()
+
+
+def _end_at_exit(this: weakref.ref[OpenStreams]) -> None:
+    streams = this()
+    if streams is not None:
+        streams.end_all()

@@ -93,7 +93,9 @@ class Policies:
         return own
 
     def with_all(self, asked: Sequence[Policies]) -> Policies:
-        """Return these, which bind, for a decision on all that were `asked`."""
+        """Return these for a decision on all that were `asked`: `RateLimit` names these, which
+        bind, and `RateLimit-Policy` all.
+        """
         shown = distinct_policies(asked)
         own = copy.copy(next(each for each in shown if each.given == self.given))
         own._all, own.text = shown, ", ".join(each.text for each in shown)
@@ -106,8 +108,9 @@ class Policies:
         return [name for each in self._all for name in each.names.values()]
 
     def raw_item(self, decision: Decision) -> bytes:
-        """Return the item of `RateLimit`. `t` is after how many whole seconds the same call is
-        admitted, or of an admitted one, when all permits are free again.
+        """Return the item of `RateLimit` for a decision by these limits. `t` is after how many
+        whole seconds the same call is admitted, or of an admitted one, when all permits are free
+        again, which promises less than there is.
         """
         # A hash of a limit takes longer than all the rest, and a name three times as long as an
         # index: 0 is `allowed`, 4 `remaining`, 6 `reset_after`.

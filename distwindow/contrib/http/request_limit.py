@@ -172,11 +172,12 @@ class RequestLimit:
         limits: Any = NOT_GIVEN,
     ) -> Decision | None:
         """Decide about `request`, and add it to `earlier`, what was decided for it before. Return
-        the decision; None if the request is not limited. `cost`, `key` and `limits` replace those
-        of the limit.
+        the decision; None if the request is not limited: it is exempt, or the limits are
+        switched off. `cost`, `key` and `limits` replace those of the limit.
 
         To be run by `RateLimits.run`. If it is refused, what the earlier limits charged is given
-        back, and the error of `RateLimits.error_type` is raised.
+        back, and the error of `RateLimits.error_type` is raised. Raises `StoreError` by
+        `on_store_error="raise"`, and always `ConfigurationError`.
         """
         if self.shadow:
             await self.decide_in_shadow(request, earlier, cost=cost, key=key, limits=limits)
@@ -440,7 +441,9 @@ class RequestLimit:
     def _parsed(self, spec: Any) -> tuple[Limit, ...]:
         """Return the limits that a function has returned."""
         try:
-            return _parse_limits(spec if isinstance(spec, (str, Limit)) else tuple(spec))
+            if isinstance(spec, (str, Limit)):
+                return _parse_limits(spec)
+            return _parse_limits(tuple(spec)) if isinstance(spec, list) else parse_limits(spec)
         except (TypeError, ConfigurationError) as exc:
             raise ConfigurationError(
                 f"limits={function_name(self._limits_of)} has returned {short_repr(spec)}: {exc}"

@@ -22,7 +22,9 @@ def method_of(scope: Scope) -> str:
 
 
 def root_template(scope: Scope) -> str:
-    """Return the root path with `{name}` for what a client writes as a parameter of a mount."""
+    """Return the root path with the parameters of mounts in place of what the client has written
+    for them: another value would be another limit.
+    """
     root: str = scope.get("root_path", "")
     server = scope.get("app_root_path", "")
     if not root or not scope.get("path_params"):

@@ -13,8 +13,7 @@ key, which is `.../100/1/minute` in all that `limits` writes, or else are those 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError, StoreError
 from ...support.async_use import run_at_once
@@ -36,76 +35,7 @@ else:  # of limits below 4.1
     AsyncSlidingWindowSupport = SlidingWindowSupport = object
 
 
-class _OfWindows:
-    """What both storages have: each method is a step over the windows. A storage for threads takes
-    it to its end, and one for tasks returns it, to be awaited.
-    """
-
-    _pool_type: ClassVar[type[LimiterPool] | type[AsyncLimiterPool]]
-
-    def __init__(
-        self, uri: str | None = None, wrap_exceptions: bool = False, **options: Any
-    ) -> None:
-        super().__init__(uri, wrap_exceptions=wrap_exceptions)  # type: ignore[call-arg]  # of limits
-        self._windows = Windows(self._pool_type, uri, options)
-        self.storage = self._windows.store_name  # shown by `flask limiter config`
-
-    @staticmethod
-    def _run(steps: Coroutine[Any, Any, Any]) -> Any:
-        return steps
-
-    @property
-    def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
-        """What `wrap_exceptions` wraps."""
-        return (StoreError, ConfigurationError)
-
-    def incr(self, key: str, expiry: int, amount: int = 1, elastic_expiry: bool = False) -> Any:
-        """See `limits.storage.Storage`. `elastic_expiry` is of limits below 5."""
-        if elastic_expiry:
-            raise ConfigurationError(
-                "the strategy fixed-window-elastic-expiry, which limits 5 has no more, is not "
-                'there; "moving-window" is'
-            )
-        return self._run(self._windows.add(key, expiry, amount))
-
-    def get(self, key: str) -> Any:
-        return self._run(self._windows.total(key))
-
-    def get_expiry(self, key: str) -> Any:
-        return self._run(self._windows.ends_at(key))
-
-    def check(self) -> Any:
-        """Return whether the store answers, within `timeout`."""
-        return self._run(self._windows.check())
-
-    def reset(self) -> Any:
-        """Delete what is under the prefix, and return how many windows that were."""
-        return self._run(self._windows.reset())
-
-    def clear(self, key: str) -> Any:
-        return self._run(self._windows.clear(key))
-
-    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> Any:
-        item = LimitsItem(limit, expiry)
-        return self._run(self._windows.acquire(key, item, strict_limit, amount))
-
-    def get_moving_window(self, key: str, limit: int, expiry: int) -> Any:
-        return self._run(self._windows.moving_window(key, LimitsItem(limit, expiry)))
-
-    def acquire_sliding_window_entry(
-        self, key: str, limit: int, expiry: int, amount: int = 1
-    ) -> Any:
-        item = LimitsItem(limit, expiry)
-        return self._run(self._windows.acquire(key, item, leap_limit, amount))
-
-    def get_sliding_window(self, key: str, expiry: int) -> Any:
-        return self._run(self._windows.sliding_window(key, expiry))
-
-    def clear_sliding_window(self, key: str, expiry: int) -> Any:
-        return self.clear(key)
-
-
-class DistwindowStorage(_OfWindows, base.Storage, base.MovingWindowSupport, SlidingWindowSupport):
+class DistwindowStorage(base.Storage, base.MovingWindowSupport, SlidingWindowSupport):
     """The storage of `distwindow+redis://...` and the other URLs of `Limiter`.
 
     Options, in the URL or beside it: `timeout` (seconds), `prefix` ("limits"), `consistency`,
@@ -115,8 +45,37 @@ class DistwindowStorage(_OfWindows, base.Storage, base.MovingWindowSupport, Slid
     """
 
     STORAGE_SCHEME: list[str] | None = STORAGE_SCHEMES
-    _pool_type = LimiterPool
-    _run = staticmethod(run_at_once)
+
+    def __init__(
+        self, uri: str | None = None, wrap_exceptions: bool = False, **options: Any
+    ) -> None:
+        super().__init__(uri, wrap_exceptions=wrap_exceptions)
+        self._windows = Windows(LimiterPool, uri, options)
+        self.storage = self._windows.store_name  # shown by `flask limiter config`
+
+    @property
+    def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
+        """What `wrap_exceptions` wraps."""
+        return (StoreError, ConfigurationError)
+
+    def incr(self, key: str, expiry: int, amount: int = 1, elastic_expiry: bool = False) -> int:
+        """See `limits.storage.Storage`. `elastic_expiry` is of limits below 5."""
+        _check_elastic(elastic_expiry)
+        return run_at_once(self._windows.add(key, expiry, amount))
+
+    def get(self, key: str) -> int:
+        return run_at_once(self._windows.total(key))
+
+    def get_expiry(self, key: str) -> float:
+        return run_at_once(self._windows.ends_at(key))
+
+    def check(self) -> bool:
+        """Return whether the store answers, within `timeout`."""
+        return run_at_once(self._windows.check())
+
+    def reset(self) -> int:
+        """Delete what is under the prefix, and return how many windows that were."""
+        return run_at_once(self._windows.reset())
 
     def close(self) -> None:
         """Send what was counted, and close the connections. At the end of a process that is done by
@@ -124,15 +83,98 @@ class DistwindowStorage(_OfWindows, base.Storage, base.MovingWindowSupport, Slid
         """
         run_at_once(self._windows.close())
 
+    def clear(self, key: str) -> None:
+        run_at_once(self._windows.clear(key))
+
+    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        return run_at_once(
+            self._windows.acquire(key, LimitsItem(limit, expiry), strict_limit, amount)
+        )
+
+    def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        return run_at_once(self._windows.moving_window(key, LimitsItem(limit, expiry)))
+
+    def acquire_sliding_window_entry(
+        self, key: str, limit: int, expiry: int, amount: int = 1
+    ) -> bool:
+        return run_at_once(
+            self._windows.acquire(key, LimitsItem(limit, expiry), leap_limit, amount)
+        )
+
+    def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        return run_at_once(self._windows.sliding_window(key, expiry))
+
+    def clear_sliding_window(self, key: str, expiry: int) -> None:
+        self.clear(key)
+
 
 class AsyncDistwindowStorage(
-    _OfWindows, aio_base.Storage, aio_base.MovingWindowSupport, AsyncSlidingWindowSupport
+    aio_base.Storage,
+    aio_base.MovingWindowSupport,
+    AsyncSlidingWindowSupport,
 ):
     """`DistwindowStorage` for `limits.aio`: `async+distwindow+redis://...`."""
 
     STORAGE_SCHEME: list[str] | None = ASYNC_STORAGE_SCHEMES
-    _pool_type = AsyncLimiterPool
+
+    def __init__(
+        self, uri: str | None = None, wrap_exceptions: bool = False, **options: Any
+    ) -> None:
+        super().__init__(uri, wrap_exceptions=wrap_exceptions)
+        self._windows = Windows(AsyncLimiterPool, uri, options)
+        self.storage = self._windows.store_name
+
+    @property
+    def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
+        """What `wrap_exceptions` wraps."""
+        return (StoreError, ConfigurationError)
+
+    async def incr(
+        self, key: str, expiry: int, amount: int = 1, elastic_expiry: bool = False
+    ) -> int:
+        _check_elastic(elastic_expiry)
+        return await self._windows.add(key, expiry, amount)
+
+    async def get(self, key: str) -> int:
+        return await self._windows.total(key)
+
+    async def get_expiry(self, key: str) -> float:
+        return await self._windows.ends_at(key)
+
+    async def check(self) -> bool:
+        return await self._windows.check()
+
+    async def reset(self) -> int:
+        return await self._windows.reset()
 
     async def aclose(self) -> None:
         """See `DistwindowStorage.close`. A loop that ends does not do it by itself."""
         await self._windows.close()
+
+    async def clear(self, key: str) -> None:
+        await self._windows.clear(key)
+
+    async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        return await self._windows.acquire(key, LimitsItem(limit, expiry), strict_limit, amount)
+
+    async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        return await self._windows.moving_window(key, LimitsItem(limit, expiry))
+
+    async def acquire_sliding_window_entry(
+        self, key: str, limit: int, expiry: int, amount: int = 1
+    ) -> bool:
+        return await self._windows.acquire(key, LimitsItem(limit, expiry), leap_limit, amount)
+
+    async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        return await self._windows.sliding_window(key, expiry)
+
+    async def clear_sliding_window(self, key: str, expiry: int) -> None:
+        await self.clear(key)
+
+
+def _check_elastic(elastic_expiry: bool) -> None:
+    if elastic_expiry:
+        raise ConfigurationError(
+            "the strategy fixed-window-elastic-expiry, which limits 5 has no more, is not there; "
+            '"moving-window" is'
+        )
