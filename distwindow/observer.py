@@ -354,25 +354,6 @@ class Tally(ScheduledSource):
         were too many. `name` takes the place of that of the object.
         """
         label = self.label_of(key)
-        self.counted_by_label(
-            label, limit, result, reason, source, calls, permits, near, waited, name, shadow
-        )
-
-    def counted_by_label(
-        self,
-        label: str | None,
-        limit: Limit | str,
-        result: Result,
-        reason: str,
-        source: str,
-        calls: int,
-        permits: int,
-        near: int = 0,
-        waited: Sequence[float] = (),
-        name: str | None = None,
-        shadow: bool = False,
-    ) -> None:
-        """The same of keys with this label."""
         row = self._row(label, limit, result, reason, source, name, shadow or self._shadow)
         self._add_calls(row, calls, permits, near)
         row.waited.extend(waited)

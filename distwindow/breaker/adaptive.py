@@ -301,7 +301,7 @@ class AdaptiveStates(BreakerCache[AdaptiveKeyState, AdaptiveKeyState]):
             if batch is None and state.pending:
                 batch = InFlight(next(self._numbers), tuple(state.own_counts()))
                 state.in_flight, state.pending = batch, {}
-            command = self._new_command(state, **self.sent_as(batch))
+            command = self._new_command(state, **self.batch_fields(batch))
         return [OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))]
 
     def _new_command(self, state: AdaptiveKeyState, **what: Any) -> AdaptiveFlush:

@@ -193,8 +193,8 @@ class BreakerCache(ScheduledSource, ABC, Generic[S, A]):
     def outgoing_of(self, state: S) -> list[OutgoingCommand]:
         """Return what has to be sent of `state`: its counts, and a request for its state."""
 
-    def sent_as(self, batch: InFlight | None) -> dict[str, Any]:
-        """Return the fields of a command that sends `batch`; None if there is nothing to send."""
+    def batch_fields(self, batch: InFlight | None) -> dict[str, Any]:
+        """Return the fields of the command that sends `batch` (None: no counts are sent)."""
         if batch is None:
             return {}
         return {"counts": batch.counts, "sender": self._sender, "seq": batch.seq}

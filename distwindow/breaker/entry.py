@@ -40,7 +40,7 @@ EntryBreaker: TypeAlias = "BlockingBreaker[Any, Any] | BreakerCall[Any]"
 AsyncEntryBreaker: TypeAlias = "AsyncBreaker[Any, Any] | AsyncBreakerCall[Any]"
 
 
-class _WithCall(BaseEntry):
+class _EntryWithCall(BaseEntry):
     """An entry with the call of a breaker."""
 
     def __init__(self, call: Any, *arguments: Any) -> None:
@@ -53,7 +53,7 @@ class _WithCall(BaseEntry):
         self._call.fail()
 
 
-class BreakerEntry(_WithCall, Entry):
+class BreakerEntry(_EntryWithCall, Entry):
     """`with limiter.entry(key, breaker=...) as entry:`. `call` is that of the breaker."""
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class BreakerEntry(_WithCall, Entry):
                 self._call.__exit__(*exc)
 
 
-class AsyncBreakerEntry(_WithCall, AsyncEntry):
+class AsyncBreakerEntry(_EntryWithCall, AsyncEntry):
     """`async with limiter.entry(key, breaker=...) as entry:`, the same for tasks."""
 
     async def __aenter__(self) -> Self:

@@ -410,7 +410,7 @@ class BreakerStates(BreakerCache[BreakerKeyState, BreakerAdmission]):
                 counts = tuple(_counts_of(state.pending))
                 batch = InFlight(next(self._numbers), counts)
                 state.in_flight, state.pending = batch, {}
-            command = BreakerFlush((), rule=self.rule, name=state.name, **self.sent_as(batch))
+            command = BreakerFlush((), rule=self.rule, name=state.name, **self.batch_fields(batch))
         outgoing.append(
             OutgoingCommand(command, lambda reply, at: self._on_flush(state, batch, reply, at))
         )

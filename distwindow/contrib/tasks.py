@@ -168,14 +168,14 @@ class KeyAndCost:
                     *(arguments.task, named, key, unfilled[0]),
                 )
         elif callable(key):
-            self._key_of = self._called_alike(f"{named}key", key)
+            self._key_of = self._of_task_arguments(f"{named}key", key)
         elif key is not None:
             raise ConfigurationError(
                 f"task {arguments.task!r}: {named}key={short_repr(key)} is neither a template such "
                 'as "tenant:{tenant}" nor a function of the task\'s arguments'
             )
         if callable(cost):
-            self._cost_of = self._called_alike(f"{named}cost", cost)
+            self._cost_of = self._of_task_arguments(f"{named}cost", cost)
         elif not _is_cost(cost):
             raise ConfigurationError(
                 f"task {arguments.task!r}: {named}cost={short_repr(cost)} is neither a whole "
@@ -187,8 +187,8 @@ class KeyAndCost:
                 f"limit is {self._smallest}"
             )
 
-    def _called_alike(self, option: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` as it is called with the arguments of a call."""
+    def _of_task_arguments(self, option: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` as a function of the positional and the named arguments of a task."""
         self._arguments.check_callable(option, function)
 
         def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -226,7 +226,8 @@ class BlockingLifecycle(BlockingClosable, Flushed):
         try:
             failure = run_to_completion(flush)
         except BaseException:  # of a signal handler: the flush goes on in its thread
-            job.interrupted_flush = done if has_begun else None
+            if has_begun:
+                job.interrupted_flush = done
             raise
         raise_failure(failure)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -32,24 +33,24 @@ class DecisionCounts:
     """
 
     __slots__ = (
-        "__weakref__", "_charge", "_label", "_tally", "_untold", "admitted", "few",
-        "near", "paced", "refused",
+        "__weakref__", "_charge", "_tally", "_untold", "admitted", "few", "near", "paced",
+        "refused",
     )  # fmt: skip
 
     def __init__(
         self,
         tally: Tally,
         untold: deque[DecisionCounts],
-        label: str | None,
         charge: Charge,
         few: int,
         paced: DecisionCounts | None = None,
     ) -> None:
         """`untold`: where this adds itself when it has something to tell. `charge`: that of one of
-        the calls. `few`: an admitted call that leaves less adds to `near`. `paced`: what counts the
-        admitted calls that wait; None in that itself.
+        the calls; all have its limit, its cost and the label of its key. `few`: an admitted call
+        that leaves less adds to `near`. `paced`: what counts the admitted calls that wait; None in
+        that itself.
         """
-        self._tally, self._untold, self._label, self._charge = tally, untold, label, charge
+        self._tally, self._untold, self._charge = tally, untold, charge
         self.few, self.paced = few, paced
         self.drop()
 
@@ -73,13 +74,13 @@ class DecisionCounts:
         admitted, self.admitted = self.admitted, None
         refused, self.refused = self.refused, None
         near, self.near = self.near, 0
-        _, limit, cost, _, _ = self._charge
-        told = self._tally.counted_by_label
+        _, limit, cost, key, _ = self._charge
+        told = partial(self._tally.counted, key, limit)
         if admitted:
-            reason: Reason = "ok" if self.paced else "paced"
-            told(self._label, limit, "allowed", reason, "local", admitted, admitted * cost, near)
+            reason: Reason = "paced" if self.paced is None else "ok"
+            told("allowed", reason, "local", admitted, admitted * cost, near=near)
         if refused:
-            told(self._label, limit, "refused", "over_limit", "local", refused, refused * cost)
+            told("refused", "over_limit", "local", refused, refused * cost)
 
 
 class InProcess(Strategy):
@@ -137,8 +138,8 @@ class InProcess(Strategy):
             of_limit = self._counts.get(name)
             if of_limit is None:
                 few = -(-charge.limit.amount // 5) if knows_few else 0
-                paced = DecisionCounts(tally, untold, label, charge, few)
-                new = DecisionCounts(tally, untold, label, charge, few, paced)
+                paced = DecisionCounts(tally, untold, charge, few)
+                new = DecisionCounts(tally, untold, charge, few, paced)
                 of_limit = self._counts.setdefault(name, new)
             counts.append(of_limit)
         return tuple(counts)
